@@ -5,7 +5,7 @@ import pytest
 from lightning_fl.cli import make_parser
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.shipped import available_studies, find_study, recipe_headline
-from lightning_fl.study.cells import cells_of
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.study_file import load_study
 
@@ -43,10 +43,10 @@ def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
     assert "small" in study.scales
     for scale in study.scales:
         scaled = load_study(STUDIES[name], scale)
-        cells = cells_of(scaled, tmp_path / scale)
+        cells = make_cells(scaled, tmp_path / scale)
         assert len(cells) == len(list(scaled.places())) * len(scaled.run_seeds)
         for cell in {cell.variant: cell for cell in cells}.values():
             cell.prepare()
-            made = instantiate(parser, parser.parse_args(cell.words()[1:]))
+            made = instantiate(parser, parser.parse_args(cell.arguments()[1:]))
             assert made.trainer.default_root_dir == str(cell.folder)
     assert len(list(load_study(STUDIES[name], FULL).places())) >= len(list(load_study(STUDIES[name], "small").places()))

@@ -24,7 +24,7 @@ from lightning_fl.core.validation import check_counts
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ProgressDisplay", "RoundClock", "leading_metric"]
+__all__ = ["ProgressDisplay", "RoundClock", "displayed_metric"]
 
 _REFRESH_SECONDS = 0.1
 _PLAIN_SECONDS = 10.0
@@ -206,7 +206,7 @@ class ProgressDisplay(Callback):
         train: Mapping[str, MetricSummary] = trainer.federation.metrics.get("train", {})
         validation: Mapping[str, MetricSummary] = trainer.federation.metrics.get("val", {})
         for metrics, wanted in ((train, None), (validation, monitor)):
-            name = leading_metric(metrics, wanted)
+            name = displayed_metric(metrics, wanted)
             if name is not None:
                 shown.append(name)
                 texts.append(self._metric_text(name, metrics[name]))
@@ -282,7 +282,7 @@ class RoundClock:
         return max(0.0, pace * rounds_left - (now - self._ends[-1]))
 
 
-def leading_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = None) -> str | None:
+def displayed_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = None) -> str | None:
     """The metric to show first: the monitored one, else the first that is a loss, else the first; ``None`` for none.
 
     Args:

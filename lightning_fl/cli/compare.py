@@ -88,8 +88,8 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Read, check, print, write."""
-    from lightning_fl.study.comparability import find_differences
-    from lightning_fl.study.comparison_table import client_table, comparison_table, leading_metric
+    from lightning_fl.study.comparability import find_mismatches
+    from lightning_fl.study.comparison_table import client_comparison, comparison_table, default_comparison_metric
     from lightning_fl.study.recipe_settings import group_runs, recipe_lines
     from lightning_fl.study.render import to_terminal
 
@@ -97,7 +97,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     reference = None
     if config.reference is not None:
         reference = groups.get(config.reference) or _read(config.reference, config.recursive)
-    differences = find_differences(groups if reference is None else {**groups, "--reference": reference})
+    differences = find_mismatches(groups if reference is None else {**groups, "--reference": reference})
     if differences and not config.force:
         more = len(differences) - _MOST_DIFFERENCES
         raise ConfigurationError(
@@ -105,7 +105,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
             " nevertheless with --force."
         )
-    metrics = config.metric or [leading_metric(groups, config.split)]
+    metrics = config.metric or [default_comparison_metric(groups, config.split)]
     frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)
     settings = _shortened(recipe_lines(groups))
     if config.out is not None:
@@ -116,7 +116,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
     if config.out is not None:
-        clients = client_table(groups, metrics, config.split, reference=reference)
+        clients = client_comparison(groups, metrics, config.split, reference=reference)
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write_tables(out, frame, clients, groups, config.format, differences, settings)

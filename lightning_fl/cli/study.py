@@ -67,7 +67,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         print(listing(available_studies()))
         return 0
     # What follows takes a second to import.
-    from lightning_fl.study.cells import cells_of
+    from lightning_fl.study.cells import make_cells
     from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
@@ -83,19 +83,19 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.seeds:
         study = study.with_seeds(_seeds(config.seeds))
     out = Path(config.out) if config.out is not None else Path("runs") / study.name / study.scale
-    cells = cells_of(study, out)
+    cells = make_cells(study, out)
     chosen = _chosen(config.only, {"arm": study.run_arms, **study.run_grid})
     asked = [cell for cell in cells if all({"arm": cell.arm, **cell.place}[key] in chosen[key] for key in chosen)]
     if not asked:
         raise ConfigurationError(f"--only {' '.join(config.only)}: the study has no such cell; see --dry-run.")
     shard = None if config.shard is None else Shard.parse(config.shard)
-    all_asked, asked = asked, asked if shard is None else shard.of(asked)
+    all_asked, asked = asked, asked if shard is None else shard.select(asked)
     if config.dry_run:
         for cell in asked:
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
     left = [cell for cell in asked if cell.finished() is None]
-    if changed := sum(cell.data_changed() for cell in left):
+    if changed := sum(cell.ran_on_other_data() for cell in left):
         print(f"data files have changed since {changed} of these cells were run: they are run again", file=sys.stderr)
     workers: Workers | RayWorkers
     if config.ray is None:
@@ -111,7 +111,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
     lock = StudyLock(out)
     if shard is not None:
-        lock = StudyLock(out, shard.lock_name(all_asked), lambda name: shard.is_beside(name, all_asked))
+        lock = StudyLock(out, shard.lock_name(all_asked), lambda name: shard.is_compatible(name, all_asked))
     made = [] if shard is not None else [folder for folder in (out, *out.parents) if not folder.exists()]
     with lock:
         check_metric()
@@ -131,7 +131,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             with display:
                 workers.run(waiting, display, cells, environment["commit"], check=check_metric)
         failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
-        with lock.moment():
+        with lock.exclusive():
             open_elsewhere = [cell for cell in all_asked if cell.finished() is None and cell.failure() is None]
             if shard is None or not open_elsewhere:
                 results = StudyResults.of(study, cells, out, environment)

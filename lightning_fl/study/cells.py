@@ -1,9 +1,8 @@
-"""The cells of a study: one ``lightning-fl fit`` for each arm, place on the grid and seed, and how far each has come.
+"""Cells of a study: one ``lightning-fl fit`` for each arm, place on the grid and seed.
 
-A cell has a folder of its own, named after what it is and a hash of everything that decides its result: recipe,
-overrides, seed, package version, and the content of the files that these name. A declaration or file that changes makes
-another cell, so that no result is taken for one of other settings; the folder's ``cell.json`` says what was hashed and
-is written before the cell starts.
+A cell's folder is named after the cell and a hash of everything that determines its result: recipe, overrides, seed,
+package version, and the content of the files that these name. A changed declaration or file therefore makes another
+cell. ``cell.json`` holds what was hashed; it is written before the cell starts.
 """
 
 import contextlib
@@ -27,31 +26,32 @@ from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.shipped import find_recipe
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.version import __version__
 
-__all__ = ["Attempt", "Cell", "Variant", "cells_of"]
+__all__ = ["Attempt", "Cell", "Variant", "make_cells"]
 
-#: An arm at a place of the grid: what the seeds of a study share.
+#: An arm at a place of the grid; its cells differ in the seed only.
 Variant = tuple[str, tuple[tuple[str, str], ...]]
 
 _VERSION = re.compile(r"version_(\d+)$")
 _TAIL_BYTES = 65_536
-#: Of the words that a cell's folder begins with.
-_MOST_BYTES = 180
+#: Longest name of an arm and place in a folder's name.
+_MAX_NAME_LENGTH = 180
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One time that a cell was run.
+    """One execution of a cell.
 
     Args:
         started: seconds since 1970.
-        resumed: whether it went on from a checkpoint.
-        commit: of the package; empty where it is not run from a git checkout.
-        seconds: that it took, start of the process to its end; ``None`` if it was cut off with the study.
-        exit_code: of the process, negative for a signal; ``None`` if it was cut off with the study.
+        resumed: whether it continued from a checkpoint.
+        commit: of the package; empty outside of a git checkout.
+        seconds: wall time of the process; ``None`` if the study was killed with it.
+        exit_code: of the process, negative for a signal; ``None`` if the study was killed with it.
     """
 
     started: float
@@ -66,14 +66,14 @@ class Cell:
     """One run of a study.
 
     Args:
-        arm: its arm.
+        arm: name of its arm.
         place: axis -> label.
-        seed: its seed.
-        folder: where it is run.
-        split: whose metrics make it done.
+        seed: of the run.
+        folder: of the cell.
+        split: the cell is done when it has metrics of this split.
         recipe: the recipe's file.
-        layers: what changes the recipe, the later over the earlier.
-        content: what decides the result, as ``cell.json`` keeps it.
+        layers: overrides of the recipe; later ones win.
+        content: content of ``cell.json``.
     """
 
     arm: str
@@ -88,22 +88,22 @@ class Cell:
 
     @property
     def variant(self) -> Variant:
-        """What it shares with the other seeds."""
+        """Arm and place, which the other seeds share."""
         return self.arm, tuple(self.place.items())
 
     @property
     def name(self) -> str:
-        """For people: "fedavg, data=esol, seed 3"."""
-        return ", ".join([self.arm, *(f"{axis}={label}" for axis, label in self.place.items()), f"seed {self.seed}"])
+        """Displayed name: "fedavg, data=esol, seed 3"."""
+        return cell_name(self.arm, self.place, self.seed)
 
     @property
     def log(self) -> Path:
-        """What the run prints."""
+        """File of the run's output."""
         return self.folder / "log.txt"
 
     @property
     def accelerator(self) -> str:
-        """``trainer.accelerator`` as its recipe and its layers set it; "auto" where none does."""
+        """``trainer.accelerator`` of its recipe and layers; "auto" if not set."""
         found = "auto"
         for settings in (load_recipe(self.recipe), *self.layers):
             trainer = settings.get("trainer")
@@ -112,26 +112,30 @@ class Cell:
             found = settings.get("trainer.accelerator", found)
         return str(found)
 
-    def words(self) -> list[str]:
-        """The words after ``lightning-fl``; ``prepare`` has written the files that they name."""
-        words = ["fit", "--config", str(self.recipe)]
+    def arguments(self) -> list[str]:
+        """Command-line arguments of ``lightning-fl``; :meth:`prepare` writes the files that they name."""
+        arguments = ["fit", "--config", str(self.recipe)]
         for number, layer in enumerate(self.layers):
             if _nested(layer):
-                words += ["--config", str(self._override(number))]
-            words += [f"--{key}={_word(value)}" for key, value in layer.items() if "." in key]
-        words += ["--seed_everything", str(self.seed), "--trainer.default_root_dir", str(self.folder)]
-        words += ["--trainer.enable_progress_bar", "false"]
-        return [*words, "--ckpt_path", "last"] if self.resumable() else words
+                arguments += ["--config", str(self._override(number))]
+            arguments += [
+                f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in layer.items()
+                if "." in key
+            ]
+        arguments += ["--seed_everything", str(self.seed), "--trainer.default_root_dir", str(self.folder)]
+        arguments += ["--trainer.enable_progress_bar", "false"]
+        return [*arguments, "--ckpt_path", "last"] if self.resumable() else arguments
 
     def prepare(self) -> None:
-        """Write what the run is made of, before it starts.
+        """Write the cell's files before it starts.
 
         Raises:
-            ConfigurationError: the folder cannot be written, or holds a cell of other settings.
+            ConfigurationError: the folder cannot be written, or belongs to a cell with other settings.
         """
         record = self.folder / "cell.json"
         if record.is_file() and _read_json(record) != self.content:
-            raise ConfigurationError(f"{record} does not describe this cell: move {self.folder} away.")
+            raise ConfigurationError(f"{record} describes another cell: move {self.folder} away.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for number, layer in enumerate(self.layers):
@@ -140,16 +144,16 @@ class Cell:
             write_whole(record, json.dumps(self.content, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise ConfigurationError(
-                f"{self.folder} cannot be written: {error}. Free some space, or give another folder with --out."
+                f"{self.folder} cannot be written: {error}. Free some space, or choose another folder with --out."
             ) from error
 
     def _override(self, number: int) -> Path:
         return self.folder / f"override_{number}.yaml"
 
-    def data_changed(self) -> bool:
-        """Whether it was run before on other data: a folder beside its own differs in what files hold."""
-        beside = self.folder.parent.glob(f"{glob.escape(self.folder.name.rpartition('-')[0])}-*/cell.json")
-        for record in beside:
+    def ran_on_other_data(self) -> bool:
+        """Whether a sibling folder holds the same cell with other file contents."""
+        siblings = self.folder.parent.glob(f"{glob.escape(self.folder.name.rpartition('-')[0])}-*/cell.json")
+        for record in siblings:
             found = _read_json(record)
             if (
                 isinstance(found, dict)
@@ -159,17 +163,17 @@ class Cell:
                 return True
         return False
 
-    # -- how far it has come -------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------
 
     def versions(self) -> list[Path]:
-        """The folders of its runs, the latest last."""
+        """Folders of its runs, the latest last."""
         if not self.folder.is_dir():
             return []
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _VERSION.match(path.name))]
         return [path for _, path in sorted(found)]
 
     def finished(self) -> FinishedRun | None:
-        """Its run, if one came to its end; it is read once."""
+        """Its finished run, if there is one; read once."""
         if self._run is None:
             self._run = self._find_finished()
         return self._run
@@ -185,16 +189,16 @@ class Cell:
                 run = FinishedRun.read(folder)
             except (CheckpointError, ConfigurationError):
                 continue
-            if run.metric_names(self.split) and not run.summary.get("interrupted") and run.seed == self.seed:
+            if run.metric_names(self.split) and not run.interrupted and run.seed == self.seed:
                 return run
         return None
 
     def resumable(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether it has a checkpoint to continue from."""
         return any((folder / "checkpoints" / "last.ckpt").is_file() for folder in self.versions())
 
     def rounds(self) -> int | None:
-        """Rounds that the latest run has logged; ``None`` where it logs none."""
+        """Rounds that the latest run has logged; ``None`` before the first."""
         for folder in reversed(self.versions()):
             path = folder / "metrics.csv"
             if path.is_file():
@@ -204,13 +208,13 @@ class Cell:
     # -- attempts ------------------------------------------------------------------------------------------------
 
     def attempts(self) -> list[Attempt]:
-        """Every time that it was run."""
+        """All executions so far, in order."""
         path = self.folder / "attempts.jsonl"
         found: list[Attempt] = []
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
                 event = json.loads(line)
-            except (ValueError, RecursionError):  # cut off while it was written
+            except (ValueError, RecursionError):  # truncated by a kill
                 continue
             if "exit_code" not in event:
                 found.append(Attempt(**event))
@@ -218,85 +222,70 @@ class Cell:
                 found[-1] = replace(found[-1], **event)
         return found
 
-    def note_start(self, resumed: bool, commit: str) -> None:
-        """Put down that it starts."""
-        self._note({"started": time.time(), "resumed": resumed, "commit": commit})
+    def record_start(self, resumed: bool, commit: str) -> None:
+        """Record the start of an attempt."""
+        self._record({"started": time.time(), "resumed": resumed, "commit": commit})
 
-    def note_end(self, seconds: float, exit_code: int) -> None:
-        """Put down how it ended."""
-        self._note({"seconds": round(seconds, 3), "exit_code": exit_code})
+    def record_end(self, seconds: float, exit_code: int) -> None:
+        """Record the end of an attempt."""
+        self._record({"seconds": round(seconds, 3), "exit_code": exit_code})
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _record(self, event: dict[str, Any]) -> None:
         with (self.folder / "attempts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
     def failure(self) -> str | None:
-        """Why the last attempt failed, in a line; ``None`` if it did not."""
+        """Reason why the last attempt failed, in one line; ``None`` if it did not fail."""
         attempts = self.attempts()
         code = attempts[-1].exit_code if attempts else None
         if code is None or self.finished() is not None:
             return None
         if code == 0:
-            return f"the run came to its end without {self.split} metrics: see that its model has such a step"
+            return f"the run finished without {self.split} metrics: its model needs a {self.split} step"
         return _last_error(self.log, code)
 
 
-def _last_step(path: Path) -> int:
-    """The step of the last row, without reading the rows before it."""
-    with path.open("rb") as file:
-        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - _TAIL_BYTES))
-        rows = list(csv.reader(file.read().decode(errors="replace").splitlines()))
-    last = rows[-1] if rows else []
-    if "step" not in header or len(last) != len(header):  # being written at this moment
-        return 0
-    step = last[header.index("step")]
-    return int(step) if step.isdigit() else 0
-
-
-def cells_of(study: Study, out: Path) -> list[Cell]:
-    """The cells of a study, in the order of its declaration, the seeds of one variant together.
+def make_cells(study: Study, out: Path) -> list[Cell]:
+    """Create the cells of a study in the order of its declaration, the seeds of one variant together.
 
     Args:
         study: the study.
         out: the study's folder.
 
     Raises:
-        ConfigurationError: a recipe is not there or is no recipe.
+        ConfigurationError: a recipe is missing or invalid.
     """
     cells = []
-    sums: dict[tuple[str, str | None], str] = {}
+    checksums: dict[tuple[str, str | None], str] = {}
     for arm, place in study.places():
         recipe = find_recipe(study.arms[arm].recipe.format(**place))
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
-        named = _texts_in([read, *layers])
+        named = _possible_file_names([read, *layers])
         root = next((text for key, text in sorted(named) if key == "data_root"), None)
         names = sorted({text for key, text in named if key != "data_root"})
-        files = {name: total for name in names if (total := _sum_of(name, out, root, sums))}
+        files = {name: found for name in names if (found := _checksum(name, out, root, checksums))}
         for seed in study.run_seeds:
-            content = _plain(
-                {
-                    "recipe": read,
-                    "layers": layers,
-                    "seed": seed,
-                    "lightning-fl": __version__,
-                    "arm": arm,
-                    "place": place,
-                    **({"files": files} if files else {}),
-                }
-            )
+            content = {
+                "recipe": read,
+                "layers": layers,
+                "seed": seed,
+                "lightning-fl": __version__,
+                "arm": arm,
+                "place": place,
+                **({"files": files} if files else {}),
+            }
+            content = json.loads(json.dumps(content, default=str))  # comparable with what cell.json holds
             digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
             parts = [arm, *(f"{axis}={label}" for axis, label in place.items())]
-            words = ",".join(re.sub(r"[^A-Za-z0-9_.=+-]", "_", part) for part in parts)[:_MOST_BYTES]
-            name = f"{words},seed={seed}-{digest}"
+            prefix = ",".join(re.sub(r"[^A-Za-z0-9_.=+-]", "_", part) for part in parts)[:_MAX_NAME_LENGTH]
+            name = f"{prefix},seed={seed}-{digest}"
             cells.append(Cell(arm, place, seed, out.absolute() / "cells" / name, study.split, recipe, layers, content))
     return cells
 
 
-def _texts_in(layers: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """The texts in settings of model, data and callbacks, which may name files, each after its key."""
+def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """(Key, text) of all texts in the settings of model, data and callbacks."""
     found = set()
     for layer in layers:
         trainer = layer.get("trainer")
@@ -313,41 +302,48 @@ def _texts(value: object, key: str = "") -> set[tuple[str, str]]:
     return {(key, value)} if isinstance(value, str) else set()
 
 
-def _sum_of(name: str, out: Path, data_root: str | None, known: dict[tuple[str, str | None], str]) -> str:
-    """What a file or a card's files hold, or which files of which sizes and times a folder; "" where there is nothing.
+def _checksum(name: str, out: Path, data_root: str | None, known: dict[tuple[str, str | None], str]) -> str:
+    """Checksum of a file, folder (names, sizes, times) or data card; "" if there is none.
 
-    A folder that the study writes into says nothing, nor do files that are as their card describes them.
+    Folders that contain ``out`` and files that match their card's checksum have none.
     """
     key = (name, data_root)
     if key not in known:
         known[key] = ""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a text that is no name, or nobody may read it
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # not a file name, or not readable
             path = Path(name).expanduser()
             if path.is_file():
                 known[key] = file_sha256(path)
             elif path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
-                known[key] = _folder_sum(path)
+                known[key] = _folder_checksum(path)
             elif name in available_cards():
-                known[key] = _card_sum(load_card(name), data_root)
+                known[key] = _card_checksum(load_card(name), data_root)
     return known[key]
 
 
-def _card_sum(card: Card, data_root: str | None) -> str:
+def _card_checksum(card: Card, data_root: str | None) -> str:
     found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
     return " ".join(file.sha256 for file in found if not file.verified)
 
 
-def _folder_sum(folder: Path) -> str:
-    """Sum of the names, sizes and times of change of the files in a folder, and below it."""
+def _folder_checksum(folder: Path) -> str:
     states = [(str(path.relative_to(folder)), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
     listed = "".join(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n" for name, state in states)
     return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
 
 
-def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back, so that what was written compares with what is declared (dates become text)."""
-    plain: dict[str, Any] = json.loads(json.dumps(content, default=str))
-    return plain
+def _last_step(path: Path) -> int:
+    """Step of the last row of ``metrics.csv``, read from its end."""
+    with path.open("rb") as file:
+        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - _TAIL_BYTES))
+        rows = list(csv.reader(file.read().decode(errors="replace").splitlines()))
+    last = rows[-1] if rows else []
+    if "step" not in header or len(last) != len(header):  # the row is being written
+        return 0
+    step = last[header.index("step")]
+    return int(step) if step.isdigit() else 0
 
 
 def _read_json(path: Path) -> object:
@@ -358,26 +354,18 @@ def _read_json(path: Path) -> object:
 
 
 def _nested(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a layer that are nested as in a recipe; those by dotted key become words."""
+    """A layer's nested settings; those with dotted keys become arguments."""
     return {key: value for key, value in layer.items() if "." not in key}
 
 
-def _word(value: object) -> str:
-    """A value as the command line takes it: YAML in one line."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
-
-
 def _last_error(log: Path, exit_code: int) -> str:
-    """The line of a log that says most about a failure."""
+    """The last error message of a log, else its last line."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        lines = []
-    said = [line for line in lines if line.startswith("error: ")]
-    return (said or lines or [f"exit code {exit_code}"])[-1].removeprefix("error: ")
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [f"exit code {exit_code}"])[-1].removeprefix("error: ")

@@ -1,4 +1,4 @@
-"""Claims about a study's results, such as ``worst(drflm) < worst(drfa) on data=esol``, and what the runs say of them.
+"""Claims about a study's results, such as ``worst(drflm) < worst(drfa) on data=esol``, and their tests.
 
 A claim compares two sums of statistics and numbers::
 
@@ -8,14 +8,14 @@ A claim compares two sums of statistics and numbers::
     quantity   := STATISTIC "(" ARM ["," settings] ")"
     settings   := AXIS "=" LABEL ((","| "and") AXIS "=" LABEL)*
 
-``mean(pifl, mixture=10:90)`` is one quantity at one place of the grid; ``on`` says the place of all the others. An axis
-that neither names stands for each of its values: the claim is answered once for every one of them. Numbers are in the
-unit of the study's table; "1 %" is a hundredth of what the metric measures, whatever that unit is.
+``mean(pifl, mixture=10:90)`` is a quantity at one place of the grid; ``on`` sets the place of the others. A claim is
+tested once for each value of the axes that it leaves open. Numbers are in the unit of the study's table; "1 %" is 0.01
+of the metric in any unit.
 
-A claim is judged by the difference, left less right, of every seed: its mean over seeds and the two-sided 95 %
-confidence interval of Student's t. It *holds* if the whole interval lies on the claimed side, *does not hold* if it
-lies on the other side, and is *undecided* else, which with fewer than two seeds it always is. Of many claims some hold
-by chance: a second answer is at a level of 5 % for all of them together, by Holm's correction of their p-values.
+The test uses the difference, left minus right, of every seed: its mean and the two-sided 95 % confidence interval of
+Student's t. The claim *holds* if the whole interval is on the claimed side, *does not hold* if it is on the other side,
+and is *undecided* otherwise, always with fewer than two seeds. A second verdict controls the error of all claims
+together at 5 % by Holm's correction.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
 __all__ = [
@@ -37,23 +38,24 @@ __all__ = [
     "Term",
     "Verdict",
     "answer_claim",
-    "corrected",
-    "judge",
+    "correct_answers",
     "parse_claim",
+    "verdict_of",
 ]
 
-#: What a run has of a metric over its clients: ``mean``, ``worst``, ``best`` and ``std`` of the metric itself;
-#: ``gain`` (mean), ``rsd``, ``ipr`` and ``harmed`` of the gains over local training; ``ari`` of its coalitions.
+#: Statistics of a metric over clients (mean to last_worst), of gains over local training (gain to harmed), and the
+#: adjusted Rand index of coalitions.
 STATISTICS = ("mean", "worst", "best", "std", "last_mean", "last_worst", "gain", "rsd", "ipr", "harmed", "ari")
-#: Of these, shares of clients.
+#: Statistics that are shares of clients.
 SHARES = ("ipr", "harmed")
-#: A name of an arm, an axis or a value of an axis.
+#: Name of an arm, an axis or a value of an axis.
 LABEL = re.compile(r"[A-Za-z0-9_.:+\-/@]+")
+#: A quantity that is not a share.
+_NOT_A_SHARE = rf"\b({'|'.join(name for name in STATISTICS if name not in SHARES)})\s*\("
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 _LEVEL = 0.05
-#: (statistic, arm, place on the grid, seed) -> value in the table's unit; NaN where there is none yet, ``None`` where
-#: the study has no such run.
+#: (statistic, arm, place, seed) -> value in the table's unit; NaN if missing, ``None`` if the study has no such run.
 ValueOf = Callable[[str, str, Mapping[str, str], int], float | None]
 
 
@@ -69,13 +71,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that was parsed.
+    """A parsed claim.
 
     Args:
-        text: as it was written.
-        terms: of the left side, and of the right side with their signs turned; constants among them.
+        text: its source.
+        terms: of the left side, and of the right side with opposite signs.
         relation: "<", "<=", ">" or ">=".
-        axes: the place on the grid that ``on`` names.
+        axes: the place after ``on``.
     """
 
     text: str
@@ -86,15 +88,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs say of a claim at one place of the grid.
+    """Result of a claim at one place of the grid.
 
     Args:
         claim: its text.
         axes: the place.
-        verdict: the answer.
-        interval: of the difference, left less right, over seeds.
-        reason: why it is undecided, or what is missing; empty where there is nothing to say.
-        corrected_p_value: of no difference, corrected for the number of claims that were answered.
+        verdict: of the claim alone.
+        interval: of the difference, left minus right, over seeds.
+        reason: missing seeds or runs; may be empty.
+        corrected_p_value: of no difference, corrected for the number of tested claims.
     """
 
     claim: str
@@ -106,23 +108,18 @@ class Answer:
 
     @property
     def corrected(self) -> Verdict:
-        """The answer at a level of 5 % for all claims of the study together."""
-        certain = self.interval.deviation == 0  # every seed says the same
+        """Verdict at a level of 5 % for all claims of the study together."""
+        certain = self.interval.deviation == 0  # the same difference for every seed
         return self.verdict if certain or self.corrected_p_value < _LEVEL else "undecided"
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seeds that would decide it with a probability of 80 %; ``None`` where it is decided, or nothing tells."""
+        """Number of seeds that would decide it with a probability of 80 %; ``None`` if decided or unknown."""
         return seeds_needed(self.interval) if self.verdict == "undecided" else None
 
 
-def judge(interval: Interval, relation: str) -> Verdict:
-    """Whether ``difference RELATION 0`` holds.
-
-    Args:
-        interval: of the difference.
-        relation: "<", "<=", ">" or ">=".
-    """
+def verdict_of(interval: Interval, relation: str) -> Verdict:
+    """Whether ``difference RELATION 0`` holds, given the interval of the difference."""
     if interval.n < 2:
         return "undecided"
     low, high = (interval.low, interval.high) if relation[0] == ">" else (-interval.high, -interval.low)
@@ -132,14 +129,14 @@ def judge(interval: Interval, relation: str) -> Verdict:
 
 
 def answer_claim(claim: Claim, seeds: Sequence[int], grid: Mapping[str, Sequence[str]], value: ValueOf) -> list[Answer]:
-    """What the runs say of a claim: one answer, or one for each value of the axes that it leaves open.
+    """Test a claim at every place that it leaves open.
 
     Args:
-        claim: a claim.
+        claim: to test.
         seeds: of the study.
         grid: axis -> its labels.
-        value: a statistic of one run. Places at which the study lacks a run are left out; if that leaves none, the one
-            answer says so.
+        value: looks up a statistic of one run. Places that are not part of the study are skipped; if none is left, the
+            only answer is undecided with a reason.
     """
     fixed = dict(claim.axes)
     quantities = [term for term in claim.terms if term.statistic is not None]
@@ -150,13 +147,11 @@ def answer_claim(claim: Claim, seeds: Sequence[int], grid: Mapping[str, Sequence
     answers = (_answer(claim, seeds, {**fixed, **dict(zip(open_axes, place, strict=True))}, value) for place in places)
     found = [answer for answer in answers if answer is not None]
     nothing = Interval(math.nan, math.nan, math.nan, 0)
-    return found or [
-        Answer(claim.text, fixed, "undecided", nothing, "the runs that it compares are not part of the study")
-    ]
+    return found or [Answer(claim.text, fixed, "undecided", nothing, "the study does not contain the compared runs")]
 
 
-def corrected(answers: Sequence[Answer]) -> list[Answer]:
-    """The answers, with their p-values corrected for their number."""
+def correct_answers(answers: Sequence[Answer]) -> list[Answer]:
+    """Add p-values corrected for the number of answers."""
     p_values = holm([answer.interval.p_value for answer in answers])
     return [replace(answer, corrected_p_value=p) for answer, p in zip(answers, p_values, strict=True)]
 
@@ -175,16 +170,15 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
             if number is None:
                 return None
             if math.isnan(number):
-                where = ", ".join([term.arm, *(f"{axis}={label}" for axis, label in axes.items())])
-                missing.setdefault(f"{term.statistic}({where})", []).append(seed)
+                missing.setdefault(f"{term.statistic}({cell_name(term.arm, axes)})", []).append(seed)
             total += term.coefficient * number
         if not math.isnan(total):
             differences.append(total)
     interval = paired_interval(differences)
-    verdict = judge(interval, claim.relation)
+    verdict = verdict_of(interval, claim.relation)
     reasons = []
     if interval.n < 2:
-        reasons.append(f"{interval.n} {'seed' if interval.n == 1 else 'seeds'}, two are needed for an interval")
+        reasons.append(f"{interval.n} {'seed' if interval.n == 1 else 'seeds'}; an interval needs two")
     for name, of in missing.items():
         reasons.append(f"no {name} for {'seed' if len(of) == 1 else 'seeds'} {', '.join(map(str, of))}")
     return Answer(claim.text, place, verdict, interval, "; ".join(reasons))
@@ -195,18 +189,18 @@ def parse_claim(text: str, arms: Sequence[str], grid: Mapping[str, Sequence[str]
 
     Args:
         text: such as "mean(drfa) > mean(fedavg) + 0.1 on data=esol".
-        arms: the study's arms.
+        arms: of the study.
         grid: axis -> its labels.
-        percent: whether the table, and so the claim, is in percent.
+        percent: whether table and claims are in percent.
 
     Raises:
-        ConfigurationError: it is not of the grammar above, or names what the study does not have.
+        ConfigurationError: a syntax error or an unknown name.
     """
     return _Parser(text, arms, grid, percent).claim()
 
 
 class _Parser:
-    """Reads a claim from left to right; ``_at`` is how far it has come."""
+    """Recursive-descent parser; ``_at`` is its position."""
 
     def __init__(self, text: str, arms: Sequence[str], grid: Mapping[str, Sequence[str]], percent: bool) -> None:
         self._text, self._arms, self._grid, self._percent = text, arms, grid, percent
@@ -224,10 +218,10 @@ class _Parser:
         terms = (*left, *right)
         named = [term for term in terms if term.statistic is not None]
         if not named:
-            raise self._error("a claim names a statistic of an arm, such as mean(fedavg)")
+            raise self._error("a claim needs a statistic of an arm, such as mean(fedavg)")
         for axis, _ in axes:
             if all(axis in dict(term.axes) for term in named):
-                raise self._error(f"every quantity names its own {axis} already: drop it after on")
+                raise self._error(f"every quantity already sets {axis}: remove it after on")
         return Claim(self._text, terms, relation, axes)
 
     def _sum(self) -> Iterator[Term]:
@@ -248,14 +242,14 @@ class _Parser:
         value = float(number) / (100 if of_hundred and not self._percent else 1)
         if self._take(r"\*"):
             return replace(self._quantity(), coefficient=value)
-        if not of_hundred and re.search(r"\b(ipr|harmed)\b", self._text) and not re.search(_OTHERS, self._text):
+        if not of_hundred and re.search(r"\b(ipr|harmed)\b", self._text) and not re.search(_NOT_A_SHARE, self._text):
             self._check_share(number)
         return Term(value)
 
     def _check_share(self, number: str) -> None:
         value = float(number)
         if self._percent and 0 < value <= 1:
-            raise self._error(f"this study is in percent: write {100 * value:g} %, or {number} % if that is meant")
+            raise self._error(f"this study is in percent: write {100 * value:g} % or {number} %")
         if not self._percent and value > 1:
             raise self._error(f"ipr and harmed are shares from 0 to 1: write {number} %")
 
@@ -265,7 +259,7 @@ class _Parser:
             raise self._error("expected a number or a quantity such as mean(fedavg)")
         if statistic not in STATISTICS:
             raise self._error(
-                f"there is no statistic {statistic!r}{did_you_mean(statistic, STATISTICS)}; there are"
+                f"unknown statistic {statistic!r}{did_you_mean(statistic, STATISTICS)}; choose one of"
                 f" {', '.join(STATISTICS)}"
             )
         if self._take(r"\(") is None:
@@ -283,7 +277,7 @@ class _Parser:
             if self._take(r"=") is None:
                 raise self._error(f"expected = and a value of {axis}")
             if axis in settings:
-                raise self._error(f"{axis} is given twice")
+                raise self._error(f"{axis} is set twice")
             settings[axis] = self._name(self._grid[axis], f"value of {axis}")
             if self._take(r",|and\b") is None:
                 return tuple(settings.items())
@@ -294,7 +288,7 @@ class _Parser:
             raise self._error(f"expected the name of an {kind}" if kind[0] == "a" else f"expected a {kind}")
         if name not in known:
             raise self._error(
-                f"there is no {kind} {name!r}{did_you_mean(name, known)}; the study has {', '.join(known) or 'none'}"
+                f"unknown {kind} {name!r}{did_you_mean(name, known)}; the study has {', '.join(known) or 'none'}"
             )
         return name
 
@@ -309,7 +303,3 @@ class _Parser:
         read, rest = self._text[: self._at].rstrip(), self._text[self._at :].strip()
         where = f" before {rest!r}" if rest and read else ""
         return ConfigurationError(f"{self._text!r}{where}: {problem}.")
-
-
-#: A quantity that is not a share.
-_OTHERS = rf"\b({'|'.join(name for name in STATISTICS if name not in SHARES)})\s*\("

@@ -1,8 +1,8 @@
-"""Whether finished runs may stand in one table: the same data, the same clients, the same partition and split.
+"""Check that finished runs are comparable: same data, clients, partition and split.
 
-Every difference is told in a line; whether it is an error is for others to say. Runs of one seed must agree in all that
-the record says of the data. Between seeds, what follows from the seed (partition and split, and statistics of training
-samples) may differ, but only where the seeds of partition and split differ exactly as those of the runs do.
+Runs with the same seed must agree in everything recorded about the data. Between seeds, what depends on the seed
+(partition, split, statistics of training samples) may differ, provided that the seeds of partition and split differ by
+as much as those of the runs.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.recipe_settings import recipe_settings
 
-__all__ = ["find_differences", "same_data"]
+__all__ = ["find_mismatches", "same_data"]
 
-#: What a record says of the data that does not tell which they are.
+#: Recorded fields that do not identify the data.
 _DESCRIPTIVE = frozenset({"title", "licence", "citation", "note", "verified", "duplicates"})
-#: What follows from the seed of partition and split.
+#: Fields that depend on the seed of partition and split.
 _FROM_SEED = frozenset({"client_sizes", "num_samples", "shares_of_a"})
-#: Within a field, what is computed from training samples and so follows from it too.
+#: Parts of fields that are computed from training samples and so depend on it as well.
 _STATISTICS = frozenset({"mean", "std"})
-_LONGEST = 40
+_MAX_LENGTH = 40
 
-#: A field, and its values in two runs.
+#: A field and its values in two runs.
 _Difference = tuple[str, Any, Any]
 
 
@@ -31,11 +31,11 @@ def same_data(run: FinishedRun, other: FinishedRun) -> bool:
     return not any(_data_differences(run, other, between_seeds=False))
 
 
-def find_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
-    """In what the runs differ so that their figures do not compare, one line each; empty where they do compare.
+def find_mismatches(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
+    """Describe the differences that make runs incomparable, one per line.
 
-    Besides data and clients: a run that was interrupted, runs of different recipes in one row, and a row none of whose
-    seeds the first row has, where partition and split follow from the seed.
+    Besides data and clients, these are interrupted runs, different recipes in one row, and a row without a seed of the
+    first row if partition and split depend on the seed.
 
     Args:
         groups: label of a row -> its runs.
@@ -80,7 +80,7 @@ def _data_differences(run: FinishedRun, other: FinishedRun, *, between_seeds: bo
 
 
 def _following_seed(run: FinishedRun, other: FinishedRun) -> set[str]:
-    """The fields that may differ because the seeds of partition and split follow those of the runs."""
+    """Fields that may differ because the seeds of partition and split follow those of the runs."""
     fields = [field for field in run.data if field.endswith("seed") and isinstance(run.data[field], int)]
     apart = other.seed - run.seed
     follow = {field for field in fields if other.data.get(field) == run.data[field] + apart}
@@ -94,7 +94,7 @@ def _without_statistics(value: object) -> object:
 
 
 def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Iterator[_Difference]:
-    """Of runs that a user put into one row: it would be a mean over different algorithms."""
+    """Differences within a row, whose mean would mix algorithms."""
     if run.algorithm != other.algorithm:
         yield f"algorithm of row {label!r}", run.algorithm, other.algorithm
     settings, others = recipe_settings(run.config), recipe_settings(other.config)
@@ -105,14 +105,16 @@ def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Ite
 
 
 def _shorten(ours: object, theirs: object) -> tuple[str, str]:
-    """Both values in few characters, from where they begin to differ if their beginnings are alike."""
+    """Both values, shortened to the part where they differ."""
     texts = [json.dumps(value, ensure_ascii=False, default=str) for value in (ours, theirs)]
-    if max(map(len, texts)) <= _LONGEST:
+    if max(map(len, texts)) <= _MAX_LENGTH:
         return texts[0], texts[1]
     alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-    start = max(alike - 10, 0) if alike > _LONGEST - 10 else 0
+    start = max(alike - 10, 0) if alike > _MAX_LENGTH - 10 else 0
     short = [
-        ("..." if start else "") + text[start : start + _LONGEST] + ("..." if len(text) > start + _LONGEST else "")
+        ("..." if start else "")
+        + text[start : start + _MAX_LENGTH]
+        + ("..." if len(text) > start + _MAX_LENGTH else "")
         for text in texts
     ]
     return short[0], short[1]

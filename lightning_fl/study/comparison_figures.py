@@ -1,7 +1,4 @@
-"""Pictures of finished runs side by side: runs and frames in, a ``matplotlib.figure.Figure`` out. No pyplot, no torch.
-
-A row of the comparison has one colour in all pictures.
-"""
+"""Figures of a comparison. A row has the same colour in all of them. Imports neither pyplot nor torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +11,7 @@ from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.runtime.drawing import PALETTE
 from lightning_fl.study.comparison_table import known_direction
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.table_columns import direction_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_client_distribution", "draw_client_values", "draw_comparison_curves"]
 
-#: Rows beyond them repeat the colours with another dash.
+#: Further rows repeat the colours with another dash.
 ROW_COLORS = PALETTE
 _LABEL_WIDTH = 28
 
@@ -29,19 +27,18 @@ _LABEL_WIDTH = 28
 def draw_comparison_curves(
     groups: Mapping[str, Sequence[FinishedRun]], metric: str, split: str = "val"
 ) -> "Figure | None":
-    """One metric over rounds and, where any run counted it, over what all clients had sent and received.
+    """Draw a metric over rounds and, if counted, over the megabytes sent and received by all clients.
 
-    The mean over clients is a solid line, the worst client a dashed one; with several seeds both are means over the
-    seeds, over the rounds that all seeds have, and the band is one standard deviation over seeds to either side of the
-    mean over clients.
+    Solid lines show the mean over clients, dashed lines the worst client, both averaged over seeds for the rounds that
+    all seeds have. Bands show one standard deviation over seeds.
 
     Args:
         groups: label -> runs.
-        metric: its name without the split.
-        split: whose curves, "val" as a rule: a test is made once.
+        metric: name without the split.
+        split: of the curves.
 
     Returns:
-        ``None`` where no run logged the metric by round.
+        ``None`` if no run logged the metric by round.
     """
     curves = {
         label: [curve for run in runs if len(curve := run.curve(metric, split))] for label, runs in groups.items()
@@ -49,7 +46,8 @@ def draw_comparison_curves(
     if not any(curves.values()):
         return None
     counted = any(curve["megabytes"].notna().any() for found in curves.values() for curve in found)
-    figure = _figure(f"{split} {metric} over the training", _sources(groups), (12.0 if counted else 8.5, 5.0))
+    sources = list(dict.fromkeys(run.data_source for runs in groups.values() for run in runs))
+    figure = _figure(f"{split} {metric} during training", sources, (12.0 if counted else 8.5, 5.0))
     panels = figure.subplots(1, 2 if counted else 1, squeeze=False, sharey=True)[0]
     several = any(len(found) > 1 for found in curves.values())
     for number, (label, found) in enumerate(curves.items()):
@@ -72,14 +70,11 @@ def draw_comparison_curves(
 
 
 def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> "Figure":
-    """Every client of one metric as a dot, a row per group.
-
-    With several seeds a client has a dot per seed. A bar marks the mean, a triangle the worst dot. Gains have a line at
-    0, and the harmed clients' dots are hollow.
+    """Draw a dot per client and seed, a row per group, with marks for the mean and the worst dot.
 
     Args:
-        clients: of :func:`~lightning_fl.study.comparison_table.client_table`, the rows of one metric.
-        gain_over: draw the gains of the groups that have them instead of the values, over what this says.
+        clients: rows of one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
+        gain_over: draw gains over this reference instead of values; dots of harmed clients are hollow.
     """
     gains = gain_over is not None
     shown = "gain" if gains else "value"
@@ -94,7 +89,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     else:
         title, axis = f"Every client's {split} {metric}", _with_direction(metric, higher)
     height = 1.8 + 0.55 * len(labels)
-    figure = _figure(title, _frame_sources(clients), (8.5, max(height, 3.2)))
+    figure = _figure(title, list(dict.fromkeys(clients["source"])), (8.5, max(height, 3.2)))
     axes = figure.add_subplot()
     if gains:
         axes.axvline(0, color="black", linewidth=0.8)
@@ -128,14 +123,15 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
 
 
 def draw_client_distribution(clients: pd.DataFrame) -> "Figure":
-    """The share of clients up to each value of one metric, a staircase per group; clients of all seeds together.
+    """Draw the cumulative distribution over the clients of all seeds, a curve per group.
 
     Args:
-        clients: of :func:`~lightning_fl.study.comparison_table.client_table`, the rows of one metric.
+        clients: rows of one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
     """
     metric, split = clients["metric"].iloc[0], clients["split"].iloc[0]
     higher = clients["higher_is_better"].iloc[0]
-    figure = _figure(f"Distribution of {split} {metric} over clients", _frame_sources(clients), (8.5, 4.8))
+    sources = list(dict.fromkeys(clients["source"]))
+    figure = _figure(f"Distribution of {split} {metric} over clients", sources, (8.5, 4.8))
     axes = figure.add_subplot()
     for number, label in enumerate(dict.fromkeys(clients["label"])):
         values = clients.loc[clients["label"] == label, "value"].to_numpy(dtype=float)
@@ -155,7 +151,7 @@ def draw_client_distribution(clients: pd.DataFrame) -> "Figure":
 def _draw_curve(
     axes: "Axes", curves: Sequence[pd.DataFrame], along: str, style: tuple[str, str], label: str | None
 ) -> None:
-    """Means over seeds of the rounds that all seeds have."""
+    """Draw means over seeds for the rounds that all seeds have."""
     rounds = set.intersection(*(set(curve["round"]) for curve in curves))
     table = pd.concat([curve[curve["round"].isin(rounds)] for curve in curves])
     if table.empty:
@@ -178,7 +174,7 @@ def _style(number: int) -> tuple[str, str]:
 
 
 def _spread(count: int) -> np.ndarray:
-    """Heights that keep dots apart, in a fixed pattern: the golden ratio's multiples modulo 1."""
+    """Vertical offsets that separate dots: multiples of the golden ratio modulo 1."""
     return (np.arange(1, count + 1) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.56
 
 
@@ -192,17 +188,7 @@ def _direction(groups: Mapping[str, Sequence[FinishedRun]], metric: str) -> bool
 
 
 def _with_direction(metric: str, higher_is_better: bool | None) -> str:
-    if higher_is_better is None:
-        return metric
-    return f"{metric}, {'higher' if higher_is_better else 'lower'} is better"
-
-
-def _sources(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
-    return list(dict.fromkeys(run.data_source for runs in groups.values() for run in runs))
-
-
-def _frame_sources(clients: pd.DataFrame) -> list[str]:
-    return list(dict.fromkeys(clients["source"]))
+    return ", ".join(filter(None, [metric, direction_text(higher_is_better)]))
 
 
 def _figure(title: str, sources: Sequence[str], size: tuple[float, float]) -> "Figure":
@@ -220,7 +206,7 @@ def _figure(title: str, sources: Sequence[str], size: tuple[float, float]) -> "F
 
 
 def _legend(figure: "Figure", axes: "Axes") -> None:
-    """Beside the panels, as high as it needs to be."""
+    """Add a legend next to the panels and fit the figure's height to it."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     lines = sum(label.count("\n") + 1 for label in labels)

@@ -1,7 +1,7 @@
-"""Finished runs side by side as numbers: one row per group of runs and metric. Written as text by ``render.py``.
+"""Comparison of finished runs as a data frame: one row per group of runs and metric. ``render.py`` formats it.
 
-A group is what stands in one row: runs of one recipe with different seeds. Its figures are means over the seeds, each
-with the sample standard deviation over seeds (divided by n - 1) beside it.
+A group consists of runs of one recipe with different seeds. Its statistics are means over seeds, each with the sample
+standard deviation over seeds (divided by n - 1).
 """
 
 import math
@@ -11,35 +11,35 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.core.errors import ConfigurationError, listed
-from lightning_fl.core.metrics import GainSummary, direction_is_known, gains, summarize_gains
+from lightning_fl.core.metrics import direction_is_known, gains, summarize_gains
 from lightning_fl.study.comparability import same_data
-from lightning_fl.study.finished_run import FinishedRun, RunMetric
+from lightning_fl.study.finished_run import FinishedRun, RunMetric, number_or_nan
 from lightning_fl.study.intervals import paired_interval
 
-__all__ = ["STATISTICS", "client_table", "comparison_table", "leading_metric"]
+__all__ = ["STATISTICS", "client_comparison", "comparison_table", "default_comparison_metric"]
 
-#: The figures of a group: each is a column, with its standard deviation over seeds in ``NAME_seed_std``.
+#: Columns of a group's statistics, each with its standard deviation over seeds in ``NAME_seed_std``.
 STATISTICS = (
     *("mean", "worst", "std", "best", "gain", "ipr", "rsd", "harmed"),
     *("megabytes_sent", "megabytes_received", "rounds", "seconds"),
 )
 
 
-def leading_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "test") -> str:
-    """The metric to compare by where none is named: the first that is no loss and that all runs have, else a loss.
+def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "test") -> str:
+    """First metric that all runs have, preferably not a loss.
 
     Raises:
         ConfigurationError: the runs have no metric of the split in common.
     """
     runs = [run for group in groups.values() for run in group]
-    there = [[name for name in run.metric_names(split) if not name.startswith("local/")] for run in runs]
-    common = [name for name in there[0] if all(name in names for names in there)] if there else []
+    named = [[name for name in run.metric_names(split) if not name.startswith("local/")] for run in runs]
+    common = [name for name in named[0] if all(name in names for names in named)] if named else []
     if not common:
-        found = dict.fromkeys(f"{run.folder} has {listed(of) or 'none'}" for run, of in zip(runs, there, strict=True))
+        found = dict.fromkeys(f"{run.folder} has {listed(of) or 'none'}" for run, of in zip(runs, named, strict=True))
         others = [other for other in ("test", "val", "train") if all(other in run.splits() for run in runs)]
-        mend = f" All have metrics of {' and '.join(others)}: choose with --split." if others and runs else ""
+        hint = f" All have metrics of {' and '.join(others)}: choose with --split." if others and runs else ""
         raise ConfigurationError(
-            f"the runs have no {split} metric in common: {listed(found) or 'there are no runs'}.{mend}"
+            f"the runs have no {split} metric in common: {listed(found) or 'there are no runs'}.{hint}"
         )
     return next((name for name in common if "loss" not in name), common[0])
 
@@ -52,37 +52,35 @@ def comparison_table(
     reference: Sequence[FinishedRun] | None = None,
     baseline: str | None = None,
 ) -> pd.DataFrame:
-    """The groups' figures, one row per metric and group.
+    """Compute the groups' statistics, one row per metric and group.
 
     Args:
-        groups: label -> its runs, each of another seed.
-        metrics: names without the split; empty for :func:`leading_metric`.
+        groups: label -> its runs, with different seeds.
+        metrics: names without the split; empty for :func:`default_comparison_metric`.
         split: "test", "val" or "train".
-        reference: runs over which clients' gains are taken, those of a run over the reference's of the same seed (or
-            of the same data); they have none themselves. ``None`` for each run's own gains over local training, where
-            it has them.
-        baseline: the label of the group that is subtracted from the others, seed by seed.
+        reference: runs over which clients' gains are computed, paired by data or seed; their own gains are missing.
+            ``None`` for each run's gains over its local training, if recorded.
+        baseline: label of the group that is subtracted from the others, seed by seed.
 
     Returns:
-        ``metric``, ``label``, ``split``, ``higher_is_better`` (None where the direction is not known), ``source`` of
-        the data, ``num_seeds``, ``seeds`` ("0, 1, 2"), ``num_clients`` (with a value, the least over seeds),
-        ``gain_over`` (what gains are taken over, "" without), ``baseline``; the :data:`STATISTICS`, each with
-        ``_seed_std``: ``mean``, ``worst``, ``std`` (the population's) and ``best`` over clients, the mean ``gain``,
-        the shares ``ipr`` and ``harmed`` and the standard deviation ``rsd`` of the gains
-        (:func:`lightning_fl.core.metrics.summarize_gains`), what all clients sent and received in MB (10^6 bytes),
-        rounds, and the training's wall time. Against a baseline also ``mean_difference`` and
-        ``worst_difference``, group less baseline, each with the ends ``_low`` and ``_high`` of its 95 % interval
-        (:func:`~lightning_fl.study.intervals.paired_interval`), and ``difference_num_seeds``. NaN is what is
-        not known or not finite.
+        ``metric``, ``label``, ``split``, ``higher_is_better`` (None if unknown), ``source`` of the data,
+        ``num_seeds``, ``seeds`` ("0, 1, 2"), ``num_clients`` (with a value; the minimum over seeds), ``gain_over``
+        (reference of the gains, or ""), ``baseline``; the :data:`STATISTICS`, each with ``_seed_std``: ``mean``,
+        ``worst``, ``std`` (population) and ``best`` over clients; mean ``gain``, shares ``ipr`` and ``harmed``, and
+        standard deviation ``rsd`` of the gains (:func:`lightning_fl.core.metrics.summarize_gains`); MB (10^6 bytes)
+        sent and received by all clients, rounds, and wall time of the training. With a baseline also
+        ``mean_difference`` and ``worst_difference``, group minus baseline, each with the bounds ``_low`` and ``_high``
+        of its 95 % interval (:func:`~lightning_fl.study.intervals.paired_interval`), and ``difference_num_seeds``.
+        Unknown and non-finite values are NaN.
 
     Raises:
-        ConfigurationError: there is no such metric or baseline, a group has no run or a seed twice, or the reference
-            lacks a seed.
+        ConfigurationError: unknown metric or baseline, a group without runs or with a repeated seed, or a reference
+            without a matching run.
     """
     check_groups(groups)
     if baseline is not None and baseline not in groups:
-        raise ConfigurationError(f"baseline={baseline!r} is none of the rows. There are {listed(groups)}.")
-    names = list(dict.fromkeys(metrics)) or [leading_metric(groups, split)]
+        raise ConfigurationError(f"baseline={baseline!r} is not a row. The rows are {listed(groups)}.")
+    names = list(dict.fromkeys(metrics)) or [default_comparison_metric(groups, split)]
     rows = []
     for name in names:
         figures = {
@@ -98,31 +96,22 @@ def comparison_table(
     return pd.DataFrame(rows)
 
 
-def client_table(
+def client_comparison(
     groups: Mapping[str, Sequence[FinishedRun]],
     metrics: Sequence[str] = (),
     split: str = "test",
     *,
     reference: Sequence[FinishedRun] | None = None,
 ) -> pd.DataFrame:
-    """Every client's value in every run: one row per metric, run and client.
-
-    Args:
-        groups: as in :func:`comparison_table`, as are the others.
-        metrics: names without the split.
-        split: of the metrics.
-        reference: runs over which gains are taken.
+    """Collect every client's value: one row per metric, run and client. Arguments as in :func:`comparison_table`.
 
     Returns:
         ``metric``, ``label``, ``seed``, ``split``, ``higher_is_better``, ``source``, ``run`` (its folder), ``client``,
         ``value`` and ``gain`` (NaN without a reference).
-
-    Raises:
-        ConfigurationError: as :func:`comparison_table`.
     """
     check_groups(groups)
     rows = []
-    for name in list(dict.fromkeys(metrics)) or [leading_metric(groups, split)]:
+    for name in list(dict.fromkeys(metrics)) or [default_comparison_metric(groups, split)]:
         for label, runs in groups.items():
             for run in runs:
                 metric = run.metric(name, split)
@@ -144,14 +133,14 @@ def client_table(
 
 
 def known_direction(metric: RunMetric) -> bool | None:
-    """Whether higher is better; ``None`` where the run only assumed lower, see ``direction_is_known``."""
+    """Whether higher is better; ``None`` if unknown."""
     return metric.higher_is_better if direction_is_known(metric.name, metric.higher_is_better) else None
 
 
 def client_gains(
     run: FinishedRun, metric: RunMetric, split: str, reference: Sequence[FinishedRun] | None
 ) -> dict[str, float] | None:
-    """Client's name -> gain, positive for better; ``None`` without a reference, and of the reference itself."""
+    """Client -> gain, positive for better; ``None`` without a reference and for the reference itself."""
     if reference is None:
         return run.gains(metric.name, split)
     if any(run.folder == other.folder for other in reference):
@@ -167,18 +156,18 @@ def client_gains(
 
 
 def check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
-    """Refuse a group without runs, or with two of one seed, which would count twice."""
+    """Refuse groups that are empty or have two runs with the same seed."""
     if not groups:
-        raise ConfigurationError("there are no runs to compare: give at least one.")
+        raise ConfigurationError("there are no runs to compare: name at least one.")
     for label, runs in groups.items():
         if not runs:
-            raise ConfigurationError(f"the row {label!r} has no runs: leave it out.")
+            raise ConfigurationError(f"the row {label!r} has no runs: remove it.")
         of_seed: dict[int, FinishedRun] = {}
         for run in runs:
             if (other := of_seed.setdefault(run.seed, run)) is not run:
                 raise ConfigurationError(
-                    f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}: leave one of them out,"
-                    " or name them apart with LABEL=RUN."
+                    f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}: remove one of them, or"
+                    " give them different labels with LABEL=RUN."
                 )
 
 
@@ -219,33 +208,26 @@ def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[Finish
     """One run's :data:`STATISTICS`."""
     metric = run.metric(name, split)
     found = client_gains(run, metric, split, reference)
-    gain = None if found is None else _gain_summary(found)
+    gain = None
+    if found is not None:
+        numbered = dict(enumerate(found.values()))
+        gain = summarize_gains(numbered, dict.fromkeys(numbered, 0.0), higher_is_better=True)
     return {
-        "mean": metric.mean,
-        "worst": metric.worst,
-        "std": metric.std,
-        "best": metric.best,
+        **{name: getattr(metric, name) for name in ("mean", "worst", "std", "best")},
         "gain": math.nan if gain is None else gain.mean,
-        "ipr": math.nan if gain is None else gain.ipr,
-        "rsd": math.nan if gain is None else gain.rsd,
-        "harmed": math.nan if gain is None else gain.harmed,
-        "megabytes_sent": _megabytes(run.bytes_sent),
-        "megabytes_received": _megabytes(run.bytes_received),
-        "rounds": math.nan if run.rounds is None else float(run.rounds),
-        "seconds": math.nan if run.seconds is None else float(run.seconds),
+        **{name: math.nan if gain is None else getattr(gain, name) for name in ("ipr", "rsd", "harmed")},
+        "megabytes_sent": number_or_nan(run.bytes_sent) / 1e6,
+        "megabytes_received": number_or_nan(run.bytes_received) / 1e6,
+        "rounds": number_or_nan(run.rounds),
+        "seconds": number_or_nan(run.seconds),
     }
-
-
-def _gain_summary(found: Mapping[str, float]) -> GainSummary:
-    numbered = dict(enumerate(found.values()))
-    return summarize_gains(numbered, dict.fromkeys(numbered, 0.0), higher_is_better=True)
 
 
 def _over_seeds(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     row = {}
     for name in STATISTICS:
         values = np.array([of_run[name] for of_run in figures])
-        # A seed that failed is not left out: the others would flatter the row.
+        # A failed seed makes the mean NaN: the others alone would flatter the row.
         row[name] = float(values.mean())
         row[f"{name}_seed_std"] = float(values.std(ddof=1)) if len(values) > 1 else math.nan
     return row
@@ -266,16 +248,12 @@ def _differences(
 
 
 def _reference_of(run: FinishedRun, reference: Sequence[FinishedRun]) -> FinishedRun:
-    """The reference's run that had the same data."""
+    """The reference's run on the same data, else with the same seed."""
     alike = [other for other in reference if same_data(run, other)]
     same_seed = [other for other in reference if other.seed == run.seed]
     if chosen := [other for other in same_seed if other in alike] or alike or same_seed:
         return chosen[0]
     raise ConfigurationError(
-        f"the reference has no run with seed {run.seed}, as {run.folder} has, and none on the same data: it has the"
-        f" seeds {', '.join(str(other.seed) for other in reference)}. Train it with the same seeds."
+        f"the reference has no run on the data of {run.folder} and none with its seed {run.seed}, only seeds"
+        f" {', '.join(str(other.seed) for other in reference)}. Train it with the same seeds."
     )
-
-
-def _megabytes(count: int | None) -> float:
-    return math.nan if count is None else count / 1e6

@@ -1,4 +1,4 @@
-"""A study: which recipes, changed how, over which seeds, and what is claimed of them."""
+"""Declaration of a study: recipes, overrides, seeds and claims."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from lightning_fl.study.claims import Claim
 
 __all__ = ["FULL", "Arm", "Chosen", "Overrides", "Published", "Scale", "Study", "TableLayout"]
 
-#: The scale at which a study is run if no other is named: all that is declared outside of ``scales``.
+#: Default scale: everything declared outside of ``scales``.
 FULL = "full"
 
 #: Settings of a recipe, nested as in its file, or by dotted key as on the command line.
@@ -19,11 +19,11 @@ Overrides = dict[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the things compared.
+    """One of the compared methods.
 
     Args:
-        recipe: the file, or the name of a shipped recipe; "{AXIS}" in it stands for the value of that axis.
-        overrides: what it changes of the recipe.
+        recipe: a file or the name of a shipped recipe; "{AXIS}" is replaced by the value of that axis.
+        overrides: of the recipe.
     """
 
     recipe: str
@@ -32,13 +32,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class Scale:
-    """A part of the study, or a smaller form of it.
+    """A part of the study, or a smaller version of it.
 
     Args:
-        seeds: instead of the study's; ``None`` for the same.
-        arms: those that are run; ``None`` for all.
-        grid: axis -> the labels that are run; all of an axis that is not named.
-        overrides: settings of every run, over all others.
+        seeds: replace the study's; ``None`` for the same.
+        arms: to run; ``None`` for all.
+        grid: axis -> labels to run; missing axes are run completely.
+        overrides: of every run; they take precedence over all others.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -49,13 +49,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How the table is laid out.
+    """Layout of the table.
 
     Args:
-        rows: "arm" and axes that make the rows.
-        columns: the others.
-        statistics: shown side by side in every column.
-        percent: whether everything is shown, and claimed, times a hundred.
+        rows: "arm" and axes that form the rows.
+        columns: those that form the columns.
+        statistics: shown in every column.
+        percent: whether table and claims are in percent.
         digits: after the decimal point.
     """
 
@@ -68,11 +68,11 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Published:
-    """Figures that were published, in the unit of the table.
+    """Published results, in the unit of the table.
 
     Args:
-        source: where.
-        values: (row, column, statistic) -> the value and its spread, or ``None`` where none was given.
+        source: of the publication.
+        values: (row, column, statistic) -> value and its spread, ``None`` if unknown.
     """
 
     source: str = ""
@@ -81,14 +81,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Chosen:
-    """How a setting of the study's runs was chosen, which no run of the study takes part in.
+    """A hyperparameter that was tuned before the study, on other seeds.
 
     Args:
-        setting: what was set, and of which arms.
-        value: what to.
-        candidates: what it was chosen from.
-        by: the metric that chose, of training or validation data.
-        seeds: of the runs that chose; none of the study's.
+        setting: its name, and of which arms.
+        value: the chosen one.
+        candidates: the values tried.
+        by: the metric, on training or validation data.
+        seeds: of the tuning runs; disjoint from the study's.
     """
 
     setting: str
@@ -103,21 +103,21 @@ class Study:
     """A study.
 
     Args:
-        path: the file it was read from.
-        title: above the table.
-        metric: by its name in ``summary.json``, without the split.
-        split: of the clients' data that it is taken of.
-        seeds: one run of every cell for each.
+        path: its file.
+        title: of the table.
+        metric: name in ``summary.json``, without the split.
+        split: of the clients' data on which the metric is computed.
+        seeds: of every arm and place.
         arms: name -> arm.
-        grid: axis -> label -> the overrides that it stands for.
-        exclude: what is not run: each of these names an arm or labels, and all cells that have all of them are out.
+        grid: axis -> label -> overrides.
+        exclude: each entry names an arm or labels; cells that match all of an entry are not run.
         overrides: of every run.
         table: its layout.
-        published: figures to show beside.
-        claims: what is said of the results.
-        scales: name -> scale, "full" among them.
-        scale: the one that is run.
-        chosen: how its settings were.
+        published: results to show next to the study's.
+        claims: about the results.
+        scales: name -> scale, including "full".
+        scale: name of the current scale.
+        chosen: hyperparameters tuned before the study.
     """
 
     path: Path
@@ -138,31 +138,31 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The file's, without its ending."""
+        """The file's stem."""
         return self.path.stem
 
     @property
     def run_seeds(self) -> tuple[int, ...]:
-        """The seeds of the scale."""
+        """Seeds of the current scale."""
         seeds = self.scales[self.scale].seeds
         return self.seeds if seeds is None else seeds
 
     @property
     def run_arms(self) -> list[str]:
-        """The arms of the scale."""
+        """Arms of the current scale."""
         chosen = self.scales[self.scale].arms
         return [arm for arm in self.arms if chosen is None or arm in chosen]
 
     @property
     def run_grid(self) -> dict[str, list[str]]:
-        """Axis -> its labels in the scale."""
+        """Axis -> its labels in the current scale."""
         chosen = self.scales[self.scale].grid
         return {
             axis: [label for label in labels if label in chosen.get(axis, labels)] for axis, labels in self.grid.items()
         }
 
     def places(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Every arm at every place of the grid that is run at this scale."""
+        """Every arm at every place of the grid at the current scale."""
         grid = self.run_grid
         for arm in self.run_arms:
             for labels in itertools.product(*grid.values()):
@@ -171,22 +171,21 @@ class Study:
                     yield arm, place
 
     def layers(self, arm: str, place: Mapping[str, str]) -> list[Overrides]:
-        """What changes the recipe, the later over the earlier: the study's, each axis's, the arm's, the scale's.
+        """Overrides of the recipe in increasing precedence: the study's, each axis's, the arm's, the scale's.
 
-        What an axis adds to a list (``trainer.callbacks+``) is added to the one that a later layer gives in its place.
+        An addition to a list (``trainer.callbacks+``) also applies to a list that a later layer sets.
         """
         of_axes = [self.grid[axis][label] for axis, label in place.items()]
         layers = [self.overrides, *of_axes, self.arms[arm].overrides, self.scales[self.scale].overrides]
         return [layer for layer in _additions_last(layers) if layer]
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
-        """The same with other seeds."""
+        """A copy with other seeds."""
         scale = replace(self.scales[self.scale], seeds=tuple(seeds))
         return replace(self, scales={**self.scales, self.scale: scale})
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of a file that is read as this study, in any folder."""
-        recipes = {name: {"recipe": arm.recipe, "overrides": arm.overrides} for name, arm in self.arms.items()}
+        """Content of a study file that is independent of its folder."""
         published: dict[str, Any] = {}
         for (row, column, statistic), (value, spread) in self.published.values.items():
             cell = published.setdefault(row, {})
@@ -199,26 +198,23 @@ class Study:
             "split": self.split,
             "seeds": list(self.seeds),
             "overrides": self.overrides,
-            "arms": recipes,
+            "arms": {name: {"recipe": arm.recipe, "overrides": arm.overrides} for name, arm in self.arms.items()},
             "grid": self.grid,
             "exclude": list(self.exclude),
-            "table": {
-                "rows": list(self.table.rows),
-                "columns": list(self.table.columns),
-                "statistics": list(self.table.statistics),
-                "percent": self.table.percent,
-                "digits": self.table.digits,
-            },
+            "table": _as_lists(self.table),
             "claims": [claim.text for claim in self.claims],
             "scales": {name: _scale_dict(scale) for name, scale in self.scales.items() if scale != Scale()},
         }
         if self.chosen:
-            content["chosen"] = [
-                asdict(one) | {"candidates": list(one.candidates), "seeds": list(one.seeds)} for one in self.chosen
-            ]
+            content["chosen"] = [_as_lists(one) for one in self.chosen]
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
+
+
+def _as_lists(record: TableLayout | Chosen) -> dict[str, Any]:
+    """A dataclass as a dict, with lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
 
 
 def _scale_dict(scale: Scale) -> dict[str, Any]:
@@ -230,7 +226,7 @@ def _scale_dict(scale: Scale) -> dict[str, Any]:
 
 
 def _additions_last(layers: Sequence[Overrides]) -> list[Overrides]:
-    """Layers in which no addition to a list (a dotted key with a "+") comes before what replaces that list."""
+    """Layers with every addition to a list (a dotted key with a "+") after the layer that replaces the list."""
     kept, moved = [], []
     for number, layer in enumerate(layers):
         replaced = {key for later in layers[number + 1 :] for key in later}

@@ -1,4 +1,4 @@
-"""How a study goes: a live display on a terminal, plain lines anywhere else."""
+"""Progress of a study: a live display on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ __all__ = ["StudyDisplay"]
 
 
 class StudyDisplay:
-    """Shows cells that are done, at work and failed, and the time left. A context: left, it takes the display down.
+    """Context manager that shows finished, running and failed cells and the remaining time.
 
     Args:
         cells: of the study.
-        num_workers: cells at once.
-        console: where to; standard output by default.
+        num_workers: concurrent cells.
+        console: defaults to standard output.
     """
 
     def __init__(self, cells: Sequence[Cell], num_workers: int, console: Console | None = None) -> None:
@@ -38,7 +38,7 @@ class StudyDisplay:
         self._began = time.monotonic()
         self._max_rounds: dict[Cell, int | None] = {}
         workers = f"{num_workers} {'worker' if num_workers == 1 else 'workers'}"
-        self._say(f"{self._total} cells, {self._done} done, {workers}")
+        self._print(f"{self._total} cells, {self._done} done, {workers}")
 
     def __enter__(self) -> "StudyDisplay":
         if self._live is not None:
@@ -53,12 +53,12 @@ class StudyDisplay:
             self._live.stop()
 
     def started(self, cell: Cell, resumed: bool) -> None:
-        """Say that a cell starts."""
+        """Report that a cell started."""
         if self._live is None:
-            self._say(f"{cell.name}: {'goes on' if resumed else 'starts'}")
+            self._print(f"{cell.name}: {'resumed' if resumed else 'started'}")
 
     def ended(self, cell: Cell, seconds: float, left: float | None) -> None:
-        """Say how a cell ended."""
+        """Report how a cell ended."""
         failure = cell.failure()
         if failure is not None:
             self._failed += 1
@@ -69,7 +69,7 @@ class StudyDisplay:
             self._done += 1
             text = f"done in {_duration(seconds)}"
         counts = f"{self._done}/{self._total} done" + (f", {self._failed} failed" if self._failed else "")
-        self._say(f"{cell.name}: {text} | {counts}, {_left(left)}")
+        self._print(f"{cell.name}: {text} | {counts}, {_left(left)}")
 
     def tick(self, running: Mapping[Cell, float], left: float | None) -> None:
         """Redraw the display."""
@@ -77,8 +77,8 @@ class StudyDisplay:
             self._live.update(self._renderable(running, left), refresh=True)
 
     def stopping(self, signal_name: str) -> None:
-        """Say that the study stops."""
-        self._say(f"{signal_name}: the running cells finish their round and save it (once more stops at once)")
+        """Report that the study was interrupted."""
+        self._print(f"{signal_name}: running cells finish their round and save it (repeat to stop at once)")
 
     def _renderable(self, running: Mapping[Cell, float], left: float | None) -> Group:
         bar = Table.grid(padding=(0, 1), expand=True)
@@ -104,7 +104,7 @@ class StudyDisplay:
         total = self._max_rounds[cell]
         return f"round {rounds}{'' if total is None else f'/{total}'}, "
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
 
@@ -121,4 +121,4 @@ def _duration(seconds: float) -> str:
 
 
 def _left(seconds: float | None) -> str:
-    return "time left not known yet" if seconds is None else f"{_duration(seconds)} left"
+    return "remaining time unknown" if seconds is None else f"{_duration(seconds)} left"

@@ -1,4 +1,4 @@
-"""What a study was run with and on: versions, the commit, the machine. Nothing heavy is imported for it."""
+"""Versions, commit and machine of a study. Imports nothing heavy."""
 
 import platform
 import subprocess
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions and machine, of strings and numbers only."""
+    """Versions and machine as strings and numbers."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "lightning-fl": __version__,
@@ -30,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def package_commit() -> str:
-    """The commit of the checkout that the package is run from, with "+" if files differ from it; empty for none."""
+    """Commit of the package's git checkout, with "+" if it has changes; empty without one."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""

@@ -1,4 +1,4 @@
-"""A finished run as it lies on the disk: its record, its settings, its curves. Nothing is trained, torch not needed."""
+"""Reader of a finished run's record, settings and curves. Imports no torch."""
 
 import json
 import math
@@ -16,14 +16,22 @@ from lightning_fl.core.escaping import printable_values
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
 
-__all__ = ["WATCHING", "FinishedRun", "RunMetric", "find_runs"]
+__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"]
 
-#: Ends of the names of callbacks that change no result: those that draw, show and measure.
-WATCHING = ("Figure", "Figures", "Curves", "SaveConfig", "ProgressDisplay", "LocalReference")
+#: Callbacks that change no result: those with ``Callback.only_shows`` (importing them would import torch; a test
+#: compares the two), and ``LocalReference``.
+ONLY_SHOW = frozenset(
+    {
+        *("Calibration", "CalibrationFigure", "CoalitionFigure", "CollaborationFigure", "ContributionFigure"),
+        *("ForestReference", "GainFigure", "GraphFigure", "GroupAgreement", "LastRounds", "LearningCurves"),
+        *("LocalReference", "ParityFigure", "PrecisionRecallFigure", "ProgressDisplay", "ROCFigure"),
+        *("SamplingWeightsFigure", "SaveConfig", "Snapshots", "TierFigures"),
+    }
+)
 
-#: What a run's record holds at least, and what else is read of it.
+#: Required and optional fields of ``summary.json``.
 _RECORD = {"metrics": dict, "data": dict, "data_source": str, "strategy": str, "seed": int, "client_names": list}
-_MORE = {
+_OPTIONAL = {
     "callbacks": list,
     "communication": dict,
     "gains_over_local_training": dict,
@@ -33,16 +41,20 @@ _MORE = {
     "wall_time_seconds": int | float,
 }
 _NUMBER = int | float | None
-_MEND = "copy the run again, or repeat it."
+_REMEDY = "copy the run again, or repeat it."
 
 
 @dataclass(frozen=True)
 class RunMetric:
-    """One metric of a run over its clients, as ``summary.json`` has it.
+    """One metric of a run over its clients; non-finite values are NaN.
 
     Args:
         name: without its split: "acc".
-        mean: over clients, NaN where it was not finite; ``worst``, ``best`` and ``std`` alike.
+        mean: over clients.
+        worst: of the clients.
+        best: of the clients.
+        std: over clients.
+        higher_is_better: its direction.
         clients: client's name -> value.
     """
 
@@ -57,12 +69,12 @@ class RunMetric:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run's folder, read.
+    """A finished run.
 
     Args:
         folder: the ``version_N`` folder.
-        summary: ``summary.json``.
-        config: the resolved recipe; empty for a run that was started from Python.
+        summary: content of ``summary.json``.
+        config: the resolved recipe; empty for a run started from Python.
     """
 
     folder: Path
@@ -74,22 +86,22 @@ class FinishedRun:
         """Read a run.
 
         Args:
-            folder: of the run, or one that holds runs, of which the last fit that ended is read, else the last run.
+            folder: of the run, or its parent, in which the last finished fit is read, else the last run.
 
         Raises:
-            ConfigurationError: there is no such folder, or no finished run in it.
+            ConfigurationError: the folder does not exist or has no finished run.
             CheckpointError: its files are damaged.
         """
         path = Path(folder).expanduser()
         if not path.is_dir():
-            raise ConfigurationError(f"{path} is not a folder: give a run's, such as runs/drflm_esol/version_0.")
+            raise ConfigurationError(f"{path} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
         if not (path / "summary.json").is_file():
             return cls.read(_last_finished(path))
         for name in ("summary.json", "config.yaml", "metrics.csv"):
             refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
-        is_there = recipe.exists() or recipe.is_symlink()  # whatever it is: reading says what is wrong with it
-        return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if is_there else {})
+        exists = recipe.exists() or recipe.is_symlink()  # a broken one is refused by load_recipe
+        return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
 
     @property
     def seed(self) -> int:
@@ -98,109 +110,107 @@ class FinishedRun:
 
     @property
     def data_source(self) -> str:
-        """ "measured", "stand-in" or what else the data say of themselves."""
+        """ "measured", "stand-in", "synthetic" or another source of the data."""
         return str(self.summary["data_source"])
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the data module said of the data, partition and split included."""
+        """Description of the data, partition and split."""
         return self.summary["data"]
 
     @property
     def clients(self) -> list[str]:
-        """The clients' names, in their order."""
+        """Names of the clients, in order."""
         return list(self.summary["client_names"])
 
     @property
     def algorithm(self) -> str:
-        """The strategy and the callbacks that take part in the algorithm: "FedAvg + DROClientSampling"."""
-        aside = (*WATCHING, "Checkpoint")
-        parts = [name for name in self.summary.get("callbacks", []) if not name.endswith(aside)]
+        """The strategy and the callbacks that change results: "FedAvg + DROClientSampling"."""
+        parts = [name for name in self.summary.get("callbacks", []) if name not in ONLY_SHOW | {"ModelCheckpoint"}]
         return " + ".join([self.summary["strategy"], *parts])
 
     @property
     def rounds(self) -> int | None:
-        """Rounds trained; ``None`` of a run that only evaluated."""
+        """Rounds trained; ``None`` for an evaluation."""
         return self.summary.get("rounds")
 
     @property
     def interrupted(self) -> bool:
-        """Whether the training was stopped before its last round."""
+        """Whether the training was interrupted."""
         return bool(self.summary.get("interrupted", False))
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of the training."""
+        """Wall time of the training in seconds."""
         return self.summary.get("wall_time_seconds")
 
     @property
     def bytes_sent(self) -> int | None:
-        """What all clients sent over the run, in bytes; ``None`` where the run did not count it."""
+        """Bytes sent by all clients; ``None`` if not counted."""
         return self.summary.get("communication", {}).get("bytes_sent")
 
     @property
     def bytes_received(self) -> int | None:
-        """What all clients received over the run, in bytes; ``None`` where the run did not count it."""
+        """Bytes received by all clients; ``None`` if not counted."""
         return self.summary.get("communication", {}).get("bytes_received")
 
     def splits(self) -> list[str]:
-        """The splits that were evaluated, test first."""
+        """Evaluated splits, test first."""
         return [split for split in ("test", "val", "train") if self.summary["metrics"].get(split)]
 
     def metric_names(self, split: str = "test") -> list[str]:
-        """The metrics of a split, in the order in which they were logged."""
+        """Names of a split's metrics, in the order of their logging."""
         return list(self.summary["metrics"].get(split, {}))
 
     def metric(self, name: str, split: str = "test") -> RunMetric:
         """One metric.
 
         Raises:
-            ConfigurationError: the run does not have it; the message names those that it has.
+            ConfigurationError: the run does not have it.
         """
         found = self.summary["metrics"].get(split, {})
         if name not in found:
-            there = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
+            known = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
             raise ConfigurationError(
                 f"{self.folder} has no {split} metric {name!r}{did_you_mean(name, found)}. It has"
-                f" {listed(there, near=f'{name} ({split})') or 'no metrics'}."
+                f" {listed(known, near=f'{name} ({split})') or 'no metrics'}."
             )
         record = found[name]
         return RunMetric(
             name=name,
-            **{part: _number(record.get(part)) for part in ("mean", "worst", "best", "std")},
+            **{part: number_or_nan(record.get(part)) for part in ("mean", "worst", "best", "std")},
             higher_is_better=bool(record["higher_is_better"]),
-            clients={client: _number(value) for client, value in record["clients"].items()},
+            clients={client: number_or_nan(value) for client, value in record["clients"].items()},
         )
 
     def gains(self, name: str, split: str = "test") -> dict[str, float] | None:
-        """Client's name -> gain over its own local training; ``None`` where the run trained no local models."""
+        """Client's name -> gain over its local training; ``None`` if the run trained no local models."""
         found = self.summary.get("gains_over_local_training", {}).get(split, {}).get(name)
-        return None if found is None else {client: _number(gain) for client, gain in found["clients"].items()}
+        return None if found is None else {client: number_or_nan(gain) for client, gain in found["clients"].items()}
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """What was logged by round: the column ``step`` (rounds done) and one for each curve; may be empty."""
+        """Content of ``metrics.csv``: ``step`` (rounds done) and a column per curve; may be empty."""
         path = self.folder / "metrics.csv"
         if not (path.exists() or path.is_symlink()):
             return pd.DataFrame({"step": []})
         try:
             if not path.is_file():
-                raise ValueError("it is no file")
+                raise ValueError("not a file")
             curves = pd.read_csv(path)
             if "step" not in curves:
-                raise ValueError("it has no column step")
-            strange = [name for name in map(str, curves) if not pd.api.types.is_numeric_dtype(curves[name])]
-            if strange:
-                raise ValueError(f"not all in its column {strange[0][:40]!r} are numbers")
+                raise ValueError("no column step")
+            invalid = [name for name in map(str, curves) if not pd.api.types.is_numeric_dtype(curves[name])]
+            if invalid:
+                raise ValueError(f"column {invalid[0][:40]!r} is not numeric")
         except (OSError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_MEND}") from error
+            raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_REMEDY}") from error
         return curves
 
     def curve(self, name: str, split: str = "val") -> pd.DataFrame:
-        """One metric by round: ``round``, ``mean``, ``worst`` (NaN where not logged) and ``megabytes``.
+        """One metric by round: ``round``, ``mean``, ``worst`` and ``megabytes`` that all clients have exchanged so far.
 
-        ``megabytes`` is what all clients had sent and received by then; NaN where the run did not count it. The frame
-        is empty if the metric was not logged.
+        Values that were not logged are NaN; without the metric the frame is empty.
         """
         curves = self.curves
         column = next((found for found in (f"{split}/{name}", f"{split}_{name}", name) if found in curves), None)
@@ -208,7 +218,7 @@ class FinishedRun:
             return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
 
         def by_round(name: str) -> pd.Series:
-            # A logger may write several rows for one round, each with a part of the columns.
+            # A logger may split a round over several rows.
             return curves.groupby("step")[name].last() if name in curves else pd.Series(dtype=float)
 
         mean = by_round(column).dropna()
@@ -219,26 +229,27 @@ class FinishedRun:
 
 
 def find_runs(folder: str | Path) -> list[FinishedRun]:
-    """All fits below a folder that have a record, in the order of their paths; the interrupted ones among them.
-
-    Args:
-        folder: of a run, or one with runs at any depth below it.
+    """Read all fits with a record below a folder, interrupted ones included, in the order of their paths.
 
     Raises:
-        ConfigurationError: there is no such folder, or no finished run below it.
+        ConfigurationError: the folder does not exist or has no fit below it.
         CheckpointError: a run's files are damaged.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise ConfigurationError(f"{path} is not a folder: give one with runs below it, such as runs.")
+        raise ConfigurationError(f"{path} is not a folder: name a folder with runs below it, such as runs.")
     found = [FinishedRun.read(file.parent) for file in sorted(path.rglob("summary.json"), key=_natural)]
     runs = [run for run in found if run.rounds is not None]
     if not runs:
         raise ConfigurationError(
-            f"there is no finished run of lightning-fl fit below {path}: give a folder that holds one, with its"
-            " summary.json."
+            f"no finished run of lightning-fl fit below {path}: there is no summary.json of a fit."
         )
     return runs
+
+
+def number_or_nan(value: float | None) -> float:
+    """A number as JSON stores it, where ``None`` stands for NaN."""
+    return math.nan if value is None else float(value)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -250,14 +261,14 @@ def _last_finished(folder: Path) -> Path:
     runs = [path for path in folder.glob("version_*") if (path / "summary.json").is_file()]
     if not runs:
         last = folder / "checkpoints" / "last.ckpt"
-        mend = (
-            f"end it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path {last}"
+        remedy = (
+            f"finish it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path {last}"
             if last.is_file() and (folder / "config.yaml").is_file()
-            else "give the folder that lightning-fl fit named"
+            else "name the folder that lightning-fl fit printed"
         )
-        raise ConfigurationError(f"{folder} holds no finished run, there is no summary.json: {mend}.")
+        raise ConfigurationError(f"{folder} has no finished run, summary.json is missing: {remedy}.")
     runs.sort(key=_natural, reverse=True)
-    # An evaluation of a fit stands in a folder of its own beside it, a fit that goes on after an interrupt likewise.
+    # Evaluations and resumed fits have folders of their own.
     return next((path for path in runs if _is_finished_fit(path)), runs[0])
 
 
@@ -266,30 +277,29 @@ def _is_finished_fit(folder: Path) -> bool:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return "rounds" in summary and not summary.get("interrupted", False)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return True  # damaged: reading it says so
+        return True  # damaged: read() raises
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """``summary.json`` of a run."""
     try:
         summary = printable_values(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_MEND}") from error
+        raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_REMEDY}") from error
     if not isinstance(summary, dict):
-        raise CheckpointError(f"{path} is no run's record, but a {type(summary).__name__}: {_MEND}")
+        raise CheckpointError(f"{path} is not a run's record but a {type(summary).__name__}: {_REMEDY}")
     wrong = [key for key, kind in _RECORD.items() if not isinstance(summary.get(key), kind)]
-    wrong += [key for key, kind in _MORE.items() if not isinstance(summary.get(key), kind | None)]
+    wrong += [key for key, kind in _OPTIONAL.items() if not isinstance(summary.get(key), kind | None)]
     inner_of = dict.fromkeys(("metrics", "last_rounds"), "higher_is_better") | {"gains_over_local_training": "clients"}
     for key, inner in inner_of.items():
         if key not in wrong and not all(map(partial(_is_split, inner=inner), (summary.get(key) or {}).values())):
             wrong.append(key)
     if wrong:
-        raise CheckpointError(f"{path} is no run's record, {wrong[0]!r} in it is missing or of another kind: {_MEND}")
+        raise CheckpointError(f"{path} is not a run's record, {wrong[0]!r} is missing or has another type: {_REMEDY}")
     return summary
 
 
 def _is_split(metrics: Any, inner: str) -> bool:
-    """Whether this is what a record says of a split: metric -> its figures, those of the clients among them."""
+    """Whether this is a split's record: metric -> its statistics, including ``clients`` and ``inner``."""
     return isinstance(metrics, dict) and all(
         isinstance(metric, dict)
         and inner in metric
@@ -301,17 +311,13 @@ def _is_split(metrics: Any, inner: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file is not read, without the words of the parser's inside."""
+    """Short reason why a file cannot be read."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text in UTF-8"
+        return "not UTF-8"
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON from line {error.lineno}, column {error.colno}"
     if isinstance(error, RecursionError):
-        return "its lists lie too deep in each other"
+        return "nested too deeply"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return " ".join(str(error).removeprefix("Error tokenizing data. C error: ").split())
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

@@ -1,7 +1,7 @@
-"""What a study's worker processes do.
+"""Functions of a study's worker processes.
 
-They are forked from a server that has imported :mod:`lightning_fl.study.warm`, and so all of ``lightning-fl fit``,
-once: a cell starts within a fraction of a second, in a process that nothing else has run in.
+Workers are forked from a server that has imported :mod:`lightning_fl.study.warm`: a cell starts within a fraction of a
+second, in a fresh process.
 """
 
 import os
@@ -17,15 +17,11 @@ from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.run import run
 
-__all__ = ["check_settings", "run_cell", "start_worker", "visible_gpus"]
+__all__ = ["find_faults", "run_cell", "start_worker", "visible_gpus"]
 
 
 def start_worker(output: Path) -> None:
-    """What every worker begins with: it ends when the study does, leaves Ctrl-C to it, and writes into a file.
-
-    Args:
-        output: the file, to which is added.
-    """
+    """Set up a worker: it ends with the study, ignores Ctrl-C, and appends its output to a file."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.setpgid(0, 0)
     with output.open("ab") as file:
@@ -41,7 +37,7 @@ def _end_with_parent() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine that this process may use, each as ``CUDA_VISIBLE_DEVICES`` names it."""
+    """GPUs that this process may use, as named in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -49,33 +45,33 @@ def visible_gpus() -> list[str]:
     return given[:count] if given else [str(number) for number in range(count)]
 
 
-def run_cell(words: list[str], log: Path, gpu: str | None = None) -> None:
-    """Run ``lightning-fl WORDS`` and exit as it does.
+def run_cell(arguments: list[str], log: Path, gpu: str | None = None) -> None:
+    """Run ``lightning-fl ARGUMENTS`` and exit with its code.
 
     Args:
-        words: the words.
-        log: where its output is added.
-        gpu: the only one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; ``None`` for those that there are.
+        arguments: of the command line.
+        log: its output is appended to this file.
+        gpu: the only visible one, as named in ``CUDA_VISIBLE_DEVICES``; ``None`` for all.
     """
     from lightning_fl.study.warm import PARSER
 
     start_worker(log)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    # Fabric starts the processes of further devices with the words of this one.
-    sys.argv = ["lightning-fl", *words]
+    # Fabric starts the processes of further devices with these arguments.
+    sys.argv = ["lightning-fl", *arguments]
     sys.modules["__main__"].__spec__ = find_spec("lightning_fl.__main__")
-    print(f"$ lightning-fl {' '.join(words)}", flush=True)
-    command, *rest = words
+    print(f"$ lightning-fl {' '.join(arguments)}", flush=True)
+    command, *rest = arguments
     sys.exit(exit_code(lambda: run(command, parse(command, PARSER, rest), PARSER, rest)))
 
 
-def check_settings(words: list[str]) -> str | None:
-    """What is wrong with the words of a cell, as far as it is seen before data are read; ``None`` for nothing."""
+def find_faults(arguments: list[str]) -> str | None:
+    """Parse and instantiate a cell's recipe without reading data; returns the error message, ``None`` if valid."""
     from lightning_fl.study.warm import PARSER
 
     try:
-        instantiate(PARSER, parse(words[0], PARSER, words[1:]))
+        instantiate(PARSER, parse(arguments[0], PARSER, arguments[1:]))
     except Exception as error:
         return error_text(error) or type(error).__name__
     return None

@@ -1,4 +1,4 @@
-"""Pictures inside a page whose marks say their values under the mouse: SVG's own titles, no script, no request."""
+"""Inline SVG figures with tooltips made of SVG titles, without scripts or requests."""
 
 import io
 import re
@@ -13,46 +13,46 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-__all__ = ["inline_svg", "say_values"]
+__all__ = ["add_tooltips", "inline_svg"]
 
-#: In front of an artist's text in its ``gid``, which the SVG writer makes the ``id`` of its group.
+#: Prefix of a tooltip's text in an artist's ``gid``, which becomes the ``id`` of its SVG group.
 _MARK = "values:"
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"(#|url\(#)([^)]+)(\)?)")
 
 
-def say_values(
+def add_tooltips(
     axes: Axes, x: npt.ArrayLike, y: npt.ArrayLike, texts: Sequence[str], *, most: int | None = None
 ) -> None:
-    """Lay marks that nobody sees over points; under the mouse each says its text.
+    """Add invisible marks with tooltips over points.
 
     Args:
-        axes: on which the points were drawn.
-        x: of the points, in data coordinates, shape (n,).
-        y: likewise.
-        texts: n of them.
-        most: of the points speak, evenly spread, first and last among them; ``None`` is all.
+        axes: of the points.
+        x: in data coordinates, shape (n,).
+        y: in data coordinates, shape (n,).
+        texts: n tooltips.
+        most: number of tooltips, evenly spread from the first point to the last; ``None`` for all.
     """
-    across, up = np.asarray(x, float), np.asarray(y, float)
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
     count = len(texts)
-    speaking = range(count) if most is None or count <= most else np.linspace(0, count - 1, most).round().astype(int)
-    for index in speaking:
-        # One artist a point: the writer leaves out points that lie outside or are no numbers, and does not say which.
-        mark = Line2D([across[index]], [up[index]], linestyle="", marker="o", markersize=9, alpha=0.0, zorder=10)
+    chosen = range(count) if most is None or count <= most else np.linspace(0, count - 1, most).round().astype(int)
+    for index in chosen:
+        # One artist per point: the SVG writer skips points that are not finite or outside the axes.
+        mark = Line2D([xs[index]], [ys[index]], linestyle="", marker="o", markersize=9, alpha=0.0, zorder=10)
         mark.set_gid(_MARK + texts[index])
         axes.add_line(mark)
 
 
 def inline_svg(figure: Figure, title: str) -> str:
-    """The picture as an ``<svg>`` element for a page, equal for equal pictures.
+    """A figure as an ``<svg>`` element; deterministic.
 
     Args:
-        figure: with or without values to say.
-        title: what it shows, for those who do not see it.
+        figure: with or without tooltips.
+        title: for screen readers; its hash makes the element's ids unique.
     """
     file = io.BytesIO()
-    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning-fl"}):  # the same letters on every machine
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning-fl"}):  # independent of installed fonts
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     root = ET.fromstring(file.getvalue())
     for group in root.iter(f"{{{_SVG}}}g"):
@@ -60,7 +60,7 @@ def inline_svg(figure: Figure, title: str) -> str:
         if name.startswith(_MARK):
             del group.attrib["id"]
             ET.SubElement(group, f"{{{_SVG}}}title").text = name.removeprefix(_MARK)
-    _name_apart(root, f"p{zlib.crc32(title.encode()):08x}-")
+    _prefix_ids(root, f"p{zlib.crc32(title.encode()):08x}-")
     width, height = root.attrib.pop("width"), root.attrib.pop("height")
     root.set("role", "img")
     root.set("aria-label", title)
@@ -70,8 +70,8 @@ def inline_svg(figure: Figure, title: str) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _name_apart(root: ET.Element, prefix: str) -> None:
-    """Names that are referred to begin with ``prefix``, others go: a page holds several pictures, a name once."""
+def _prefix_ids(root: ET.Element, prefix: str) -> None:
+    """Prefix ids that are referenced and drop the others, so that a page can hold several figures."""
     used = set()
     for element in root.iter():
         for attribute, value in element.attrib.items():

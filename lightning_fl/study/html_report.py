@@ -1,4 +1,4 @@
-"""A study as one HTML page that needs nothing but itself: tables, claims, pictures, settings, how to repeat it."""
+"""Self-contained HTML page of a study: tables, claims, figures, settings and commands."""
 
 import math
 import shlex
@@ -17,6 +17,7 @@ from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
 from lightning_fl.runtime.drawing import drawing
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.finished_run import FinishedRun
@@ -28,34 +29,25 @@ from lightning_fl.study.study_figures import Runs, draw_claims, draw_curves, dra
 
 __all__ = ["images_of", "write_html"]
 
-#: Inches from which on a picture takes the whole width of the page.
+#: Figures of this width in inches take the whole width of the page.
 _WIDE = 8.0
-#: Explained on the page where a table shows them.
 _STATISTICS = {
-    "mean": "the mean over clients",
-    "worst": "the client that is worst off",
-    "best": "the client that is best off",
-    "std": "the standard deviation over clients",
-    "last_mean": "the mean over clients, averaged over the last rounds (LastRounds) instead of the best round's",
-    "last_worst": "the client that is worst off in each of the last rounds, averaged over them",
-    "gain": "the mean gain over the clients' own local training",
-    "rsd": "the standard deviation of these gains over clients",
-    "ipr": "the share of clients that gain over local training",
-    "harmed": "the share of clients that lose against local training",
-    "ari": "the adjusted Rand index of the coalitions against the clients' known groups (GroupAgreement)",
+    "mean": "mean over clients",
+    "worst": "worst client",
+    "best": "best client",
+    "std": "standard deviation over clients",
+    "last_mean": "mean over clients, averaged over the last rounds (LastRounds) instead of the best round",
+    "last_worst": "worst client of each of the last rounds, averaged over them",
+    "gain": "mean gain over the clients' own local training",
+    "rsd": "standard deviation of these gains over clients",
+    "ipr": "share of clients that gain over local training",
+    "harmed": "share of clients that lose against local training",
+    "ari": "adjusted Rand index of the coalitions against the clients' known groups (GroupAgreement)",
 }
 
 
 def write_html(results: StudyResults, out: Path) -> Path:
-    """Write ``report.html``: one file, readable without a network and without the runs beside it.
-
-    Args:
-        results: of the study.
-        out: the study's folder, in which the runs lie.
-
-    Returns:
-        The file.
-    """
+    """Write ``report.html`` into the study's folder, which also contains the runs; returns its path."""
     study = results.study
     environment = page_environment()
     page = environment.get_template("report.html.j2").render(
@@ -86,16 +78,16 @@ def write_html(results: StudyResults, out: Path) -> Path:
 
 
 def _runs(results: StudyResults, out: Path) -> Runs:
-    """The finished runs that are still there; the page is made without those that are not."""
-    runs = {}
-    for cell in results.cells:
-        if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file():
-            runs[cell.arm, tuple(sorted(cell.place.items())), cell.seed] = FinishedRun.read(out / cell.run_folder)
-    return runs
+    """The finished runs that still exist."""
+    return {
+        cell.key: FinishedRun.read(out / cell.run_folder)
+        for cell in results.cells
+        if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file()
+    }
 
 
 def _figures(results: StudyResults, runs: Runs) -> list[dict[str, Any]]:
-    """Title and image of every picture that there is something to draw for."""
+    """All figures that have something to show."""
     study = results.study
     found: list[tuple[str, Callable[[], Figure | None]]] = []
     for statistic in study.table.statistics:
@@ -113,7 +105,7 @@ def _figures(results: StudyResults, runs: Runs) -> list[dict[str, Any]]:
 
 
 def images_of(title: str, draw: Callable[[], Figure | None]) -> list[dict[str, Any]]:
-    """A picture, or none where there is nothing to draw or it cannot be drawn."""
+    """A list with the figure; empty if there is nothing to draw or drawing fails."""
     images: list[dict[str, Any]] = []
     with drawing(title):
         if (figure := draw()) is not None:
@@ -128,7 +120,7 @@ def _answer(answer: Answer, digits: int) -> dict[str, Any]:
     bounds = "" if math.isnan(interval.low) else f"[{interval.low:+.{more}f}, {interval.high:+.{more}f}]"
     return {
         "claim": answer.claim,
-        "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
+        "at": cell_name("", answer.axes),
         "verdict": answer.verdict,
         "corrected": answer.corrected,
         "corrected_kind": answer.corrected.replace(" ", "-"),
@@ -143,7 +135,7 @@ def _answer(answer: Answer, digits: int) -> dict[str, Any]:
 
 def _cell(cell: CellResult) -> dict[str, Any]:
     return {
-        "name": ", ".join([cell.arm, *(f"{axis}={label}" for axis, label in cell.place.items())]),
+        "name": cell_name(cell.arm, cell.place),
         "seed": cell.seed,
         "status": cell.status,
         "kind": cell.status.replace(" ", "-"),
@@ -156,13 +148,11 @@ def _cell(cell: CellResult) -> dict[str, Any]:
 
 
 def _recipe(recipe: str, overrides: dict[str, Any]) -> dict[str, str]:
-    # The file's name only: where it lay says nothing on another machine.
-    name = Path(recipe).name
-    return {"name": name, "overrides": dump_yaml(overrides) if overrides else ""}
+    return {"name": Path(recipe).name, "overrides": dump_yaml(overrides) if overrides else ""}
 
 
 def _repeat(results: StudyResults) -> list[str]:
-    """The commands that run the study again."""
+    """Commands that repeat the study."""
     study, environment = results.study, results.environment
     scale = [] if study.scale == FULL else ["--scale", study.scale]
     lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]

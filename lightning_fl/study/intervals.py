@@ -1,31 +1,32 @@
-"""What some seeds say of all: intervals of means and shares, corrected p-values, the number of seeds that is needed."""
+"""Confidence intervals over seeds, corrected p-values, and the number of seeds that a test needs."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Gt, Lt, doc
 from scipy.special import nctdtr, stdtr, stdtrit
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import checked
 
 __all__ = ["Interval", "holm", "paired_interval", "seeds_needed", "share_interval"]
 
-#: More seeds than these nobody runs.
-_MOST_SEEDS = 1000
+_MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval, NaN where they are not defined.
+    """A mean with its confidence interval; NaN where undefined.
 
     Args:
         mean: of the values.
-        low: of the interval.
-        high: of the interval.
-        n: values behind it.
-        p_value: of the two-sided test that the mean is 0, which is below ``1 - confidence`` where 0 is outside.
-        deviation: the values' standard deviation.
+        low: lower bound.
+        high: upper bound.
+        n: number of values.
+        p_value: of the two-sided test that the mean is 0.
+        deviation: standard deviation of the values.
     """
 
     mean: float
@@ -36,15 +37,16 @@ class Interval:
     deviation: float = math.nan
 
 
-def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean and Student's t confidence interval, ``mean -+ t_{n-1} s / sqrt(n)`` with s the sample's deviation.
+@checked
+def paired_interval(
+    differences: Sequence[float], confidence: Annotated[float, Gt(0), Lt(1), doc("such as 0.95")] = 0.95
+) -> Interval:
+    """Student's t confidence interval of a mean, ``mean -+ t_{n-1} s / sqrt(n)`` with the sample deviation s.
 
     Args:
-        differences: one for each seed [n]; one that is not finite makes everything NaN.
-        confidence: of the two-sided interval, in (0, 1).
+        differences: one per seed [n]; a non-finite one makes everything NaN.
+        confidence: of the two-sided interval.
     """
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence={confidence}: give a probability between 0 and 1, such as 0.95.")
     values = np.array(differences, dtype=float)
     n = len(values)
     if n == 0:
@@ -57,41 +59,35 @@ def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> I
     half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
     if error:
         p_value = 2 * float(stdtr(n - 1, -abs(mean) / error))
-    else:  # all alike, or not finite
+    else:  # all equal, or not finite
         p_value = 0.0 if mean else 1.0 if mean == 0 else math.nan
     return Interval(mean, mean - half, mean + half, n, p_value, deviation)
 
 
 def seeds_needed(interval: Interval, power: float = 0.8, confidence: float = 0.95) -> int | None:
-    """Seeds by which a difference as large and as variable as that of a pilot is decided with some probability.
+    """Number of seeds with which a two-sided t test detects a difference of this mean and deviation.
 
-    The power of the two-sided t test, from the noncentral t distribution (Cohen, Statistical Power Analysis, 1988).
+    Power by the noncentral t distribution (Cohen, Statistical Power Analysis, 1988).
 
     Args:
-        interval: of the pilot, of two seeds or more.
-        power: the probability.
-        confidence: of the interval that is to leave out 0.
+        interval: of a pilot with at least two seeds.
+        power: probability of detection.
+        confidence: of the interval that must exclude 0.
 
     Returns:
-        The least number, at least 2; ``None`` where the pilot tells none, or more than 1000.
+        The smallest number, at least 2; ``None`` if the pilot does not determine it or it exceeds 1000.
     """
     if not interval.deviation > 0 or not interval.mean:
         return None
     effect = abs(interval.mean) / interval.deviation
-    n = np.arange(2, _MOST_SEEDS + 1)
+    n = np.arange(2, _MAX_SEEDS + 1)
     bound, shift = stdtrit(n - 1, 0.5 + confidence / 2), effect * np.sqrt(n)
     reached = 1 - nctdtr(n - 1, shift, bound) >= power
     return int(n[reached.argmax()]) if reached.any() else None
 
 
 def share_interval(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a share (Wilson, JASA 1927).
-
-    Args:
-        count: that have what is counted.
-        total: of all, at least 1.
-        confidence: of the interval.
-    """
+    """Wilson's interval of the share ``count / total`` (Wilson, JASA 1927)."""
     from scipy.stats import binomtest  # slow to import
 
     found = binomtest(count, total).proportion_ci(confidence, method="wilson")
@@ -99,11 +95,7 @@ def share_interval(count: int, total: int, confidence: float = 0.95) -> tuple[fl
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number by Holm's step-down rule (Scandinavian Journal of Statistics, 1979).
-
-    Args:
-        p_values: of all tests; NaN for one that was not made, which is not counted and stays NaN.
-    """
+    """P-values corrected by Holm's step-down rule (Scandinavian Journal of Statistics, 1979); NaN is not counted."""
     values = np.array(p_values, dtype=float)
     made = np.flatnonzero(~np.isnan(values))
     order = made[np.argsort(values[made], kind="stable")]

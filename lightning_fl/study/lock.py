@@ -1,4 +1,4 @@
-"""One study at a time in a folder, or several shares of one."""
+"""Lock of a study's folder: one study at a time, or several shards of it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,35 +16,35 @@ _WHOLE = ".lock"
 
 
 class StudyLock:
-    """Holds a study's folder while it is run; a context. The lock of a process that was killed is free again.
+    """Context manager that locks a study's folder. Killed processes release their locks.
 
     Args:
-        out: the study's folder; it is made.
-        share: the name of a share's lock; ``None`` to hold the whole folder.
-        is_beside: whether a share of some name may be run at the same time.
+        out: the study's folder; created if missing.
+        shard: name of a shard's lock; ``None`` to lock the whole folder.
+        is_compatible: whether the shard of a given lock may run at the same time.
 
     Raises:
-        ConfigurationError: another study is run in the folder, or the folder cannot be written.
+        ConfigurationError: the folder is locked or cannot be written.
     """
 
     def __init__(
-        self, out: Path, share: str | None = None, is_beside: Callable[[str], bool] = lambda name: False
+        self, out: Path, shard: str | None = None, is_compatible: Callable[[str], bool] = lambda name: False
     ) -> None:
         self._out = out
-        self._path = out / (_WHOLE if share is None else f"{_WHOLE}-{share}")
+        self._path = out / (_WHOLE if shard is None else f"{_WHOLE}-{shard}")
         self._lock = FileLock(self._path)
-        self._is_beside = is_beside
+        self._is_compatible = is_compatible
 
     def __enter__(self) -> "StudyLock":
         try:
             self._out.mkdir(parents=True, exist_ok=True)
-            with self.moment():
+            with self.exclusive():
                 self._check_others()
                 self._acquire(self._lock, self._path)
                 _pid_file(self._path).write_text(f"{os.getpid()}\n", encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(
-                f"{self._out} cannot be written: {error}. Give another folder with --out."
+                f"{self._out} cannot be written: {error}. Choose another folder with --out."
             ) from error
         return self
 
@@ -55,15 +55,15 @@ class StudyLock:
         self._lock.release()
 
     @contextmanager
-    def moment(self) -> Iterator[None]:
-        """Be alone in the folder with what takes a moment: no other study begins, no other share does the same."""
+    def exclusive(self) -> Iterator[None]:
+        """Briefly keep other studies from starting and other shards from entering their own ``exclusive`` block."""
         with FileLock(self._out / ".moment.lock"):
             yield
 
     def _check_others(self) -> None:
         for path in sorted(self._out.glob(f"{_WHOLE}*")):
             name = path.name.removeprefix(f"{_WHOLE}-")
-            if path.suffix != ".pid" and path != self._path and not self._is_beside(name):
+            if path.suffix != ".pid" and path != self._path and not self._is_compatible(name):
                 other = FileLock(path)
                 self._acquire(other, path)
                 other.release()
@@ -73,7 +73,7 @@ class StudyLock:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise ConfigurationError(
-                f"{self._out} is in use by the study of process {_holder(path)}: wait for it, or give another folder"
+                f"{self._out} is in use by the study of process {_holder(path)}: wait for it, or choose another folder"
                 " with --out."
             ) from error
 
@@ -83,7 +83,7 @@ def _pid_file(path: Path) -> Path:
 
 
 def _holder(path: Path) -> str:
-    """The process that holds a lock."""
+    """Process id of a lock's owner."""
     try:
         return _pid_file(path).read_text(encoding="utf-8").strip()
     except OSError:

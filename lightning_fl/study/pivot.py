@@ -1,4 +1,4 @@
-"""A study's table: mean and standard deviation over seeds by row and column, published figures beside."""
+"""A study's table: means and standard deviations over seeds, next to published results."""
 
 import itertools
 import math
@@ -16,14 +16,14 @@ from lightning_fl.study.claims import SHARES
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.results import CellResult, StudyResults
-from lightning_fl.study.table_columns import DIRECTIONS, best_values
+from lightning_fl.study.table_columns import DIRECTIONS, best_values, direction_text
 
 __all__ = ["Pivot", "make_pivot", "markdown_table", "terminal_tables"]
 
-#: Behind numbers that were not measured, by what the runs said of their data.
+#: Data source -> mark of its numbers.
 _MARKS = {"stand-in": "†", "synthetic": "‡"}
 _OTHER_MARK = "§"
-#: What follows a column's name above the published figures.
+#: Suffix of the header of published results.
 _PUBLISHED = ", published"
 
 
@@ -32,11 +32,11 @@ class Pivot:
     """A table as text.
 
     Args:
-        header: the columns' names.
-        rows: as long as the header each.
-        num_labels: how many columns name the row.
-        notes: below the table, a sentence each.
-        best: as long as the rows, whether a value is the best one of its arms; all False without labels.
+        header: names of the columns.
+        rows: texts, as many per row as the header has.
+        num_labels: number of columns that name the row.
+        notes: sentences below the table.
+        best: per row and column, whether the value is the best of all arms.
     """
 
     header: list[str]
@@ -47,7 +47,7 @@ class Pivot:
 
 
 def make_pivot(results: StudyResults) -> Pivot:
-    """Lay out results as their study says."""
+    """Arrange results in the layout of their study."""
     study, layout = results.study, results.study.table
     row_keys, column_keys = _keys(study, layout.rows), _keys(study, layout.columns)
     cells: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CellResult]] = {}
@@ -72,16 +72,16 @@ def make_pivot(results: StudyResults) -> Pivot:
         line = list(of_row)
         for column, statistic, is_published in shown:
             if is_published:
-                figure = published.get((", ".join(of_row), ", ".join(column), statistic))
-                line.append("" if figure is None else _number(figure[0], figure[1], layout.digits))
+                found = published.get((", ".join(of_row), ", ".join(column), statistic))
+                line.append("" if found is None else _with_spread(found[0], found[1], layout.digits))
             else:
-                line.append(_cell(study, cells.get((of_row, column), []), statistic))
+                line.append(_format_cell(study, cells.get((of_row, column), []), statistic))
         body.append(line)
     best = [[False] * len(header) for _ in body]
     for statistic, places in _comparable(used_rows, shown, layout.rows, layout.columns):
         means = [_mean(cells.get((used_rows[number], shown[place][0]), []), statistic) for number, place in places]
         texts = [body[number][num_labels + place] for number, place in places]
-        texts = [text.split()[0] if text else "" for text in texts]  # as they read, without spreads
+        texts = [text.split()[0] if text else "" for text in texts]  # without spreads
         direction = DIRECTIONS.get(statistic, results.higher_is_better)
         for (number, place), is_best in zip(places, best_values(means, texts, direction), strict=True):
             best[number][num_labels + place] = is_best
@@ -94,7 +94,7 @@ def _comparable(
     row_parts: Sequence[str],
     column_parts: Sequence[str],
 ) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Statistics, each with the places (row, shown column) that differ in the arm alone."""
+    """Statistics, each with the places (row, column) that differ in the arm only."""
     groups: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for place, (labels, statistic, is_published) in enumerate(shown):
         for row, names in enumerate(rows):
@@ -105,7 +105,7 @@ def _comparable(
 
 
 def _mean(cells: Sequence[CellResult], statistic: str) -> float:
-    """Over the seeds that are done; NaN where none is."""
+    """Mean over the finished seeds; NaN if there are none."""
     values = [cell.values[statistic] for cell in cells if not math.isnan(cell.values[statistic])]
     return statistics.fmean(values) if values else math.nan
 
@@ -115,29 +115,27 @@ def _keys(study: Study, parts: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*(labels[part] for part in parts)))
 
 
-def _cell(study: Study, cells: Sequence[CellResult], statistic: str) -> str:
-    """ "0.944 ± 0.010": over the seeds that are done, with their number where some are not."""
+def _format_cell(study: Study, cells: Sequence[CellResult], statistic: str) -> str:
+    """ "0.944 ± 0.010" over the finished seeds, with their number if some are missing."""
     if not cells:
         return ""
     unit = 100.0 if study.table.percent else 1.0
     done = [cell for cell in cells if not math.isnan(cell.values[statistic])]
     values = [unit * cell.values[statistic] for cell in done]
     if not values:
-        failed = all(cell.status == "failed" for cell in cells)
-        return "failed" if failed else "–"
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    text = _number(statistics.fmean(values), spread, study.table.digits)
+        return "failed" if all(cell.status == "failed" for cell in cells) else "–"
+    spread, digits = statistics.stdev(values) if len(values) > 1 else None, study.table.digits
+    text = _with_spread(statistics.fmean(values), spread, digits)
     if statistic in SHARES and all(cell.clients_with_gain for cell in done):
         totals = [cell.clients_with_gain or 0 for cell in done]
         count = sum(round(cell.values[statistic] * total) for cell, total in zip(done, totals, strict=True))
         low, high = (unit * bound for bound in share_interval(count, sum(totals)))
-        digits = study.table.digits
-        text = f"{_number(statistics.fmean(values), None, digits)} [{low:.{digits}f}, {high:.{digits}f}]"
+        text = f"{statistics.fmean(values):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
     marks = "".join(sorted({_mark(cell.data_source) for cell in done}))
     return text + (f" (n={len(values)})" if len(values) < len(cells) else "") + (f" {marks}" if marks else "")
 
 
-def _number(value: float, spread: float | None, digits: int) -> str:
+def _with_spread(value: float, spread: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
@@ -147,29 +145,27 @@ def _mark(source: str) -> str:
 
 def _notes(results: StudyResults) -> list[str]:
     study = results.study
-    direction = {True: ", higher is better", False: ", lower is better", None: ""}[results.higher_is_better]
     unit = " in percent" if study.table.percent else ""
     seeds = study.run_seeds
+    measured = ", ".join(
+        filter(None, [f"{study.metric} on {study.split} data{unit}", direction_text(results.higher_is_better)])
+    )
     spread = "mean ± standard deviation over" if len(seeds) > 1 else "of"
     notes = [
-        f"{study.metric} on {study.split} data{unit}{direction}; {spread} {len(seeds)}"
-        f" {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))}), scale {study.scale}."
+        f"{measured}; {spread} {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))}),"
+        f" scale {study.scale}."
     ]
-    if any(name in SHARES for name in study.table.statistics):
-        named = " and ".join(name for name in study.table.statistics if name in SHARES)
-        notes.append(
-            f"{named}: with Wilson's 95 % interval over the clients of all seeds, as if each were drawn by itself."
-        )
+    if shares := " and ".join(name for name in study.table.statistics if name in SHARES):
+        notes.append(f"{shares}: with Wilson's 95 % interval over the clients of all seeds, taken as independent.")
     for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
-        what = ": embedded examples, not the measured data" if source == "stand-in" else ""
-        notes.append(f"{_mark(source)} {source} data{what}.")
+        explanation = ": embedded examples, not the measured data" if source == "stand-in" else ""
+        notes.append(f"{_mark(source)} {source} data{explanation}.")
     if study.published.values:
         notes.append(f"Published: {study.published.source}.")
     commits = sorted({cell.commit for cell in results.cells if cell.commit})
     if len(commits) > 1:
-        notes.append(f"The runs are of {len(commits)} commits of the package: {', '.join(commits)}.")
-    waiting = sum(cell.status in ("open", "cut off") for cell in results.cells)
-    if waiting:
+        notes.append(f"The runs used {len(commits)} commits of the package: {', '.join(commits)}.")
+    if waiting := sum(cell.status in ("open", "cut off") for cell in results.cells):
         notes.append(f"{waiting} of {len(results.cells)} cells are not done.")
     return notes
 
@@ -183,10 +179,10 @@ def markdown_table(
     """A table in Markdown.
 
     Args:
-        header: the columns' names.
-        rows: as long as the header each.
-        num_labels: the first columns, which are flush left.
-        best: as the rows, what is bold.
+        header: names of the columns.
+        rows: texts, as many per row as the header has.
+        num_labels: number of left-aligned columns.
+        best: per row and column, whether it is bold.
     """
     rows = [list(map(markdown, row)) for row in rows]
     if best is not None:
@@ -199,17 +195,16 @@ def markdown_table(
 
 
 def terminal_tables(pivot: Pivot, width: int) -> Iterator[Table]:
-    """The table for a terminal, as several below each other where it is wider than that.
+    """Split the table into several that fit a terminal's width.
 
-    No number is broken, and a published figure stays beside the measured one; only a terminal too narrow for these two
-    breaks them.
+    Numbers are not wrapped, and published results stay next to measured ones, unless these two alone are too wide.
 
     Args:
         pivot: the table.
         width: of the terminal, in characters.
     """
     labels = list(range(pivot.num_labels))
-    frame = 1  # a column takes its border and two blanks besides
+    frame = 1  # a column adds its border and two blanks
     left = width - frame - sum(3 + _width(pivot, number) for number in labels)
     chunks: list[list[int]] = []
     room = 0
@@ -223,7 +218,7 @@ def terminal_tables(pivot: Pivot, width: int) -> Iterator[Table]:
     for chunk in chunks:
         table = Table()
         for number in [*labels, *chunk]:
-            # Broken here: rich takes the room for a long name from its neighbours' numbers.
+            # Wrapped here: rich would wrap numbers to fit a long name.
             name = "\n".join(textwrap.wrap(pivot.header[number], _width(pivot, number)))
             table.add_column(Text(name), justify="left" if number < pivot.num_labels else "right")
         for row, best in zip(pivot.rows, pivot.best, strict=True):
@@ -232,7 +227,7 @@ def terminal_tables(pivot: Pivot, width: int) -> Iterator[Table]:
 
 
 def _inseparable(pivot: Pivot) -> Iterator[list[int]]:
-    """A measured column, with its published one where there is one."""
+    """Columns of measured results, each with its column of published ones."""
     number = pivot.num_labels
     while number < len(pivot.header):
         end = number + 1
@@ -243,5 +238,5 @@ def _inseparable(pivot: Pivot) -> Iterator[list[int]]:
 
 
 def _width(pivot: Pivot, column: int) -> int:
-    """What a column needs: its longest value, and the longest word of its name."""
+    """Width of a column's longest value or word of its name."""
     return max(map(cell_len, [*pivot.header[column].split(), *(row[column] for row in pivot.rows)]))

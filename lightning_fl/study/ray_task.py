@@ -1,4 +1,4 @@
-"""What a study's Ray task does: one ``lightning-fl fit`` in a process of its own. Imports nothing heavy."""
+"""Ray task of a study: one ``lightning-fl fit`` in a subprocess. Imports nothing heavy."""
 
 import ctypes
 import os
@@ -9,30 +9,30 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["run_words"]
+__all__ = ["run_command"]
 
 _POLL_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
-def run_words(
-    words: list[str], log: str, folder: str, environment: Mapping[str, str], stop: str, node: str = ""
+def run_command(
+    arguments: list[str], log: str, folder: str, environment: Mapping[str, str], stop: str, node: str = ""
 ) -> int:
-    """Run ``lightning-fl WORDS``; returns its exit code, negative for a signal.
+    """Run ``lightning-fl ARGUMENTS``; returns its exit code, negative for a signal.
 
     Args:
-        words: the words.
-        log: where its output is added.
+        arguments: of the command line.
+        log: its output is appended to this file.
         folder: the working directory.
-        environment: what is set besides the node's own.
-        stop: a file; once it is there, the run is asked to finish its round and save it.
+        environment: additional environment variables.
+        stop: when this file appears, the run is asked to finish its round and save it.
         node: the node's name, for the log.
     """
     with Path(log).open("ab") as file:
-        file.write(f"$ lightning-fl {' '.join(words)}\n# on Ray node {node}\n".encode())
+        file.write(f"$ lightning-fl {' '.join(arguments)}\n# on Ray node {node}\n".encode())
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "lightning_fl", *words],
+            [sys.executable, "-m", "lightning_fl", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -50,6 +50,6 @@ def run_words(
 
 
 def _die_with_parent() -> None:
-    """A run must not outlive its task: another one may take up its cell."""
+    """Kill the run with its task, since another task may resume the cell."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Runs the cells of a study on Ray (the extra ``lightning-fl[ray]``): a cluster that there is, or one on this machine.
+"""Ray workers of a study (the extra ``lightning-fl[ray]``), on an existing or a local cluster.
 
-All nodes see the study's folder under the same path, and have the same Python environment.
+All nodes need the study's folder under the same path and the same Python environment.
 """
 
 import os
@@ -14,30 +14,30 @@ from pathlib import Path
 from lightning_fl.core.errors import ConfigurationError, cut
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.ray_task import run_words
+from lightning_fl.study.ray_task import run_command
 from lightning_fl.study.workers import Job, Workers, usable_cores
 
 __all__ = ["RayWorkers"]
 
 _TICK_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
-#: Of this process's environment what a run's result or data depend on.
+#: Environment variables that a run depends on.
 _PASSED_ON = ("PYTHONPATH", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE")
 
 
 class RayWorkers(Workers):
-    """Ray tasks that run cells; recipes are checked on this machine.
+    """Ray tasks that run cells; recipes are checked locally.
 
-    Each takes a CPU, and a GPU where the cluster has some and its cell may use one.
+    A task takes a CPU, and a GPU if the cluster has some and its cell may use one.
 
     Args:
-        address: of a cluster, ``auto`` for the one of this machine or of ``RAY_ADDRESS``, ``local`` for a new one.
-        num_workers: cells at once; ``None`` for as many as the cluster has GPUs, or CPUs where cells use none.
-        cells: what is to be run.
+        address: of a cluster; ``auto`` for this machine's or ``RAY_ADDRESS``, ``local`` for a new one.
+        num_workers: concurrent cells; ``None`` for the number of GPUs, or of CPUs if cells use no GPU.
+        cells: to run.
         out: the study's folder.
 
     Raises:
-        ConfigurationError: Ray is not installed, no cluster answers, or ``num_workers`` is below 1.
+        ConfigurationError: Ray is not installed or no cluster responds.
     """
 
     def __init__(self, address: str, num_workers: int | None, cells: Sequence[Cell], out: Path) -> None:
@@ -52,24 +52,24 @@ class RayWorkers(Workers):
         self._ray = ray
         new = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {"address": address}
         try:
-            if ":" in address:  # Ray itself waits long for one that does not answer
+            if ":" in address:  # Ray's own timeout is long
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
             ray.init(**new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-        except Exception as error:  # of several kinds, from a wrong address to another version of Ray there
+        except Exception as error:  # many types, from a wrong address to another version of Ray
             raise ConfigurationError(
-                f"--ray {address}: no Ray cluster answers: {cut(' '.join(str(error).split()), 200)} Start one with `ray"
-                " start --head`, or take --ray local."
+                f"--ray {address}: no Ray cluster responds: {cut(' '.join(str(error).split()), 200)} Start one with"
+                " `ray start --head`, or use --ray local."
             ) from error
-        there = ray.cluster_resources()
-        self._use_gpus = bool(there.get("GPU")) and any(cell.accelerator != "cpu" for cell in cells)
-        self.num_workers = num_workers or max(1, int(there.get("GPU" if self._use_gpus else "CPU", 1)))
+        resources = ray.cluster_resources()
+        self._use_gpus = bool(resources.get("GPU")) and any(cell.accelerator != "cpu" for cell in cells)
+        self.num_workers = num_workers or max(1, int(resources.get("GPU" if self._use_gpus else "CPU", 1)))
 
     def _start(self, cell: Cell) -> bool:
         gpus = 1 if self._use_gpus and cell.accelerator != "cpu" else 0
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"OMP_NUM_THREADS": "1"}
         task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_on_node)
-        ref = task.remote(cell.words(), str(cell.log), os.getcwd(), environment, str(self._stop))
+        ref = task.remote(cell.arguments(), str(cell.log), os.getcwd(), environment, str(self._stop))
         self._jobs.append(Job(cell, ref, time.monotonic()))
         return True
 
@@ -79,16 +79,16 @@ class RayWorkers(Workers):
         return [(job, self._code(job)) for job in self._jobs if job.handle in ready]
 
     def _code(self, job: Job) -> int:
-        """The exit code; of a cell whose node is lost that of one that was killed."""
+        """Exit code of a job; a lost node counts as a kill."""
         try:
             return int(self._ray.get(job.handle))
         except self._ray.exceptions.RayTaskError:
-            raise  # a mistake of ours, not of the run
+            raise  # a bug of this package, not of the run
         except self._ray.exceptions.RayError:
             return -int(signal.SIGKILL)
 
     def _ask_to_stop(self) -> None:
-        self._stop.touch()  # which tasks look for
+        self._stop.touch()  # polled by tasks
 
     def _kill(self) -> None:
         for job in self._jobs:
@@ -101,7 +101,7 @@ class RayWorkers(Workers):
         self._ray.shutdown()
 
 
-def _on_node(words: list[str], log: str, folder: str, environment: dict[str, str], stop: str) -> int:
+def _on_node(arguments: list[str], log: str, folder: str, environment: dict[str, str], stop: str) -> int:
     import ray
 
-    return run_words(words, log, folder, environment, stop, ray.get_runtime_context().get_node_id())
+    return run_command(arguments, log, folder, environment, stop, ray.get_runtime_context().get_node_id())

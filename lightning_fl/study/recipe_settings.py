@@ -1,18 +1,17 @@
-"""What recipes set, and which runs are one row of a comparison: the same recipe with different seeds.
+"""Settings of recipes, and rows of a comparison: runs of the same recipe with different seeds.
 
-Labels come from the recipes too: the algorithm, and what tells rows of one algorithm apart.
+A row's label is the algorithm and the settings that distinguish it from other rows of that algorithm.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_fl.study.finished_run import WATCHING, FinishedRun
+from lightning_fl.study.finished_run import ONLY_SHOW, FinishedRun
 
 __all__ = ["group_runs", "recipe_differences", "recipe_lines", "recipe_settings"]
 
-#: Keys that change no result: where the run goes and what is shown meanwhile; the seed; the list of callbacks where it
-#: has no entries.
+#: Keys that change no result, the seed, and an empty list of callbacks.
 _WITHOUT_EFFECT = frozenset(
     {
         *("seed_everything", "ckpt_path", "config", "trainer.seed", "trainer.default_root_dir", "trainer.logger"),
@@ -21,19 +20,16 @@ _WITHOUT_EFFECT = frozenset(
         "trainer.processes_per_device",
     }
 )
-#: Differing settings named in a label; more only where it takes them to tell rows apart.
-_MOST_WORDS = 3
+#: Differing settings in a label; more only if needed to distinguish rows.
+_MAX_SETTINGS = 3
 
 
 def recipe_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a resolved recipe that can change a result, by their path, as JSON.
+    """Settings of a resolved recipe that can change a result: path -> value as JSON.
 
-    ``init_args`` is left out of a path, a class stands under its owner's path, an entry of a list of classes under its
-    class's name: ``model``, ``model.hidden_dim``, ``trainer.callbacks.LocalMixup.alpha``. A list of plain values is
-    one setting. Callbacks that only watch a run are left out.
-
-    Args:
-        config: of :class:`~lightning_fl.study.finished_run.FinishedRun`; empty gives no settings.
+    A class is stored under its owner's path, its arguments below that (without ``init_args``), entries of a list of
+    classes under their class's name: ``model``, ``model.hidden_dim``, ``trainer.callbacks.LocalMixup.alpha``. A list
+    of plain values is one setting. Callbacks in :data:`~lightning_fl.study.finished_run.ONLY_SHOW` are left out.
     """
     found: dict[str, str] = {}
     _collect(config, "", found)
@@ -41,12 +37,11 @@ def recipe_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list[FinishedRun]]:
-    """Runs as rows: those that differ in the seed only are one.
+    """Group runs that differ in the seed only.
 
     Args:
-        runs: each with its label, or ``None``. Runs of one label are one row. A run without label that has no
-            ``config.yaml`` (it was started from Python) is a row of its own: whether it has another's settings is not
-            known.
+        runs: each with its label, or ``None``. Runs with the same label form a row. A run without label and
+            ``config.yaml`` (started from Python) is a row of its own, since its settings are unknown.
 
     Returns:
         Label -> runs ordered by seed; rows in the order of their first runs.
@@ -66,7 +61,7 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
 
 
 def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
-    """Settings that several rows have, with different values that their labels do not tell.
+    """Settings with different values that the rows' labels do not contain.
 
     Args:
         groups: label -> runs.
@@ -79,19 +74,19 @@ def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
         labels: dict[str, list[str]] = {}
         for label, value in values.items():
             if value is not None:
-                labels.setdefault(_plain(value), []).append(label)
+                labels.setdefault(_value_text(value), []).append(label)
         short = name.rpartition(".")[2]
-        told = all(f"{short}={value}" in label.split() for value, found in labels.items() for label in found)
-        if len(labels) > 1 and not told:
-            texts = [f"{value} ({_few(of_value)})" for value, of_value in labels.items()]
+        in_labels = all(f"{short}={value}" in label.split() for value, found in labels.items() for label in found)
+        if len(labels) > 1 and not in_labels:
+            texts = [f"{value} ({_short_list(of_value)})" for value, of_value in labels.items()]
             lines.append(f"{name}: {', '.join(texts)}")
     return lines
 
 
 def recipe_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> dict[str, dict[str, str | None]]:
-    """In what the rows' recipes differ: setting -> label -> value as JSON, ``None`` where it is not set.
+    """Settings in which the recipes of rows differ: setting -> label -> value as JSON, ``None`` if not set.
 
-    Rows whose runs have no recipe are left out.
+    Rows without a recipe are left out.
 
     Args:
         groups: label -> runs.
@@ -113,7 +108,7 @@ def _collect(value: object, path: str, found: dict[str, str]) -> None:
         names: list[str] = []
         for number, item in enumerate(value):
             name = _class_name(item) if isinstance(item, Mapping) and "class_path" in item else str(number)
-            if name.endswith(WATCHING):
+            if name in ONLY_SHOW:
                 continue
             names.append(name)
             again = f"[{names.count(name)}]" if names.count(name) > 1 else ""
@@ -127,7 +122,7 @@ def _class_name(entry: Mapping[str, Any]) -> str:
 
 
 def _labels(rows: Mapping[tuple[str, ...], Sequence[FinishedRun]]) -> dict[tuple[str, ...], str]:
-    """A label for every row, all different."""
+    """Unique labels of the rows."""
     labels = {key: key[1] for key in rows if key[0] == "label"}
     by_algorithm: dict[str, list[tuple[str, ...]]] = {}
     for key, runs in rows.items():
@@ -135,43 +130,36 @@ def _labels(rows: Mapping[tuple[str, ...], Sequence[FinishedRun]]) -> dict[tuple
             by_algorithm.setdefault(runs[0].algorithm, []).append(key)
     for algorithm, keys in by_algorithm.items():
         found = {"\0".join(key): rows[key] for key in keys}
-        words = _words(recipe_differences(found)) if len(keys) > 1 else {}
+        settings = _distinguishing(recipe_differences(found)) if len(keys) > 1 else {}
         for key in keys:
-            parts = [algorithm, *words.get("\0".join(key), [])]
-            labels[key] = _unused(" ".join(parts), rows[key][0], set(labels.values()))
+            label = " ".join([algorithm, *settings.get("\0".join(key), [])])
+            labels[key] = f"{label} ({rows[key][0].folder})" if label in labels.values() else label
     return {key: labels[key] for key in rows}
 
 
-def _words(differences: Mapping[str, Mapping[str, str | None]]) -> dict[str, list[str]]:
-    """Row -> ``name=value`` of a few settings that tell the rows apart."""
+def _distinguishing(differences: Mapping[str, Mapping[str, str | None]]) -> dict[str, list[str]]:
+    """Row -> ``name=value`` of a few settings that distinguish the rows."""
     last = [name.rpartition(".")[2] for name in differences]
-    words: dict[str, list[str]] = {}
-    told: dict[str, tuple[str | None, ...]] = {}
+    settings: dict[str, list[str]] = {}
+    chosen: dict[str, tuple[str | None, ...]] = {}
     for count, (name, values) in enumerate(differences.items()):
-        further = {row: (*told.get(row, ()), value) for row, value in values.items()}
-        if count >= _MOST_WORDS and len(set(further.values())) == len(set(told.values())):
+        extended = {row: (*chosen.get(row, ()), value) for row, value in values.items()}
+        if count >= _MAX_SETTINGS and len(set(extended.values())) == len(set(chosen.values())):
             continue
-        told = further
+        chosen = extended
         short = name.rpartition(".")[2] if last.count(name.rpartition(".")[2]) == 1 else name
         for row, value in values.items():
             if value is not None:
-                words.setdefault(row, []).append(f"{short}={_plain(value)}")
-    return words
+                settings.setdefault(row, []).append(f"{short}={_value_text(value)}")
+    return settings
 
 
-def _few(labels: Sequence[str]) -> str:
-    if len(labels) <= _MOST_WORDS:
+def _short_list(labels: Sequence[str]) -> str:
+    if len(labels) <= _MAX_SETTINGS:
         return ", ".join(labels)
     return f"{labels[0]} and {len(labels) - 1} more rows"
 
 
-def _plain(text: str) -> str:
+def _value_text(text: str) -> str:
     value = json.loads(text)
     return value if isinstance(value, str) else text.replace(" ", "")
-
-
-def _unused(label: str, run: FinishedRun, taken: set[str]) -> str:
-    """The label, or where another row has it, the label with the run's folder."""
-    if label not in taken:
-        return label
-    return f"{label} ({run.folder})"

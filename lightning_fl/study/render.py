@@ -1,4 +1,4 @@
-"""A comparison as text: for the terminal, Markdown and LaTeX. Takes the frame of ``comparison_table``."""
+"""A comparison as text for terminal, Markdown and LaTeX, from the frame of ``comparison_table``."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,18 +12,11 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.core.terminal import terminal
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.study.table_columns import (
-    Column,
-    columns_of,
-    has_stand_in,
-    notes_of,
-    rows_of,
-    title_of,
-)
+from lightning_fl.study.table_columns import Column, has_stand_in, make_columns, make_rows, table_notes, table_title
 
 __all__ = ["to_latex", "to_markdown", "to_terminal"]
 
-#: What a narrow terminal goes without, the first ones first; mean and worst client stay.
+#: Columns that a narrow terminal leaves out, in this order.
 _LEFT_OUT = (
     *("best", "seconds", "rsd", "rounds", "megabytes_received", "harmed", "worst_difference", "std"),
     *("megabytes_sent", "gain", "ipr", "mean_difference"),
@@ -41,14 +34,12 @@ _LATEX = {
 
 
 def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: Sequence[str] = ()) -> None:
-    """Print a table per metric, the best values green, no wider than the terminal.
-
-    Columns that do not fit are left out, and a line names them.
+    """Print a table per metric with the best values in green; columns that do not fit are left out.
 
     Args:
         frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
-        console: where to; standard output by default.
-        warnings: why the rows do not compare, above the tables.
+        console: defaults to standard output.
+        warnings: shown above the tables.
     """
     console = console or terminal()
     for warning in warnings:
@@ -58,9 +49,9 @@ def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: S
             console.print()
         if has_stand_in(of_metric):
             console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-        # Not the table's own title, which would be broken to the table's width.
-        console.print(Text(title_of(of_metric), "bold"))
-        columns = columns_of(of_metric)
+        # Printed separately: rich wraps a table's title to its width.
+        console.print(Text(table_title(of_metric), "bold"))
+        columns = make_columns(of_metric)
         left_out: list[Column] = []
         table = _terminal_table(of_metric, columns)
         for key in _LEFT_OUT:
@@ -70,28 +61,23 @@ def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: S
             columns = [column for column in columns if column.key != key]
             table = _terminal_table(of_metric, columns)
         console.print(table)
-        for note in notes_of(of_metric):
+        for note in table_notes(of_metric):
             console.print(Text(note))
         if left_out:
             names = ", ".join(column.name for column in left_out)
-            console.print(Text(f"Left out, the terminal is too narrow: {names}. --out FOLDER writes them."))
+            console.print(Text(f"The terminal is too narrow for: {names}. --out FOLDER writes them."))
 
 
 def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
-    """A table per metric, the best values bold, with title and notes.
-
-    Args:
-        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
-        warnings: why the rows do not compare, above the tables.
-    """
+    """A table per metric with title and notes, the best values bold. Arguments as in :func:`to_terminal`."""
     parts = ["\n".join(f"> **Warning:** {markdown(warning)}  " for warning in warnings)] if warnings else []
     for of_metric in _by_metric(frame):
-        columns, rows = columns_of(of_metric), rows_of(of_metric)
+        columns, rows = make_columns(of_metric), make_rows(of_metric)
         seeds = ["seeds"] if any(row.seeds for row in rows) else []
         header = ["", *seeds, *(markdown(column.name) for column in columns)]
         lines = [f"**{STAND_IN_LABEL}**\n"] if has_stand_in(of_metric) else []
         lines += [
-            f"{markdown(title_of(of_metric))}\n",
+            f"{markdown(table_title(of_metric))}\n",
             f"| {' | '.join(header)} |",
             f"|{'|'.join(['---', *['---:'] * (len(header) - 1)])}|",
         ]
@@ -101,32 +87,32 @@ def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
                 f"**{column.cell(number)}**" if column.best[number] else column.cell(number) for column in columns
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        notes = [f"- {markdown(note)}" for note in notes_of(of_metric)]
+        notes = [f"- {markdown(note)}" for note in table_notes(of_metric)]
         parts.append("\n".join([*lines, *([""] if notes else []), *notes]))
     return "\n\n".join(parts) + "\n"
 
 
 def to_latex(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
-    """A ``table`` per metric (packages booktabs and graphicx), the best values bold; title and notes are the caption.
-
-    Args:
-        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
-        warnings: why the rows do not compare, in every caption.
-    """
+    """A LaTeX ``table`` per metric (booktabs, graphicx), the best values bold; warnings and notes in the caption."""
     parts = [r"% \usepackage{booktabs,graphicx}"]
     for of_metric in _by_metric(frame):
-        columns, rows = columns_of(of_metric), rows_of(of_metric)
+        columns, rows = make_columns(of_metric), make_rows(of_metric)
         seeds = ["seeds"] if any(row.seeds for row in rows) else []
         label = [f"{STAND_IN_LABEL}."] if has_stand_in(of_metric) else []
         caption = " ".join(
-            [*label, *(f"Warning: {warning}." for warning in warnings), f"{title_of(of_metric)}.", *notes_of(of_metric)]
+            [
+                *label,
+                *(f"Warning: {warning}." for warning in warnings),
+                f"{table_title(of_metric)}.",
+                *table_notes(of_metric),
+            ]
         )
         header = ["", *map(_escape_latex, seeds), *(_escape_latex(column.name) for column in columns)]
         lines = [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{_escape_latex(caption)}}}",
-            # Shrinks a table that is wider than the page, and no other.
+            # Shrink only tables that are wider than the page.
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
             r"\toprule",
@@ -147,8 +133,8 @@ def _by_metric(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _terminal_table(frame: pd.DataFrame, columns: Sequence[Column]) -> Table:
-    """Values over their spreads, so that more columns fit."""
-    rows = rows_of(frame)
+    """A narrow table with spreads below the values."""
+    rows = make_rows(frame)
     table = Table()
     longest = max(cell_len(word) for row in rows for word in row.label.split())
     table.add_column("", min_width=min(max(longest, 10), _WIDEST_LABEL), overflow="fold")

@@ -1,4 +1,4 @@
-"""What a study says in the end: its table and its claims, on the terminal and as Markdown."""
+"""A study's table and claims for the terminal and as Markdown."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.core.terminal import terminal
 from lightning_fl.files.atomic import write_whole
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
@@ -24,13 +25,11 @@ _CLAIM_NOTES = (
     "answer: by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
     "needs: seeds that would decide a difference of this size and spread with a probability of 80 %.",
 )
-
-
 CHOSEN_HEADER = ["setting", "chosen", "of", "by", "seeds"]
 
 
 def chosen_rows(study: Study) -> list[list[str]]:
-    """How the study's settings were chosen, a row each."""
+    """Rows of the table of tuned hyperparameters."""
     return [
         [one.setting, one.value, ", ".join(one.candidates), one.by, ", ".join(map(str, one.seeds))]
         for one in study.chosen
@@ -43,28 +42,28 @@ def write_markdown(results: StudyResults, out: Path) -> None:
     parts = [f"# {markdown(study.title)}", markdown_table(pivot.header, pivot.rows, pivot.num_labels, pivot.best)]
     parts += map(markdown, pivot.notes)
     if study.chosen:
-        parts += ["Settings were chosen before, on other seeds:", markdown_table(CHOSEN_HEADER, chosen_rows(study), 5)]
+        parts += ["Settings chosen before, on other seeds:", markdown_table(CHOSEN_HEADER, chosen_rows(study), 5)]
     if results.failed:
-        failed = [f"{_name(cell.arm, cell.place, cell.seed)}: {cell.failure} ({cell.log})" for cell in results.failed]
+        failed = [f"{cell.name}: {cell.failure} ({cell.log})" for cell in results.failed]
         parts.append("\n".join(["Failed:", "", *(f"- {markdown(text)}" for text in failed)]))
     write_whole(out / "table.md", "\n\n".join(parts) + "\n")
     rows = [_claim_row(answer, study.table.digits) for answer in results.answers]
-    claims = markdown_table(_CLAIM_HEADER, rows, len(_CLAIM_HEADER)) if rows else "The study claims nothing."
+    claims = markdown_table(_CLAIM_HEADER, rows, len(_CLAIM_HEADER)) if rows else "The study has no claims."
     notes = "\n\n".join(["", *_CLAIM_NOTES]) if rows else ""
     write_whole(out / "claims.md", f"# {markdown(study.title)}: claims\n\n{claims}{notes}\n")
 
 
 def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
-    """Print the table, the claims and what failed.
+    """Print the table, the claims and the failed cells.
 
     Args:
         results: of the study.
         out: its folder.
-        console: where to; standard output by default.
+        console: defaults to standard output.
     """
     console = console or terminal()
     pivot, study = make_pivot(results), results.study
-    # Not the tables' own titles, which would be broken to the tables' width.
+    # Printed separately: rich wraps a table's title to its width.
     console.print(Text(study.title, "bold"))
     for table in terminal_tables(pivot, console.width):
         console.print(table)
@@ -80,13 +79,13 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
         for remark, number in remarks.items():
             console.print(Text(f"({number}) {remark}."))
     for cell in results.failed:
-        console.print(Text(f"failed: {_name(cell.arm, cell.place, cell.seed)}: {cell.failure}", "red"))
+        console.print(Text(f"failed: {cell.name}: {cell.failure}", "red"))
         console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
     console.print(Text(f"study: {out}"), soft_wrap=True)
 
 
 def _claim_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, int]) -> Table:
-    """Without the remarks, which would take the room of all else on a narrow terminal: their numbers by the answers."""
+    """The claims with numbers of remarks, whose texts would be too wide."""
     table = Table(title="claims", title_justify="left", title_style="bold")
     rows = [_claim_row(answer, digits)[:-1] for answer in answers]
     shown = [number for number in range(len(_CLAIM_HEADER) - 1) if any(row[number] for row in rows)]
@@ -101,14 +100,10 @@ def _claim_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
 
 
 def _claim_row(answer: Answer, digits: int) -> list[str]:
-    at = ", ".join(f"{axis}={label}" for axis, label in answer.axes.items())
-    interval, more = answer.interval, digits + 1  # a difference is small beside what it is a difference of
+    interval, more = answer.interval, digits + 1  # differences are smaller than the values
     text = "" if math.isnan(interval.mean) else f"{interval.mean:+.{more}f}"
     if not math.isnan(interval.low):
         text += f" [{interval.low:+.{more}f}, {interval.high:+.{more}f}]"
     needs = str(answer.seeds_needed or "")
+    at = cell_name("", answer.axes)
     return [answer.claim, at, answer.verdict, answer.corrected, text, str(interval.n), needs, answer.reason]
-
-
-def _name(arm: str, place: dict[str, str], seed: int) -> str:
-    return ", ".join([arm, *(f"{axis}={label}" for axis, label in place.items()), f"seed {seed}"])

@@ -1,4 +1,4 @@
-"""The results of a study: every cell with its numbers, what is said of the claims, and what they were run with."""
+"""Results of a study: statistics of every cell, answers to the claims, and the environment."""
 
 import csv
 import io
@@ -13,14 +13,16 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.core.escaping import csv_text, csv_value
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, corrected
+from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, correct_answers
 from lightning_fl.study.declaration import Study
+from lightning_fl.study.finished_run import number_or_nan
 from lightning_fl.study.study_file import load_study
 
 __all__ = ["CellResult", "Status", "StudyResults"]
 
-#: "cut off": it was begun and is not at its end; "open": it was never begun.
+#: "cut off": started but not finished; "open": not started.
 Status = Literal["done", "failed", "cut off", "open"]
 
 _LAST = {"last_mean": "mean", "last_worst": "worst"}
@@ -29,23 +31,23 @@ _GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """What one cell gave.
+    """Result of one cell.
 
     Args:
         arm: its arm.
         place: axis -> label.
         seed: its seed.
-        status: how far it is.
-        values: statistic -> value in the metric's own unit; NaN for what the run does not have.
-        clients_with_gain: whose gain over local training is known; ``None`` where no gain was taken.
-        higher_is_better: the metric's direction; ``None`` where it is not known.
-        data_source: what the run said of its data: "measured", "stand-in", "synthetic"; empty before it is done.
-        rounds: that were trained; ``None`` before it is done.
-        seconds: wall time of its training; ``None`` before it is done.
-        commit: of the package that it was run with.
-        run_folder: of its run, below the study's; empty before it is done.
-        failure: why it failed, in a line; empty if it did not.
-        log: what it printed, below the study's folder.
+        status: its progress.
+        values: statistic -> value in the metric's unit; NaN if missing.
+        higher_is_better: the metric's direction; ``None`` if unknown.
+        data_source: "measured", "stand-in", "synthetic", ...; empty before it is done.
+        rounds: trained; ``None`` before it is done.
+        seconds: wall time of the training; ``None`` before it is done.
+        commit: of the package.
+        run_folder: relative to the study's folder; empty before it is done.
+        failure: reason in one line; empty if it did not fail.
+        log: relative to the study's folder.
+        clients_with_gain: number of clients with a gain over local training; ``None`` without gains.
     """
 
     arm: str
@@ -63,13 +65,23 @@ class CellResult:
     log: str = ""
     clients_with_gain: int | None = None
 
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...], int]:
+        """Arm, sorted place and seed."""
+        return self.arm, tuple(sorted(self.place.items())), self.seed
+
+    @property
+    def name(self) -> str:
+        """Displayed name."""
+        return cell_name(self.arm, self.place, self.seed)
+
     @classmethod
     def of(cls, cell: Cell, metric: str, out: Path) -> "CellResult":
-        """What a cell gave so far.
+        """Current result of a cell.
 
         Args:
             cell: the cell.
-            metric: the study's.
+            metric: of the study.
             out: the study's folder.
         """
         run, attempts = cell.finished(), cell.attempts()
@@ -88,10 +100,10 @@ class CellResult:
             higher = found.higher_is_better
             values |= {name: getattr(found, name) for name in ("mean", "worst", "best", "std")}
             last = run.summary.get("last_rounds", {}).get(cell.split, {}).get(metric, {})
-            values |= {name: _number(last.get(part)) for name, part in _LAST.items()}
-            values["ari"] = _number(run.summary.get("group_agreement", {}).get("adjusted_rand_index"))
+            values |= {name: number_or_nan(last.get(part)) for name, part in _LAST.items()}
+            values["ari"] = number_or_nan(run.summary.get("group_agreement", {}).get("adjusted_rand_index"))
             gains = run.summary.get("gains_over_local_training", {}).get(cell.split, {}).get(metric, {})
-            values |= {name: _number(gains.get(part)) for name, part in _GAINS.items()}
+            values |= {name: number_or_nan(gains.get(part)) for name, part in _GAINS.items()}
         return cls(
             arm=cell.arm,
             place=cell.place,
@@ -112,13 +124,13 @@ class CellResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All of a study's results.
+    """Results of a study.
 
     Args:
-        study: what was declared.
-        cells: what every cell gave, in the order of the declaration.
-        environment: what it was run with, see :func:`~lightning_fl.study.environment.describe_environment`.
-        answers: what is said of the claims.
+        study: its declaration.
+        cells: results in the order of the declaration.
+        environment: of :func:`~lightning_fl.study.environment.describe_environment`.
+        answers: to the claims.
     """
 
     study: Study
@@ -128,41 +140,34 @@ class StudyResults:
 
     @classmethod
     def of(cls, study: Study, cells: Sequence[Cell], out: Path, environment: dict[str, Any]) -> "StudyResults":
-        """Gather what the cells gave so far, and answer the claims.
-
-        Args:
-            study: the study.
-            cells: its cells.
-            out: its folder.
-            environment: what it is run with.
-        """
-        return cls.judged(study, [CellResult.of(cell, study.metric, out) for cell in cells], environment)
+        """Collect the current results of the cells and answer the claims; ``out`` is the study's folder."""
+        return cls.from_cells(study, [CellResult.of(cell, study.metric, out) for cell in cells], environment)
 
     @classmethod
-    def judged(cls, study: Study, cells: list[CellResult], environment: dict[str, Any]) -> "StudyResults":
-        """Results of cells, with the claims answered by them."""
-        by_name = {(cell.arm, tuple(sorted(cell.place.items())), cell.seed): cell for cell in cells}
+    def from_cells(cls, study: Study, cells: list[CellResult], environment: dict[str, Any]) -> "StudyResults":
+        """Answer the claims from the results of cells."""
+        by_key = {cell.key: cell for cell in cells}
         unit = 100.0 if study.table.percent else 1.0
 
         def value(statistic: str, arm: str, place: Mapping[str, str], seed: int) -> float | None:
-            cell = by_name.get((arm, tuple(sorted(place.items())), seed))
+            cell = by_key.get((arm, tuple(sorted(place.items())), seed))
             return None if cell is None else unit * cell.values[statistic]
 
         grid = study.run_grid
         answers = [answer for claim in study.claims for answer in answer_claim(claim, study.run_seeds, grid, value)]
-        return cls(study, cells, environment, corrected(answers))
+        return cls(study, cells, environment, correct_answers(answers))
 
     @classmethod
     def read(cls, out: Path) -> "StudyResults":
         """Read what :meth:`write` wrote.
 
         Raises:
-            ConfigurationError: there are no results in the folder.
+            ConfigurationError: the folder has no results.
             CheckpointError: its files are damaged.
         """
         if not (out / "results.csv").is_file():
             raise ConfigurationError(
-                f"{out} holds no results of a study: give the folder that lightning-fl study named."
+                f"{out} has no results of a study: name the folder that lightning-fl study printed."
             )
         study = load_study(out / "study.yaml")
         try:
@@ -172,24 +177,20 @@ class StudyResults:
             cells = [_cell_of(row, list(study.grid)) for row in rows]
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise CheckpointError(
-                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again, what is done"
-                " is kept."
+                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again; finished"
+                " cells are kept."
             ) from error
-        return cls.judged(study, cells, environment)
+        return cls.from_cells(study, cells, environment)
 
     def write(self, out: Path) -> None:
-        """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json``, each whole or not at all.
-
-        Args:
-            out: the study's folder.
-        """
+        """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json`` into the study's folder."""
         text = dump_yaml(self.study.as_dict())
         write_whole(out / "study.yaml", f"# lightning-fl {self.environment.get('lightning-fl', '')}, resolved\n{text}")
         write_whole(out / "results.csv", _csv([_row(cell) for cell in self.cells]))
         claims = [
             {
                 "claim": answer.claim,
-                "at": ", ".join(f"{axis}={label}" for axis, label in answer.axes.items()),
+                "at": cell_name("", answer.axes),
                 "verdict": answer.verdict,
                 "verdict_holm": answer.corrected,
                 **{name: _text(number) for name, number in asdict(answer.interval).items()},
@@ -204,12 +205,12 @@ class StudyResults:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The metric's direction, as the runs say; ``None`` before one is done."""
+        """The metric's direction; ``None`` before a cell is done."""
         return next((cell.higher_is_better for cell in self.cells if cell.higher_is_better is not None), None)
 
     @property
     def failed(self) -> list[CellResult]:
-        """The cells that failed."""
+        """Failed cells."""
         return [cell for cell in self.cells if cell.status == "failed"]
 
 
@@ -258,10 +259,6 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _text(number: float | None) -> str:
     return "" if number is None or math.isnan(number) else repr(number)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _below(path: Path, out: Path) -> str:

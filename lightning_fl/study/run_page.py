@@ -1,4 +1,4 @@
-"""A run as one HTML page, in the style of a study's: tables, curves, pictures, settings, how to repeat it."""
+"""HTML page of a run: tables, curves, figures, settings and commands."""
 
 import base64
 import math
@@ -18,40 +18,33 @@ from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.trust import predict_command
 from lightning_fl.runtime.drawing import BAD, GOOD
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
-from lightning_fl.study.hover import say_values
+from lightning_fl.study.hover import add_tooltips
 from lightning_fl.study.html_report import images_of
 
 __all__ = ["write_run_page"]
 
 #: Columns of a table.
-_MOST_METRICS = 12
-#: Charts of curves.
-_MOST_CURVES = 4
-#: Points of a curve that say their values.
-_MOST_VALUES = 60
-#: Column of a curve, its name and how it is drawn.
+_MAX_METRICS = 12
+#: Panels of curves.
+_MAX_CURVES = 4
+#: Tooltips of a curve.
+_MAX_TOOLTIPS = 60
+#: Column of a curve, its label and style.
 _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mean", "average", {"color": GOOD, "marker": "o"}),
     ("worst", "worst", {"color": BAD, "marker": "s", "linestyle": "--"}),
 )
 _SPLITS = {"test": "Test", "val": "Validation", "train": "Training"}
-#: Files and folders of a run that are worth a link, in this order.
+#: Linked files of a run.
 _FILES = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "*.csv", "figures/*.png", "models/*.ckpt")
 
 
 def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
-    """Write a run's page: one file, readable without a network; its links lead to the run's other files.
+    """Write a run's page, which links to the run's other files; returns its path.
 
     Args:
-        folder: of a run, or one that holds runs, of which the last finished fit is taken.
-        out: the file; default ``report.html`` in the run's folder.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigurationError: there is no such folder, or no finished run in it.
-        CheckpointError: its files are damaged.
+        folder: as for :meth:`~lightning_fl.study.finished_run.FinishedRun.read`, which may raise.
+        out: default ``report.html`` in the run's folder.
     """
     run = FinishedRun.read(folder)
     summary = run.summary
@@ -79,13 +72,13 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
 
 
 def _table(run: FinishedRun, split: str) -> dict[str, Any]:
-    """A row per client, and of all together. Bold is the better one where local models stand beside the others."""
+    """A row per client and per statistic; bold where a model is better than the local one or the other way round."""
     evaluated, names = str(run.summary.get("evaluated", "the shared model")), run.metric_names(split)
     if split == "val" and run.rounds is not None and run.summary.get("best_round") not in (None, run.rounds):
-        # What the fit measured last. Local models are those of their own best rounds, which are compared in the test.
+        # Local models are those of the best round, so that the last validation does not compare.
         evaluated = f"the models of round {run.rounds}, the last"
         names = [name for name in names if not name.startswith("local/")]
-    metrics = {name: run.metric(name, split) for name in names[:_MOST_METRICS]}
+    metrics = {name: run.metric(name, split) for name in names[:_MAX_METRICS]}
 
     def row(title: str, numbers: Sequence[float]) -> dict[str, Any]:
         values = dict(zip(metrics, numbers, strict=True))
@@ -96,12 +89,11 @@ def _table(run: FinishedRun, split: str) -> dict[str, Any]:
     rows += [row(word, [getattr(metric, part) for metric in metrics.values()]) for part, word in _PARTS.items()]
     arrows = [f"{name} {'↑' if metric.higher_is_better else '↓'}" for name, metric in metrics.items()]
     compares = any(_rival(name, dict.fromkeys(metrics, 0.0)) is not None for name in metrics)
-    more = f"; {len(names) - _MOST_METRICS} more metrics are in summary.json" if len(names) > _MOST_METRICS else ""
+    more = f"; {len(names) - _MAX_METRICS} more metrics are in summary.json" if len(names) > _MAX_METRICS else ""
     return {
         "split": split,
         "title": _SPLITS[split],
-        "note": f"Evaluated: {evaluated}{more}."
-        + (" Bold: the better of it and the client's local model." if compares else ""),
+        "note": f"Evaluated: {evaluated}{more}." + (" Bold: better than the other, local or not." if compares else ""),
         "header": arrows,
         "rows": rows,
     }
@@ -111,7 +103,7 @@ _PARTS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard 
 
 
 def _rival(name: str, values: Mapping[str, float]) -> float | None:
-    """The local models' value beside that of the others, and the other way round."""
+    """Value of the local model for a metric of the other, and the other way round."""
     other = name.removeprefix("local/") if name.startswith("local/") else f"local/{name}"
     return values.get(other)
 
@@ -127,8 +119,8 @@ def _cell(value: float, best: bool) -> dict[str, Any]:
 
 
 def _draw_curves(run: FinishedRun) -> Figure | None:
-    """The first validation metrics over rounds, the average and the worst client; ``None`` without any."""
-    curves = {name: run.curve(name) for name in run.metric_names("val")[:_MOST_CURVES]}
+    """Mean and worst client of the first validation metrics over rounds; ``None`` without curves."""
+    curves = {name: run.curve(name) for name in run.metric_names("val")[:_MAX_CURVES]}
     curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
     if not curves:
         return None
@@ -140,7 +132,7 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
                 axes.plot(curve["round"], curve[part], markevery=every, label=label, **style)
                 points = zip(curve["round"], curve[part], strict=True)
                 texts = [f"{label}, round {step:g}: {value:.4g}" for step, value in points]
-                say_values(axes, curve["round"], curve[part], texts, most=_MOST_VALUES)
+                add_tooltips(axes, curve["round"], curve[part], texts, most=_MAX_TOOLTIPS)
         if run.summary.get("best_round"):
             axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
         axes.set(title=name, xlabel="round")
@@ -159,7 +151,6 @@ def _pictures(folder: Path) -> list[dict[str, Any]]:
 
 
 def _facts(run: FinishedRun) -> dict[str, str]:
-    """What one asks of a run first."""
     summary = run.summary
     facts = {
         "method": summary.get("method", run.algorithm),
@@ -173,14 +164,14 @@ def _facts(run: FinishedRun) -> dict[str, str]:
         "sent and received by all clients": ""
         if run.bytes_sent is None or run.bytes_received is None
         else f"{run.bytes_sent / 1e6:.1f} MB and {run.bytes_received / 1e6:.1f} MB",
-        "goes on from": str(summary.get("resumed_from") or ""),
+        "resumed from": str(summary.get("resumed_from") or ""),
     }
     return {name: value for name, value in facts.items() if value}
 
 
 def _repeat(run: FinishedRun) -> list[str]:
     if not run.config:
-        return ["# started from Python: run the script again, with the seed above"]
+        return ["# started from Python: run the script again with the seed above"]
     folder = str(run.folder)
     again = ["lightning-fl", "fit", "--config", f"{folder}/config.yaml"]
     lines = [shlex.join(again)]

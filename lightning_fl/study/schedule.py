@@ -1,4 +1,4 @@
-"""Which cell of a study is started next, and how long the rest takes: from what cells took that are done."""
+"""Order of a study's cells and estimate of the remaining time, from the times of finished cells."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ __all__ = ["known_seconds", "next_cell", "seconds_left"]
 
 
 def known_seconds(cells: Sequence[Cell]) -> dict[Variant, float]:
-    """Variant -> median wall time of its cells that are done, seconds, over all attempts at each."""
+    """Variant -> median wall time of its finished cells in seconds, all attempts included."""
     found: dict[Variant, list[float]] = {}
     for cell in cells:
         run = cell.finished()
@@ -21,17 +21,17 @@ def known_seconds(cells: Sequence[Cell]) -> dict[Variant, float]:
 
 
 def next_cell(pending: Sequence[Cell], running: Sequence[Cell], seconds: Mapping[Variant, float]) -> Cell:
-    """The cell to start: one that was cut off, else the longest; a variant that is not known yet counts as long.
+    """The cell to start next: an interrupted one, else the longest; unknown durations count as infinite.
 
     Args:
-        pending: the choice, not empty.
-        running: those at work.
-        seconds: of the variants that are known.
+        pending: candidates, not empty.
+        running: started cells.
+        seconds: known durations by variant.
     """
-    at_work = [cell.variant for cell in running]
+    started = [cell.variant for cell in running]
 
     def priority(cell: Cell) -> tuple[bool, float, int]:
-        return cell.resumable(), seconds.get(cell.variant, math.inf), -at_work.count(cell.variant)
+        return cell.resumable(), seconds.get(cell.variant, math.inf), -started.count(cell.variant)
 
     return max(pending, key=priority)
 
@@ -39,13 +39,13 @@ def next_cell(pending: Sequence[Cell], running: Sequence[Cell], seconds: Mapping
 def seconds_left(
     pending: Sequence[Cell], running: Mapping[Cell, float], seconds: Mapping[Variant, float], num_workers: int
 ) -> float | None:
-    """Seconds until all is done; a variant that is not known counts as the mean of those that are.
+    """Seconds until all cells are finished; unknown durations count as the mean of the known ones.
 
     Args:
-        pending: not started.
-        running: with the seconds since they started.
-        seconds: of the variants that are known; ``None`` is returned if there is none.
-        num_workers: at once.
+        pending: cells that have not started.
+        running: cell -> seconds since its start.
+        seconds: known durations by variant; without any the result is ``None``.
+        num_workers: concurrent cells.
     """
     if not seconds:
         return None

@@ -1,4 +1,4 @@
-"""A share of a study's cells, for the jobs of an array on a cluster: every job runs one, into the same folder."""
+"""Shard of a study's cells for one job of a cluster's job array; all jobs write into the same folder."""
 
 import hashlib
 import re
@@ -13,41 +13,36 @@ __all__ = ["Shard"]
 
 @dataclass(frozen=True)
 class Shard:
-    """The i-th of n shares.
-
-    Args:
-        number: i, from 1.
-        count: n.
-    """
+    """The shard ``number`` of ``count``, counted from 1."""
 
     number: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """``i/n``.
+        """Parse "i/n".
 
         Raises:
-            ConfigurationError: it is not that, or i is not one of 1 to n.
+            ConfigurationError: another format, or i is not in 1 to n.
         """
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise ConfigurationError(
-                f"--shard {text}: give i/n with i from 1 to n, such as 2/8 for the second of eight; with SLURM's"
+                f"--shard {text}: write i/n with i from 1 to n, such as 2/8 for the second of eight; with SLURM's"
                 " --array=1-8 it is $SLURM_ARRAY_TASK_ID/8."
             )
         return cls(int(match[1]), int(match[2]))
 
-    def of(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Its cells: every n-th, from the i-th on, done or not, so that the shares are disjoint and together all."""
+    def select(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Its cells, finished ones included: every n-th, starting with the i-th."""
         return list(cells[self.number - 1 :: self.count])
 
     def lock_name(self, cells: Sequence[Cell]) -> str:
-        """The same for shares of one split of the same cells at one place; another for every other share."""
+        """Name of its lock, unique among the shards of the same cells."""
         return f"{self._split(cells)}-{self.number}"
 
-    def is_beside(self, lock_name: str, cells: Sequence[Cell]) -> bool:
-        """Whether a lock is that of another share of the same split."""
+    def is_compatible(self, lock_name: str, cells: Sequence[Cell]) -> bool:
+        """Whether a lock belongs to another shard of the same cells."""
         split, _, number = lock_name.rpartition("-")
         return split == self._split(cells) and number != str(self.number)
 

@@ -1,4 +1,4 @@
-"""The pictures of a study as functions: results in, a ``matplotlib.figure.Figure`` out. No display needed."""
+"""Figures of a study's results."""
 
 import math
 import statistics
@@ -13,30 +13,33 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.runtime.drawing import BAD, GOOD, marked
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.claims import Answer
 from lightning_fl.study.comparison_figures import ROW_COLORS
 from lightning_fl.study.finished_run import FinishedRun
-from lightning_fl.study.hover import say_values
+from lightning_fl.study.hover import add_tooltips
 from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.results import CellResult, StudyResults
+from lightning_fl.study.table_columns import DIRECTIONS, direction_text
 
-__all__ = ["VERDICT_COLORS", "draw_claims", "draw_curves", "draw_distributions", "draw_results", "panels"]
+__all__ = ["VERDICT_COLORS", "draw_claims", "draw_curves", "draw_distributions", "draw_results", "group_cells"]
 
 VERDICT_COLORS = {"holds": GOOD, "does not hold": BAD, "undecided": "#999933"}
 _VERDICT_MARKERS = {"holds": "o", "does not hold": "X", "undecided": "D"}
 _PUBLISHED = "0.35"
 _PANELS_ACROSS = 3
 _LABEL_LENGTH = 60
-#: Points of a line that say their values.
-_MOST_VALUES = 40
+#: Tooltips of a line.
+_MAX_TOOLTIPS = 40
 
-#: A row's or column's labels on the table.
+#: Labels of a row or column of the table.
 Labels = tuple[str, ...]
+#: :attr:`~lightning_fl.study.results.CellResult.key` -> run.
 Runs = Mapping[tuple[str, tuple[tuple[str, str], ...], int], FinishedRun]
 
 
-def panels(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]]:
-    """Column -> row -> the cells of all seeds, those that are there, in the order of the table."""
+def group_cells(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]]:
+    """Column -> row -> cells of all seeds, in the order of the table."""
     layout = results.study.table
     found: dict[Labels, dict[Labels, list[CellResult]]] = {}
     for cell in results.cells:
@@ -47,16 +50,11 @@ def panels(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]
 
 
 def draw_results(results: StudyResults, statistic: str) -> Figure:
-    """One statistic of every row: a dot a seed, the mean with its 95 % interval, the published figure.
-
-    Args:
-        results: of the study.
-        statistic: "mean", "worst", ...
-    """
+    """Draw a statistic of every row: a dot per seed, the mean with its 95 % interval, and the published value."""
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
     digits = study.table.digits + 1
-    found = panels(results)
+    found = group_cells(results)
     rows = list(dict.fromkeys(row for column in found.values() for row in column))
     figure, grid = _grid(len(found), 0.34 * len(rows) + 1.1, sharey=True)
     for axes, (column, of_rows) in zip(grid, found.items(), strict=False):
@@ -67,16 +65,16 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
             dots = list(values.values())
             axes.plot(dots, [place] * len(dots), "o", color=color, alpha=0.35, markersize=4)
             texts = [f"{name}, seed {seed}: {value:.{digits}f}" for seed, value in values.items()]
-            say_values(axes, dots, [place] * len(dots), texts)
+            add_tooltips(axes, dots, [place] * len(dots), texts)
             if dots:
                 mean, half = statistics.fmean(dots), _half_interval(dots)
                 axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
                 margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
-                say_values(axes, [mean], [place], [f"{name}: {mean:.{digits}f}{margin} ({_seeds(len(dots))})"])
-            figure_there = study.published.values.get((name, ", ".join(column), statistic))
-            if figure_there is not None:
-                axes.plot(figure_there[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
-                say_values(axes, [figure_there[0]], [place], [f"{name}, published: {figure_there[0]:g}"])
+                add_tooltips(axes, [mean], [place], [f"{name}: {mean:.{digits}f}{margin} ({_seeds(len(dots))})"])
+            published = study.published.values.get((name, ", ".join(column), statistic))
+            if published is not None:
+                axes.plot(published[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
+                add_tooltips(axes, [published[0]], [place], [f"{name}, published: {published[0]:g}"])
         axes.set_yticks(range(len(rows)), [_short(", ".join(row)) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_title(", ".join(column), fontsize=10)
@@ -94,7 +92,7 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
 
 
 def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
-    """The difference behind every claim with its 95 % interval; blue holds, orange does not.
+    """Draw the difference of every claim with its 95 % interval.
 
     Args:
         answers: at least one.
@@ -109,35 +107,31 @@ def draw_claims(answers: Sequence[Answer], unit: str) -> Figure:
         axes.plot(interval.mean, place, _VERDICT_MARKERS[answer.verdict], color=color)
         bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.4g}, {interval.high:+.4g}]"
         text = f"{_claim_label(answer)}: {interval.mean:+.4g}{bounds}, {answer.verdict} ({_seeds(interval.n)})"
-        say_values(axes, [interval.mean], [place], [text])
+        add_tooltips(axes, [interval.mean], [place], [text])
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
     axes.set_ylim(len(answers) - 0.5, -0.5)
-    axes.set_xlabel(f"left side less right side{unit}, paired by seed, 95 % interval")
+    axes.set_xlabel(f"left side minus right side{unit}, paired by seed, 95 % interval")
     axes.grid(axis="x", alpha=0.3)
     return figure
 
 
 def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
-    """The metric on validation data over rounds, a line a row: mean over seeds and clients, and the seeds' range.
-
-    Args:
-        results: of the study.
-        runs: of the cells that are done, by arm, place and seed.
+    """Draw the validation metric over rounds, a line per row: mean over seeds and clients, and the range over seeds.
 
     Returns:
-        ``None`` where nothing was validated on the way.
+        ``None`` without validation.
     """
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
-    found = panels(results)
+    found = group_cells(results)
     digits = study.table.digits + 1
     curves = {
-        column: {row: [_curve(_run_of(cell, runs), study.metric) for cell in cells] for row, cells in of_rows.items()}
+        column: {row: [_curve(runs.get(cell.key), study.metric) for cell in cells] for row, cells in of_rows.items()}
         for column, of_rows in found.items()
     }
     curves = {
-        column: {row: there for row, of_row in rows.items() if (there := [curve for curve in of_row if len(curve) > 1])}
+        column: {row: drawn for row, of_row in rows.items() if (drawn := [curve for curve in of_row if len(curve) > 1])}
         for column, rows in curves.items()
     }
     curves = {column: rows for column, rows in curves.items() if rows}
@@ -153,7 +147,7 @@ def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
             mean = table.mean(axis=1)
             axes.plot(steps, mean, label=_short(", ".join(row)), **marks)
             texts = [f"{', '.join(row)}, round {step:g}: {value:.{digits}f}" for step, value in mean.items()]
-            say_values(axes, steps, mean, texts, most=_MOST_VALUES)
+            add_tooltips(axes, steps, mean, texts, most=_MAX_TOOLTIPS)
             if len(of_seeds) > 1:
                 axes.fill_between(
                     steps, table.min(axis=1), table.max(axis=1), color=colors[row], alpha=0.15, linewidth=0
@@ -168,24 +162,20 @@ def draw_curves(results: StudyResults, runs: Runs) -> Figure | None:
 
 
 def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
-    """The share of clients below a value of the metric, all seeds' clients together, a line a row.
-
-    Args:
-        results: of the study.
-        runs: of the cells that are done, by arm, place and seed.
+    """Draw the cumulative distribution of the metric over the clients of all seeds, a line per row.
 
     Returns:
-        ``None`` where no run is done.
+        ``None`` without a finished run.
     """
     study = results.study
     unit = 100.0 if study.table.percent else 1.0
-    found = panels(results)
+    found = group_cells(results)
     digits = study.table.digits + 1
     values: dict[Labels, dict[Labels, list[float]]] = {}
     for column, of_rows in found.items():
         for row, cells in of_rows.items():
-            there = [run for cell in cells if (run := _run_of(cell, runs)) is not None]
-            clients = [value for run in there for value in run.metric(study.metric, study.split).clients.values()]
+            done = [run for cell in cells if (run := runs.get(cell.key)) is not None]
+            clients = [value for run in done for value in run.metric(study.metric, study.split).clients.values()]
             clients = [unit * value for value in clients if not math.isnan(value)]
             if clients:
                 values.setdefault(column, {})[row] = clients
@@ -201,7 +191,7 @@ def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
                 f"{', '.join(row)}: {share:.0%} of clients up to {value:.{digits}f}"
                 for value, share in zip(at, shares, strict=True)
             ]
-            say_values(axes, at, shares, texts, most=_MOST_VALUES)
+            add_tooltips(axes, at, shares, texts, most=_MAX_TOOLTIPS)
         axes.set_title(", ".join(column), fontsize=10)
         axes.set_xlabel(f"{study.metric}{' in %' if study.table.percent else ''} of a client, {study.split}")
         axes.set_ylim(0, 1.02)
@@ -211,12 +201,8 @@ def draw_distributions(results: StudyResults, runs: Runs) -> Figure | None:
     return figure
 
 
-def _run_of(cell: CellResult, runs: Runs) -> FinishedRun | None:
-    return runs.get((cell.arm, tuple(sorted(cell.place.items())), cell.seed))
-
-
 def _curve(run: FinishedRun | None, metric: str) -> "pd.Series[float]":
-    """The validation metric by rounds done; empty where it was not logged."""
+    """Validation metric by rounds done; empty if not logged."""
     name = f"val/{metric}"
     if run is None or name not in run.curves:
         return pd.Series(dtype=float)
@@ -253,27 +239,21 @@ def _seeds(count: int) -> str:
 
 
 def _half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % t-interval of a mean; 0 for one value."""
+    """Half-width of the 95 % t-interval of a mean; 0 for one value."""
     interval = paired_interval(values)
     return 0.0 if math.isnan(interval.low) else interval.mean - interval.low
 
 
 def _value_label(results: StudyResults, statistic: str) -> str:
     study = results.study
-    direction = {True: "higher is better", False: "lower is better", None: ""}[results.higher_is_better]
-    if statistic in ("std", "rsd"):
-        direction = ""
-    if statistic in ("gain", "ipr", "ari"):
-        direction = "higher is better"
-    if statistic == "harmed":
-        direction = "lower is better"
+    higher = None if statistic in ("std", "rsd") else DIRECTIONS.get(statistic, results.higher_is_better)
     name = f"{statistic} {study.metric}" + (" in %" if study.table.percent else "")
-    return name + (f", {direction}" if direction else "")
+    return ", ".join(filter(None, [name, direction_text(higher)]))
 
 
 def _claim_label(answer: Answer) -> str:
-    at = ", ".join(f"{axis}={label}" for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim)
-    return f"{answer.claim}  ({at})" if at else answer.claim
+    place = {axis: label for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim}
+    return f"{answer.claim}  ({cell_name('', place)})" if place else answer.claim
 
 
 def _short(text: str) -> str:

@@ -1,13 +1,16 @@
-"""``STUDY.yaml``, read: docs/study.md describes its keys. All that is wrong with a file is said at once."""
+"""Reader of ``STUDY.yaml``, whose keys docs/study.md describes. Reports all faults of a file at once."""
 
 import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
+
+from annotated_types import Interval
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
+from lightning_fl.core.validation import faults_of
 from lightning_fl.files.names import is_plain_name
 from lightning_fl.files.yaml import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
@@ -16,31 +19,18 @@ from lightning_fl.study.declaration import FULL, Arm, Chosen, Overrides, Publish
 __all__ = ["load_study"]
 
 _KEYS = (
-    "title",
-    "metric",
-    "split",
-    "seeds",
-    "overrides",
-    "arms",
-    "grid",
-    "exclude",
-    "table",
-    "published",
-    "claims",
-    "chosen",
-    "scales",
-    "scale",
-    "definitions",
+    *("title", "metric", "split", "seeds", "overrides", "arms", "grid", "exclude"),
+    *("table", "published", "claims", "chosen", "scales", "scale", "definitions"),
 )
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 _SPLITS = ("test", "val", "train")
-_DEFAULT_STATISTICS = ("mean", "worst")
-#: Columns of ``results.csv``, beside the axes.
+_Digits = Annotated[int, Interval(ge=0, le=10)]
+#: Columns of ``results.csv`` other than the axes.
 _COLUMNS = (
     *("arm", "seed", "status", *STATISTICS, "higher_is_better", "data_source"),
     *("rounds", "seconds", "commit", "run_folder", "failure", "log", "clients_with_gain"),
 )
-#: What the study sets itself in every run.
+#: Settings that the study controls.
 _RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
 
 
@@ -49,15 +39,15 @@ def load_study(path: Path, scale: str | None = None) -> Study:
 
     Args:
         path: its file.
-        scale: the scale to run; the file's own choice, else "full", if ``None``.
+        scale: to run; ``None`` for the file's choice, else "full".
 
     Raises:
-        ConfigurationError: what is wrong with the file, a fault a line, each with its key and what to do.
+        ConfigurationError: all faults of the file, one per line.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
-        raise ConfigurationError(f"{path}: a study is a mapping with the keys {', '.join(_KEYS[:6])}, this is {kind}.")
+        raise ConfigurationError(f"{path} is {kind}: a study is a mapping with the keys {', '.join(_KEYS[:6])}.")
     reader = _Reader(path, content)
     study = reader.study(scale)
     if reader.faults:
@@ -66,7 +56,7 @@ def load_study(path: Path, scale: str | None = None) -> Study:
 
 
 class _Reader:
-    """Reads the content of a file and gathers its faults; where there is one, what it returns is of no use."""
+    """Parser that collects faults; after a fault its results are not usable."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         self.path, self.content, self.faults = path, content, list[str]()
@@ -79,18 +69,19 @@ class _Reader:
         for axis in self._names("grid", required=False):
             values = self._labelled(content["grid"][axis], f"grid.{axis}")
             self.grid[axis] = {label: self._overrides(of, f"grid.{axis}.{label}") for label, of in values.items()}
-        for axis in self.grid:
-            if axis in _COLUMNS:
-                self.faults.append(
-                    f"grid.{axis}: the results have a column {axis} already: give the axis another name."
-                )
+        self.faults += [
+            f"grid.{axis}: results already have a column {axis}: rename the axis."
+            for axis in self.grid
+            if axis in _COLUMNS
+        ]
         self.arms = {name: self._arm(name, content["arms"][name]) for name in self._names("arms")}
         table = self._table(self._mapping("table"))
         scales = self._scales()
         chosen = scale or self._text("scale", FULL)
         if chosen not in scales:
-            there = f"{did_you_mean(chosen, scales)}; the study has {', '.join(scales)}"
-            self.faults.append(f"scales: there is no scale {chosen!r}{there}.")
+            self.faults.append(
+                f"scales: unknown scale {chosen!r}{did_you_mean(chosen, scales)}; the study has {', '.join(scales)}."
+            )
         study = Study(
             path=self.path,
             title=self._text("title"),
@@ -109,7 +100,7 @@ class _Reader:
             chosen=tuple(self._chosen(scales)),
         )
         if not self.faults and not any(study.places()):
-            self.faults.append(f"nothing is left to run at scale {chosen}: look at exclude and at scales.{chosen}.")
+            self.faults.append(f"scale {chosen} has no cells: check exclude and scales.{chosen}.")
         return study
 
     # -- arms, grid, scales --------------------------------------------------------------------------------------
@@ -118,14 +109,14 @@ class _Reader:
         entry = {"recipe": value} if isinstance(value, str) else value
         where = f"arms.{name}"
         if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), str):
-            self.faults.append(f"{where}: give a recipe, such as {name}: fedavg_digits, or its keys recipe, overrides.")
+            self.faults.append(f"{where}: set a recipe, such as {name}: fedavg_digits, or the keys recipe, overrides.")
             return Arm("")
         self._known(entry, ("recipe", "overrides"), where)
         recipe = entry["recipe"]
         for axis in re.findall(r"\{(.*?)\}", recipe):
             if axis not in self.grid:
                 self.faults.append(f"{where}.recipe={recipe!r}: {_missing(axis, self.grid, 'axis')}")
-        # Beside the study, so that the two can be moved together.
+        # Relative to the study's file.
         if recipe.endswith((".yaml", ".yml")):
             recipe = os.path.abspath(self.path.parent / Path(recipe).expanduser())
         return Arm(recipe, self._overrides(entry.get("overrides"), f"{where}.overrides"))
@@ -136,7 +127,7 @@ class _Reader:
             where = f"exclude[{number}]"
             if not isinstance(entry, dict) or not entry:
                 self.faults.append(
-                    f"{where}: give what is not run, such as {{arm: {next(iter(self.arms), 'fedavg')}}}."
+                    f"{where}: name an arm or labels, such as {{arm: {next(iter(self.arms), 'fedavg')}}}."
                 )
                 continue
             for key, label in entry.items():
@@ -151,13 +142,11 @@ class _Reader:
         for name in self._names("scales", required=False):
             where, entry = f"scales.{name}", self.content["scales"][name]
             if not is_plain_name(name):
-                self.faults.append(
-                    f"{where}: a scale names a folder: give a name without / and : that begins with no dot."
-                )
+                self.faults.append(f"{where}: names a folder: use no / or : and no leading dot.")
             if name == FULL:
-                self.faults.append(f"{where}: what stands outside of scales is the full scale: give another name.")
+                self.faults.append(f"{where}: reserved for everything outside of scales: choose another name.")
             if not isinstance(entry, dict):
-                self.faults.append(f"{where}: give at least one of seeds, arms, grid, overrides.")
+                self.faults.append(f"{where}: set at least one of seeds, arms, grid, overrides.")
                 continue
             self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
             arms = entry.get("arms")
@@ -165,7 +154,7 @@ class _Reader:
             if arms is not None:
                 self._subset(arms, self.arms, f"{where}.arms", "arm")
             if not isinstance(grid, dict):
-                self.faults.append(f"{where}.grid: give the labels of an axis that are run, such as {{data: [esol]}}.")
+                self.faults.append(f"{where}.grid: list labels of axes, such as {{data: [esol]}}.")
                 grid = {}
             for axis, labels in grid.items():
                 if axis not in self.grid:
@@ -184,13 +173,13 @@ class _Reader:
         if value is None:
             return {}
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.faults.append(f"{where}: give settings of a recipe, such as {{trainer.max_rounds: 20}}.")
+            self.faults.append(f"{where}: must be settings of a recipe, such as {{trainer.max_rounds: 20}}.")
             return {}
         for key in _RESERVED:
             first, _, last = key.partition(".")
             nested = value.get(first)
             if key in value or (last and isinstance(nested, dict) and last in nested):
-                self.faults.append(f"{where}: {key} is the study's own to set: drop it.")
+                self.faults.append(f"{where}: {key} is set by the study: remove it.")
         return value
 
     # -- table, published, claims --------------------------------------------------------------------------------
@@ -209,17 +198,15 @@ class _Reader:
         for part in parts:
             places = rows.count(part) + columns.count(part)
             if places != 1 and rows:
-                word = "nowhere" if places == 0 else "more than once"
-                self.faults.append(f"table: {part} stands {word}: list it once, under rows or under columns.")
+                self.faults.append(f"table: {part} is listed {places} times: list it once in rows or columns.")
         statistics = self._subset(
-            entry.get("statistics", list(_DEFAULT_STATISTICS)), STATISTICS, "table.statistics", "statistic"
+            entry.get("statistics", ["mean", "worst"]), STATISTICS, "table.statistics", "statistic"
         )
         percent = entry.get("percent", False)
         if not isinstance(percent, bool):
-            self.faults.append(f"table.percent={percent!r}: give true or false.")
+            self.faults.append(f"table.percent={percent!r}: must be true or false.")
         digits = entry.get("digits", 1 if percent is True else 3)
-        if type(digits) is not int or not 0 <= digits <= 10:
-            self.faults.append(f"table.digits={digits!r}: give a number from 0 to 10.")
+        self.faults += faults_of({"digits": _Digits}, {"digits": digits}, "table.")
         return TableLayout(tuple(rows), tuple(columns), tuple(statistics), percent is True, digits)
 
     def _published(self, entry: dict[str, Any], table: TableLayout) -> Published:
@@ -227,7 +214,7 @@ class _Reader:
             return Published()
         self._known(entry, ("source", "values"), "published")
         if not isinstance(entry.get("source"), str):
-            self.faults.append("published.source: say where the figures stand, such as 'Paper (2023), Table 1'.")
+            self.faults.append("published.source: name the publication, such as 'Paper (2023), Table 1'.")
         values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
         for row, column, key, statistic, value in self._published_cells(entry.get("values"), table):
             number, spread = value if isinstance(value, list) and len(value) == 2 else (value, None)
@@ -236,20 +223,18 @@ class _Reader:
             elif _is_number(number) and (spread is None or _is_number(spread)):
                 values[row, column, statistic] = (float(number), None if spread is None else float(spread))
             else:
-                self.faults.append(f"{key}.{statistic}={value!r}: give a number, or [number, spread].")
+                self.faults.append(f"{key}.{statistic}={value!r}: must be a number or [number, spread].")
         return Published(str(entry.get("source")), values)
 
     def _published_cells(self, values: object, table: TableLayout) -> Iterator[tuple[str, str, str, str, object]]:
-        """Row, column, key, statistic and value of every figure."""
+        """Row, column, key, statistic and value of every published number."""
         labels = {"arm": list(self.arms), **{axis: list(of) for axis, of in self.grid.items()}}
         rows, columns = (
             [", ".join(names) for names in itertools.product(*(labels.get(part, []) for part in parts))]
             for parts in (table.rows, table.columns)
         )
         if not isinstance(values, dict):
-            self.faults.append(
-                "published.values: give {ROW: {COLUMN: {mean: 0.9}}}, of a table without columns {ROW: ..}."
-            )
+            self.faults.append("published.values: write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: ...} without columns.")
             return
         for row, of_row in values.items():
             key = f"published.values.{row}"
@@ -259,9 +244,7 @@ class _Reader:
             cells = of_row if table.columns else {"": of_row}
             for column, cell in cells.items() if isinstance(cells, dict) else [(None, None)]:
                 if not isinstance(cell, dict):
-                    self.faults.append(
-                        f"{key}: give the statistics of every column, such as {{mean: 0.9, worst: 0.8}}."
-                    )
+                    self.faults.append(f"{key}: list the statistics of a column, such as {{mean: 0.9, worst: 0.8}}.")
                 elif column not in columns:
                     self.faults.append(f"{key}.{column}: {_missing(str(column), columns, 'column')}")
                 else:
@@ -272,7 +255,7 @@ class _Reader:
         grid = {axis: list(labels) for axis, labels in self.grid.items()}
         for number, text in enumerate(self._list("claims")):
             if not isinstance(text, str):
-                self.faults.append(f"claims[{number}]: give a text, such as 'mean(a) > mean(b)', not {text!r}.")
+                self.faults.append(f"claims[{number}]={text!r}: must be a text, such as 'mean(a) > mean(b)'.")
                 continue
             try:
                 yield parse_claim(text, list(self.arms), grid, percent)
@@ -285,21 +268,20 @@ class _Reader:
         for number, entry in enumerate(self._list("chosen")):
             where = f"chosen[{number}]"
             if not isinstance(entry, dict):
-                self.faults.append(f"{where}: give setting, value, candidates, by and seeds, not {entry!r}.")
+                self.faults.append(f"{where}={entry!r}: must have setting, value, candidates, by and seeds.")
                 continue
             self._known(entry, ("setting", "value", "candidates", "by", "seeds"), where)
             self.faults += [f"{where}.{key} is missing." for key in ("setting", "by") if not entry.get(key)]
             value, candidates, by = str(entry.get("value")), entry.get("candidates"), str(entry.get("by"))
             if not isinstance(candidates, list) or value not in map(str, candidates):
-                self.faults.append(f"{where}.candidates: list what was tried, the chosen value {value} among it.")
+                self.faults.append(f"{where}.candidates: list all values tried, including the chosen {value}.")
                 candidates = []
             if by.split("/")[0] == "test":
-                self.faults.append(f"{where}.by={by!r}: test data never choose a setting: choose by validation data.")
+                self.faults.append(f"{where}.by={by!r}: settings must not be chosen on test data: use validation data.")
             seeds = self._seeds(entry.get("seeds"), f"{where}.seeds")
             if same := sorted(own.intersection(seeds)):
                 self.faults.append(
-                    f"{where}.seeds: the study itself runs {', '.join(map(str, same))}, whose results would be those of"
-                    " seeds that chose: choose on others."
+                    f"{where}.seeds: the study also runs {', '.join(map(str, same))}: choose settings on other seeds."
                 )
             yield Chosen(str(entry.get("setting")), value, tuple(map(str, candidates)), by, seeds)
 
@@ -309,15 +291,14 @@ class _Reader:
         for key in entry:
             if key not in known:
                 name = f"{where}.{key}" if where else str(key)
-                hint = did_you_mean(str(key), known) or f"; there are {', '.join(known)}"
-                self.faults.append(f"{name}: there is no such key{hint}.")
+                hint = did_you_mean(str(key), known) or f"; choose one of {', '.join(known)}"
+                self.faults.append(f"{name}: unknown key{hint}.")
 
     def _text(self, key: str, default: str | None = None) -> str:
         value = self.content.get(key, default)
         if not isinstance(value, str) or not value.strip():
             examples = {"title": "what is compared", "metric": "a metric of the runs, such as acc", "scale": "a scale"}
-            got = "is missing" if value is None else f"is {value!r}"
-            self.faults.append(f"{key} {got}: name {examples[key]}.")
+            self.faults.append(f"{key} {'is missing' if value is None else f'is {value!r}'}: set {examples[key]}.")
             return ""
         return value.strip()
 
@@ -339,35 +320,35 @@ class _Reader:
         return value if isinstance(value, list) else []
 
     def _seeds(self, value: object, where: str) -> tuple[int, ...]:
-        fine = isinstance(value, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in value)
-        if not isinstance(value, list) or not value or not fine or len(set(value)) != len(value):
+        valid = isinstance(value, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in value)
+        if not isinstance(value, list) or not value or not valid or len(set(value)) != len(value):
             got = "is missing" if value is None else f"is {value!r}"
             self.faults.append(f"{where} {got}: list different whole numbers from 0 to 2**32 - 1, such as [0, 1, 2].")
             return ()
         return tuple(value)
 
     def _names(self, key: str, required: bool = True) -> list[str]:
-        """The names under a key that holds named things."""
+        """Names in a mapping."""
         entries = self._mapping(key)
         if required and not entries:
-            self.faults.append(f"{key}: name at least one.")
+            self.faults.append(f"{key}: must have at least one entry.")
         return list(self._labelled(entries, key)) if entries else []
 
     def _labelled(self, entries: object, where: str) -> dict[str, Any]:
         if not isinstance(entries, dict) or not entries:
-            self.faults.append(f"{where}: give names and what each stands for, such as {{small: {{...}}}}.")
+            self.faults.append(f"{where}: must map names to values, such as {{small: {{...}}}}.")
             return {}
-        fine = {}
+        valid = {}
         for name, value in entries.items():
-            if isinstance(name, str) and LABEL.fullmatch(name) and len(name) <= _LONGEST_NAME:
-                fine[name] = value
+            if isinstance(name, str) and LABEL.fullmatch(name) and len(name) <= _MAX_NAME_LENGTH:
+                valid[name] = value
             else:
-                mend = "" if isinstance(name, str) else "put it in quotes; "
+                quotes = "" if isinstance(name, str) else "quote it and "
                 self.faults.append(
-                    f"{where}: {name!r} is no name: {mend}letters, digits and _ . : + - / @ make"
-                    f" one, at most {_LONGEST_NAME}."
+                    f"{where}: {name!r} is not a name: {quotes}use at most {_MAX_NAME_LENGTH} letters, digits and"
+                    " _ . : + - / @."
                 )
-        return fine
+        return valid
 
     def _subset(
         self, value: object, known: Sequence[str] | Mapping[str, Any], where: str, kind: str, empty: bool = False
@@ -381,10 +362,8 @@ class _Reader:
 
 
 def _missing(name: str, known: Sequence[str] | Mapping[str, Any], kind: str) -> str:
-    hint = (
-        did_you_mean(name, list(known)) or f"; there {'is' if len(known) == 1 else 'are'} {', '.join(known) or 'none'}"
-    )
-    return f"there is no {kind} {name!r}{hint}."
+    hint = did_you_mean(name, list(known)) or f"; the study has {', '.join(known) or 'none'}"
+    return f"unknown {kind} {name!r}{hint}."
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -1,4 +1,4 @@
-"""What the written forms of a comparison have in common: which columns, how numbers read, which values are best."""
+"""Columns, rows, title and notes of a comparison, shared by its output formats."""
 
 import math
 from collections.abc import Sequence
@@ -14,19 +14,20 @@ __all__ = [
     "Column",
     "Row",
     "best_values",
-    "columns_of",
+    "direction_text",
     "has_stand_in",
-    "notes_of",
-    "rows_of",
-    "title_of",
+    "make_columns",
+    "make_rows",
+    "table_notes",
+    "table_title",
 ]
 
-#: Key -> header, in the order of the table; two lines where it would be wider than its numbers.
+#: Key -> header, in the order of the table.
 _HEADERS = {
     "mean": "mean",
     "worst": "worst\nclient",
-    "mean_difference": "mean less\nbaseline",
-    "worst_difference": "worst less\nbaseline",
+    "mean_difference": "mean minus\nbaseline",
+    "worst_difference": "worst minus\nbaseline",
     "std": "std over\nclients",
     "best": "best\nclient",
     "gain": "mean\ngain",
@@ -38,12 +39,11 @@ _HEADERS = {
     "rounds": "rounds",
     "seconds": "time\n[s]",
 }
-_GAINS = ("gain", "ipr", "rsd", "harmed")
 _MEGABYTES = ("megabytes_sent", "megabytes_received")
 _PERCENT = ("ipr", "harmed")
-#: Numbers of more places before the point are written with an exponent.
-_MOST_PLACES = 7
-#: Whether more is better, where that does not depend on the metric. Times of different machines do not compare.
+#: Numbers with more digits before the point are written with an exponent.
+_MAX_DIGITS = 7
+#: Whether higher is better, independent of the metric. Times of different machines are not comparable.
 DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False, "ari": True} | dict.fromkeys(
     _MEGABYTES, False
 )
@@ -51,15 +51,14 @@ DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": F
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of one metric.
+    """A column of one metric's table.
 
     Args:
         key: its column in the frame.
-        header: in words, perhaps two lines.
-        values: a text per row, "-" where there is none.
-        spreads: the standard deviation over seeds without its sign, or the interval in brackets; "" where there is
-            none.
-        best: per row, whether it is the best; all False where that is not known.
+        header: one or two lines.
+        values: a text per row, "-" if missing.
+        spreads: standard deviations over seeds or intervals in brackets; "" if missing.
+        best: per row, whether it is the best; all False if unknown.
     """
 
     key: str
@@ -75,16 +74,16 @@ class Column:
 
     @property
     def name(self) -> str:
-        """The header on one line."""
+        """Header in one line."""
         return self.header.replace("\n", " ")
 
     def lines(self, row: int) -> list[str]:
-        """A row's value and below it its spread."""
+        """Value and spread of a row, as lines."""
         spread = self.spreads[row]
         return [self.values[row], *([spread if self.is_difference else f"±{spread}"] if spread else [])]
 
     def cell(self, row: int, plus_minus: str = " ± ") -> str:
-        """A row's value and spread on one line."""
+        """Value and spread of a row, in one line."""
         if not self.spreads[row]:
             return self.values[row]
         return f"{self.values[row]}{' ' if self.is_difference else plus_minus}{self.spreads[row]}"
@@ -92,51 +91,43 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """The beginning of a row.
+    """Header of a row.
 
     Args:
-        label: of the group, with its data source where rows differ in that.
-        seeds: as in the frame, shortened; "" where all rows have the same.
+        label: of the group, with its data source if rows differ in it.
+        seeds: shortened; "" if all rows have the same.
     """
 
     label: str
     seeds: str
 
 
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """The rows' labels and, where they differ, seeds.
-
-    Args:
-        frame: the rows of one metric, as is that of the other functions.
-    """
+def make_rows(frame: pd.DataFrame) -> list[Row]:
+    """Headers of the rows of one metric's frame."""
     many_sources, many_seeds = frame["source"].nunique() > 1, frame["seeds"].nunique() > 1
     return [
-        Row(
-            f"{label} [{source}]" if many_sources else label,
-            _short_seeds(seeds) if many_seeds else "",
-        )
+        Row(f"{label} [{source}]" if many_sources else label, _short_seeds(seeds) if many_seeds else "")
         for label, source, seeds in zip(frame["label"], frame["source"], frame["seeds"], strict=True)
     ]
 
 
-def columns_of(frame: pd.DataFrame) -> list[Column]:
-    """The columns in which any row has a value."""
+def make_columns(frame: pd.DataFrame) -> list[Column]:
+    """Columns of one metric's frame in which any row has a value."""
     direction = _direction(frame)
     known = {} if direction is None else dict.fromkeys(("mean", "worst", "best"), direction)
     found = []
     for key, header in _HEADERS.items():
         if key in frame and (frame[key].notna().any() or key in ("mean", "worst")):
-            values, spreads = _texts(frame, key)
+            values, spreads = _format_column(frame, key)
             best = best_values([float(value) for value in frame[key]], values, (known | DIRECTIONS).get(key))
             found.append(Column(key, header, tuple(values), tuple(spreads), tuple(best)))
     return found
 
 
-def title_of(frame: pd.DataFrame) -> str:
-    """What the table shows: split, metric, its direction, clients, seeds, data source."""
+def table_title(frame: pd.DataFrame) -> str:
+    """Title of one metric's table: split, metric, direction, clients, seeds and data source."""
     first = frame.iloc[0]
-    higher = _direction(frame)
-    direction = "" if higher is None else f" ({'higher' if higher else 'lower'} is better)"
+    direction = f" ({text})" if (text := direction_text(_direction(frame))) else ""
     clients = sorted(set(frame["num_clients"]))
     count = f"{clients[0]}" if len(clients) == 1 else f"{clients[0]} to {clients[-1]}"
     seeds = ""
@@ -146,8 +137,8 @@ def title_of(frame: pd.DataFrame) -> str:
     return f"{first['split']} {first['metric']}{direction}, {count} clients{seeds}, data: {sources}"
 
 
-def notes_of(frame: pd.DataFrame) -> list[str]:
-    """What a reader has to know to read the table rightly, a sentence each."""
+def table_notes(frame: pd.DataFrame) -> list[str]:
+    """Notes below one metric's table, a sentence each."""
     notes = []
     if (frame["num_seeds"] > 1).any():
         notes.append("±: standard deviation over seeds.")
@@ -155,8 +146,8 @@ def notes_of(frame: pd.DataFrame) -> list[str]:
         counts = sorted(set(frame.loc[frame["label"] != frame["baseline"], "difference_num_seeds"]))
         pairs = " or ".join(map(str, counts)) or "0"
         notes.append(
-            f"less baseline: row less {frame['baseline'].iloc[0]}, paired by seed ({pairs} pairs), with its 95 %"
-            " t-interval from two pairs on."
+            f"minus baseline: row minus {frame['baseline'].iloc[0]}, paired by seed ({pairs} pairs), with a 95 %"
+            " t-interval for two or more pairs."
         )
     over = [text for text in dict.fromkeys(frame["gain_over"]) if text]
     if over:
@@ -165,29 +156,34 @@ def notes_of(frame: pd.DataFrame) -> list[str]:
             f" deviation of gains): over {' or '.join(over)}."
         )
     if frame["seeds"].nunique() > 1:
-        notes.append("The rows have different seeds: their means are not over the same runs.")
+        notes.append("The rows have different seeds.")
     if frame["num_clients"].nunique() > 1:
         of_rows = ", ".join(
             f"{count} in {label}" for label, count in zip(frame["label"], frame["num_clients"], strict=True)
         )
-        notes.append(f"Not all rows have values for the same number of clients: {of_rows}.")
+        notes.append(f"The rows have values for different numbers of clients: {of_rows}.")
     broken = [label for label, value in zip(frame["label"], frame["mean"], strict=True) if not math.isfinite(value)]
     if broken:
         notes.append(f"Not finite in at least one run: {', '.join(broken)}.")
     if _direction(frame) is None:
-        notes.append(f"Whether more or less {frame['metric'].iloc[0]} is better is not known: no best value is marked.")
-    missing = frame[list(_MEGABYTES)].isna().all(axis=None)
-    if missing:
-        notes.append("Communication was not counted in these runs.")
+        notes.append(f"No best value is marked: the direction of {frame['metric'].iloc[0]} is unknown.")
+    if frame[list(_MEGABYTES)].isna().all(axis=None):
+        notes.append("Communication was not counted.")
     return notes
 
 
 def has_stand_in(frame: pd.DataFrame) -> bool:
-    """Whether any row is of embedded example data."""
+    """Whether any row is of stand-in data."""
     return any(STAND_IN in source.split(", ") for source in frame["source"])
 
 
-def _texts(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
+def direction_text(higher_is_better: bool | None) -> str:
+    """ "higher is better", "lower is better", or "" if unknown."""
+    return {True: "higher is better", False: "lower is better", None: ""}[higher_is_better]
+
+
+def _format_column(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
+    """Values and spreads as texts."""
     ends = [f"{key}_low", f"{key}_high"] if key.endswith("_difference") else [f"{key}_seed_std"]
     percent = key in _PERCENT
     numbers = frame[[key, *ends]].to_numpy(dtype=float) * (100.0 if percent else 1.0)
@@ -206,25 +202,25 @@ def _texts(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
     if len(ends) == 2:
         spreads = ["" if math.isnan(low) else f"[{text(low, '+')}, {text(high, '+')}]" for low, high in numbers[:, 1:]]
     elif key in ("rounds", *_MEGABYTES) and not (numbers[:, 1] > 0).any():
-        spreads = [""] * len(values)  # the same in every seed, as a rule
+        spreads = [""] * len(values)  # usually equal for every seed
     else:
         spreads = ["" if math.isnan(deviation) else text(deviation) for deviation in numbers[:, 1]]
     return values, spreads
 
 
 def _digits(values: np.ndarray) -> int | None:
-    """Decimals by which the largest of the values has four significant digits, below 1 three; ``None``: too large."""
+    """Decimals that show the largest value with four significant digits (three below 1); ``None`` if too large."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     if largest == 0:
         return 0
     exponent = math.floor(math.log10(largest))
-    if exponent >= _MOST_PLACES:
+    if exponent >= _MAX_DIGITS:
         return None
     return max(3 - exponent, 0) if exponent >= 0 else 2 - exponent
 
 
 def best_values(values: Sequence[float], texts: Sequence[str], higher: bool | None) -> list[bool]:
-    """The rows that read as the best value, where rows differ in what can be read."""
+    """Mark the rows whose text equals that of the best value, unless all texts are equal."""
     finite = [(value, text) for value, text in zip(values, texts, strict=True) if math.isfinite(value)]
     if higher is None or len({text for _, text in finite}) < 2:
         return [False] * len(texts)
@@ -233,7 +229,7 @@ def best_values(values: Sequence[float], texts: Sequence[str], higher: bool | No
 
 
 def _direction(frame: pd.DataFrame) -> bool | None:
-    """Whether higher is better; ``None`` where a row does not know or rows do not agree."""
+    """Whether higher is better; ``None`` if unknown or if rows disagree."""
     found = set(frame["higher_is_better"])
     return bool(found.pop()) if found in ({True}, {False}) else None
 

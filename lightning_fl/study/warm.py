@@ -1,4 +1,4 @@
-"""``lightning-fl fit``, imported and with its parser made: what the server holds from which workers are forked."""
+"""Preloaded ``lightning-fl fit`` with its parser, from which workers are forked."""
 
 from importlib import import_module
 
@@ -8,8 +8,7 @@ __all__ = ["PARSER"]
 
 PARSER = make_parser("fit")
 
-# What most runs import when they come to it, here once for all. After the parser, which keeps dependencies' warnings of
-# each other quiet while it imports them.
+# Modules that most runs import later. After the parser, which suppresses warnings while it imports dependencies.
 for _name in (
     "lightning_fl.data.molecules.dataset",
     "lightning_fl.data.molecules.standin",

@@ -1,4 +1,4 @@
-"""Runs the cells of a study, several at once, each in a process of its own that is forked from a warm server."""
+"""Worker processes of a study, each forked from a preloaded server for one cell."""
 
 import contextlib
 import multiprocessing
@@ -16,23 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.interrupt import InterruptGuard, end_with_this_process
+from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.display import StudyDisplay
-from lightning_fl.study.forked import check_settings, run_cell, start_worker, visible_gpus
+from lightning_fl.study.forked import find_faults, run_cell, start_worker, visible_gpus
 from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
 
 __all__ = ["Job", "Workers", "usable_cores"]
 
-#: How often the watcher is told how far the running cells are.
+#: Interval of the display's updates.
 _TICK_SECONDS = 1.0
-#: How long a cell that was asked to stop may take to finish its round and save it.
+#: Time in which an interrupted cell finishes its round and saves it.
 _GRACE_SECONDS = 60.0
 
 
 @dataclass
 class Job:
-    """A cell that runs: what runs it, since when, and which of so many at once it is."""
+    """A running cell with its process or Ray reference, start time and worker number."""
 
     cell: Cell
     handle: Any
@@ -41,10 +43,10 @@ class Job:
 
 
 class _Server:
-    """The process from which workers are forked; it would import to its end, for seconds, after the study is gone."""
+    """The fork server, which would otherwise finish its imports after the study has ended."""
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill it if it is running."""
         pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -54,25 +56,21 @@ class _Server:
 class Workers:
     """Processes that run cells.
 
-    Where there are GPUs, and some cell may use one, each of several workers has one of them to itself or shares it with
-    others, in turn; a single worker has all.
+    If cells may use GPUs, these are distributed over the workers; a single worker has all of them.
 
     Args:
-        num_workers: cells at once; ``None`` for as many as there are GPUs, or cores where cells use none.
-        cells: what is to be run.
+        num_workers: concurrent cells; ``None`` for the number of GPUs, or of cores if cells use no GPU.
+        cells: to run.
 
     Raises:
         ConfigurationError: ``num_workers`` is below 1, or the system cannot fork.
     """
 
-    def __init__(self, num_workers: int | None, cells: Sequence[Cell] = ()) -> None:
-        if num_workers is not None and num_workers < 1:
-            raise ConfigurationError(f"--workers={num_workers}: give a number of at least 1.")
+    @checked
+    def __init__(self, num_workers: Count | None, cells: Sequence[Cell] = ()) -> None:
         if "forkserver" not in multiprocessing.get_all_start_methods():
-            raise ConfigurationError(
-                "lightning-fl study forks its workers, which this system cannot: use Linux or macOS."
-            )
-        if os.getcwd() not in sys.path:  # modules of the user's own, which workers find as `fit` does
+            raise ConfigurationError("lightning-fl study forks its workers: use Linux or macOS.")
+        if os.getcwd() not in sys.path:  # for the user's own modules
             sys.path.append(os.getcwd())
         self._guard = InterruptGuard()
         self._asked: float | None = None
@@ -84,15 +82,15 @@ class Workers:
         self.num_workers = num_workers or len(self._gpus) or usable_cores()
 
     def _find_gpus(self) -> list[str]:
-        """Asked in a process of its own: a GPU that is open here or in the server would be of no use to forks."""
+        """Ask another process, since forks cannot use a GPU that their parent has opened."""
         with _one_thread_each(), _executor(1, self._context) as executor:
             return executor.submit(visible_gpus).result()
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Parse and instantiate one cell of every variant: a fault in the last is known before the first is run.
+        """Parse and instantiate one cell of every variant before any is run.
 
         Raises:
-            ConfigurationError: what is wrong, a fault a line.
+            ConfigurationError: all faults, one per line.
         """
         firsts = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
         for cell in firsts:
@@ -100,35 +98,35 @@ class Workers:
         workers = min(self.num_workers, usable_cores(), len(firsts))
         with _one_thread_each(), _executor(workers, self._context) as executor:
             try:
-                faults = list(executor.map(check_settings, [cell.words() for cell in firsts]))
+                faults = list(executor.map(find_faults, [cell.arguments() for cell in firsts]))
             except BrokenProcessPool as error:
-                raise ConfigurationError(f"the recipes cannot be checked: a worker died ({error}).") from error
-        said = [
-            f"{cell.name.rpartition(', ')[0]}: {line}"
+                raise ConfigurationError(f"a worker died while checking the recipes ({error}).") from error
+        lines = [
+            f"{cell_name(cell.arm, cell.place)}: {line}"
             for cell, fault in zip(firsts, faults, strict=True)
             for line in (fault or "").splitlines()
         ]
-        if said:
-            raise ConfigurationError("\n".join(said))
+        if lines:
+            raise ConfigurationError("\n".join(lines))
 
     def run(
         self,
         cells: Sequence[Cell],
-        watcher: StudyDisplay,
+        display: StudyDisplay,
         known: Sequence[Cell],
         commit: str,
         check: Callable[[Cell], None] = lambda cell: None,
     ) -> None:
-        """Run cells until all have ended or a signal came (:attr:`interrupted_by`).
+        """Run cells until all have ended or a signal arrives (:attr:`interrupted_by`).
 
-        The first SIGINT or SIGTERM lets the running cells finish their round and save it; a second one ends all.
+        The first SIGINT or SIGTERM lets running cells finish their round and save it; a second one stops at once.
 
         Args:
-            cells: what to run; one that is done meanwhile is left out.
-            watcher: is told what happens.
-            known: whose times tell how long others take; all cells of the study.
-            commit: of the package, put down with every attempt.
-            check: looks at every cell that has ended; what it raises ends the study, and kills what runs.
+            cells: to run; those that another process finishes meanwhile are skipped.
+            display: of the progress.
+            known: all cells of the study, for the estimate of durations.
+            commit: of the package, recorded with every attempt.
+            check: called for every cell that has ended; an exception kills the running cells.
         """
         pending = list(cells)
         seconds = known_seconds(known)
@@ -141,63 +139,62 @@ class Workers:
                         if cell.finished() is None:
                             cell.prepare()
                             resumed = cell.resumable()
-                            cell.note_start(resumed, commit)
+                            cell.record_start(resumed, commit)
                             if self._start(cell):
-                                watcher.started(cell, resumed)
+                                display.started(cell, resumed)
                     for job, code in self._ended():
                         self._jobs.remove(job)
                         took = time.monotonic() - job.began
-                        if code == 0 or not self.interrupted_by:  # one that was asked to stop did not fail
-                            job.cell.note_end(took, code)
+                        if code == 0 or not self.interrupted_by:  # an interrupted cell did not fail
+                            job.cell.record_end(took, code)
                         seconds = known_seconds(known)
-                        watcher.ended(job.cell, took, self._left(pending, seconds))
+                        display.ended(job.cell, took, self._left(pending, seconds))
                         check(job.cell)
                     if self.interrupted_by and self._asked is None:
                         self._asked = time.monotonic()
                         self._ask_to_stop()
-                        watcher.stopping(signal.Signals(self.interrupted_by).name)
+                        display.stopping(signal.Signals(self.interrupted_by).name)
                     elif self._asked is not None and time.monotonic() > self._asked + _GRACE_SECONDS:
                         self._kill()
-                    watcher.tick(self._running(), self._left(pending, seconds))
+                    display.tick(self._running(), self._left(pending, seconds))
             finally:
                 self._close()
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that ended the study early."""
+        """Number of the signal that interrupted the study."""
         return self._guard.signal_number
 
     def _start(self, cell: Cell) -> bool:
-        """Start a cell; whether that worked."""
+        """Start a cell; returns whether it runs."""
         slot = min(set(range(len(self._jobs) + 1)) - {job.slot for job in self._jobs})
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus and self.num_workers > 1 else None
-        process = self._context.Process(target=run_cell, args=(cell.words(), cell.log, gpu), name=cell.name)
+        process = self._context.Process(target=run_cell, args=(cell.arguments(), cell.log, gpu), name=cell.name)
         try:
             process.start()
         except (EOFError, OSError):
-            if self.interrupted_by:  # a signal to all processes at once has ended the server
+            if self.interrupted_by:  # the signal has also ended the server
                 return False
             raise
         self._jobs.append(Job(cell, process, time.monotonic(), slot))
         return True
 
     def _ended(self) -> list[tuple[Job, int]]:
-        """The cells that have ended, within a second or so, and their exit codes."""
+        """Wait up to a tick for jobs to end; returns them with their exit codes."""
         wait([job.handle.sentinel for job in self._jobs], _TICK_SECONDS)
         return [(job, job.handle.exitcode or 0) for job in self._jobs if not job.handle.is_alive()]
 
     def _ask_to_stop(self) -> None:
-        """Ask every running cell to finish its round."""
+        """Ask the running cells to finish their round."""
         for job in self._jobs:
             job.handle.terminate()
 
     def _kill(self) -> None:
-        """End what runs."""
         for job in self._jobs:
             job.handle.kill()
 
     def _close(self) -> None:
-        """End what runs, and wait for it."""
+        """Kill the running cells and wait for their end."""
         self._kill()
         for job in self._jobs:
             job.handle.join()
@@ -212,7 +209,7 @@ class Workers:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -222,7 +219,7 @@ def _executor(num_workers: int, context: Any) -> ProcessPoolExecutor:
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """The environment of the workers, which the server takes over when it starts."""
+    """Set OMP_NUM_THREADS for the server and its workers."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.callbacks.progress import leading_metric
+from lightning_fl.callbacks.progress import displayed_metric
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric, metric_name
 from lightning_fl.core.terminal import terminal
@@ -62,7 +62,7 @@ def client_table(
         direction = "higher" if metric.higher_is_better else "lower"
         table.add_column(Text(f"{breakable(name)}\n{direction} is better"), justify="right")
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
-    leading = leading_metric(metrics)
+    leading = displayed_metric(metrics)
     many = leading is not None and len(clients) > MOST_ROWS
     shown = _worst_first(clients, metrics[leading])[:MOST_ROWS] if many and leading is not None else clients
     for client in shown:

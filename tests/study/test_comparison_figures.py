@@ -6,7 +6,7 @@ import pytest
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.drawing import PALETTE
 from lightning_fl.study.comparison_figures import draw_client_distribution, draw_client_values, draw_comparison_curves
-from lightning_fl.study.comparison_table import client_table
+from lightning_fl.study.comparison_table import client_comparison
 
 
 def curves(mean, worst, megabytes=None):
@@ -79,7 +79,7 @@ class TestClients:
     @pytest.mark.parametrize(("metric", "higher", "worst"), [("acc", True, 0.25), ("rmse", False, 0.75)])
     def test_values(self, make_run, metric, higher, worst):
         run = make_run("a", [0.75, 0.25, math.nan, 0.5], metric=metric, higher=higher)
-        figure = draw_client_values(client_table({"a": [run]}))
+        figure = draw_client_values(client_comparison({"a": [run]}))
         (axes,) = figure.axes
         assert self.dots(axes, 0) == ([0.25, 0.5, 0.75], [], worst)
         assert axes.lines[0].get_xdata()[0] == 0.5
@@ -92,7 +92,7 @@ class TestClients:
             "a": [make_run("a", [1.0, 1.0])],
             "b": [make_run("b", [0.5, 0.5], gains=[-0.25, 0.5])],
         }
-        figure = draw_client_values(client_table(groups), gain_over="local training")
+        figure = draw_client_values(client_comparison(groups), gain_over="local training")
         (axes,) = figure.axes
         assert [text.get_text() for text in axes.get_yticklabels()] == ["b"]
         assert self.dots(axes, 0) == ([0.5], [-0.25], -0.25)
@@ -100,14 +100,14 @@ class TestClients:
         assert legend(figure) == ["mean", "worst dot", "harmed"]
 
     def test_no_worst_where_the_direction_is_not_known(self, make_run):
-        table = client_table({"a": [make_run("a", [1.0, 2.0], metric="widgets", higher=False)]})
+        table = client_comparison({"a": [make_run("a", [1.0, 2.0], metric="widgets", higher=False)]})
         figure = draw_client_values(table)
         assert legend(figure) == ["mean"]
         assert figure.axes[0].get_xlabel() == "widgets"
 
     def test_distribution(self, make_run):
         runs = [make_run("0", [0.25, 0.5]), make_run("1", [0.5, 1.0], seed=1)]
-        figure = draw_client_distribution(client_table({"a": runs}))
+        figure = draw_client_distribution(client_comparison({"a": runs}))
         (line,) = figure.axes[0].lines
         shares = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
         assert (shares[0.25], shares[0.5], shares[1.0]) == (0.25, 0.75, 1.0)
@@ -120,7 +120,7 @@ def test_many_rows_keep_apart_and_the_legend_has_room(make_run, tmp_path):
         f"FedAvg + DROClientSampling + LocalMixup alpha={number}": [make_run(str(number), [0.1 * number] * 100)]
         for number in range(12)
     }
-    figure = draw_client_distribution(client_table(groups))
+    figure = draw_client_distribution(client_comparison(groups))
     styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(styles) == 12
     figure.savefig(tmp_path / "figure.png")

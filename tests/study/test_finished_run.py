@@ -1,12 +1,8 @@
-import json
 import math
-import os
-from pathlib import Path
 
 import pytest
 
-from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.study.finished_run import FinishedRun, find_runs
+from lightning_fl.study.finished_run import ONLY_SHOW, FinishedRun, find_runs
 
 
 def test_a_run_as_its_folder_has_it(make_run):
@@ -36,15 +32,6 @@ def test_what_a_run_did_not_write(make_run):
     assert len(run.curves) == len(run.curve("acc")) == 0
 
 
-def test_a_metric_that_is_not_there(make_run):
-    run = make_run("version_0", [1.0])
-    with pytest.raises(ConfigurationError, match=r"version_0 has no val metric 'acc'. It has acc \(test\)\.$"):
-        run.metric("acc", "val")
-    empty = make_run("version_1", [1.0], metrics={})
-    with pytest.raises(ConfigurationError, match="It has no metrics"):
-        empty.metric("acc")
-
-
 class TestRead:
     def test_the_last_finished_fit_of_several_versions(self, make_run, tmp_path):
         make_run("runs/version_9", [1.0])
@@ -64,75 +51,6 @@ class TestRead:
         run = make_run("version_0", [1.0])
         monkeypatch.setenv("HOME", str(tmp_path))
         assert FinishedRun.read("~/version_0").folder == run.folder
-
-    def test_no_folder(self):
-        with pytest.raises(ConfigurationError, match=r"^nowhere is not a folder: give a run's, such as runs/"):
-            FinishedRun.read("nowhere")
-
-    def test_no_finished_run(self, tmp_path):
-        with pytest.raises(
-            ConfigurationError, match="holds no finished run, .*: give the folder that lightning-fl fit"
-        ):
-            FinishedRun.read(tmp_path)
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "last.ckpt").write_text("")
-        (tmp_path / "config.yaml").write_text("")
-        with pytest.raises(
-            ConfigurationError, match=r"end it with lightning-fl fit --config .*config.yaml --ckpt_path"
-        ):
-            FinishedRun.read(tmp_path)
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("{", r"is damaged \(not JSON from line 1, column 2\)"),
-            (b"\xc2PK\0", r"is damaged \(it is no text in UTF-8\)"),
-            pytest.param("[" * 100_000, r"is damaged \(its lists lie too deep in each other\)", id="deep"),
-            ('{"metrics": {}}', "is no run's record, 'data' in it is missing or of another kind"),
-            ("[]", "is no run's record, but a list"),
-            ({"metrics": 1}, "'metrics' in it is missing or of another kind"),
-            ({"metrics": {"test": {"acc": 3}}}, "'metrics' in it is missing or of another kind"),
-            ({"metrics": {"test": {"acc": {"clients": {"a": "x"}, "higher_is_better": True}}}}, "'metrics' in it is"),
-            ({"communication": []}, "'communication' in it is missing or of another kind"),
-            ({"gains_over_local_training": {"test": {"acc": {}}}}, "'gains_over_local_training' in it is missing or"),
-        ],
-    )
-    def test_a_damaged_record(self, tmp_path, text, words):
-        (tmp_path / "version_0").mkdir()
-        if isinstance(text, dict):
-            whole = {"data": {}, "data_source": "measured", "strategy": "FedAvg", "seed": 0, "client_names": []}
-            text = json.dumps({"metrics": {}, **whole, **text})
-        content = text if isinstance(text, bytes) else text.encode()
-        (tmp_path / "version_0" / "summary.json").write_bytes(content)
-        with pytest.raises(CheckpointError, match=f"summary.json .*{words}.*: copy the run again, or repeat it"):
-            FinishedRun.read(tmp_path)
-
-    @pytest.mark.parametrize("kind", ["pipe", "link to itself", "folder"])
-    def test_settings_that_are_no_file(self, make_run, kind):
-        run = make_run("version_0", [1.0], config=False)
-        path = run.folder / "config.yaml"
-        {"pipe": os.mkfifo, "link to itself": lambda to: to.symlink_to(to), "folder": Path.mkdir}[kind](path)
-        words = "Too many levels" if kind == "link to itself" else "is a folder, a pipe or a device"
-        with pytest.raises(ConfigurationError, match=f"version_0/config.yaml .*{words}"):
-            FinishedRun.read(run.folder)
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            (b"", "No columns to parse from file"),
-            (b"round\n1\n", "it has no column step"),
-            (b"step,val/acc\n1,0.5\n2,zero\n", "not all in its column 'val/acc' are numbers"),
-            (b"step,val/acc\n1,0.5\n2,0.5,3\n", "Expected 2 fields in line 3, saw 3"),
-            (b"step,val/acc\n1,\xff\n", "it is no text in UTF-8"),
-            (None, "it is no file"),
-        ],
-    )
-    def test_damaged_curves(self, make_run, text, words):
-        run = make_run("version_0", [1.0])
-        path = run.folder / "metrics.csv"
-        os.mkfifo(path) if text is None else path.write_bytes(text)
-        with pytest.raises(CheckpointError, match=rf"metrics.csv is damaged \({words}\): copy the run again"):
-            _ = run.curves
 
 
 class TestCurve:
@@ -172,8 +90,11 @@ class TestFindRuns:
         (evaluation.folder / "summary.json").write_text(text)
         assert [run.folder for run in find_runs(tmp_path / "runs")] == [run.folder for run in found]
 
-    def test_refusals(self, tmp_path):
-        with pytest.raises(ConfigurationError, match="^nowhere is not a folder: give one with runs below it"):
-            find_runs("nowhere")
-        with pytest.raises(ConfigurationError, match="no finished run of lightning-fl fit below .*: give a folder"):
-            find_runs(tmp_path)
+
+def test_callbacks_that_only_show_are_known_without_importing_them():
+    import lightning_fl.callbacks
+    from lightning_fl.recipe.saved_config import SaveConfig
+
+    classes = [SaveConfig, *(getattr(lightning_fl.callbacks, name) for name in lightning_fl.callbacks.__all__)]
+    only_shows = {found.__name__ for found in classes if getattr(found, "only_shows", False)}
+    assert only_shows | {"LocalReference"} == ONLY_SHOW

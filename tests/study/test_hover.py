@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from matplotlib.figure import Figure
 
-from lightning_fl.study.hover import inline_svg, say_values
+from lightning_fl.study.hover import add_tooltips, inline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -14,7 +14,7 @@ def drawn(*points: tuple[float, float, str], most: int | None = None, limit: flo
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
     axes.set(xlim=(0, limit), ylim=(0, limit))
-    say_values(axes, *zip(*[point[:2] for point in points], strict=True), [point[2] for point in points], most=most)
+    add_tooltips(axes, *zip(*[point[:2] for point in points], strict=True), [point[2] for point in points], most=most)
     return figure
 
 

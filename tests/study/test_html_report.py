@@ -67,9 +67,9 @@ def results_of(folder: Path, **changes) -> StudyResults:
     for cell in cells:
         if cell.name == "b, data=right, seed 2":
             cell.prepare()
-            cell.note_start(False, "abc")
+            cell.record_start(False, "abc")
             cell.log.write_text("error: <b>it broke</b> & fell\n")
-            cell.note_end(3.0, 2)
+            cell.record_end(3.0, 2)
             continue
         source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
         mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
@@ -185,7 +185,7 @@ def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
     results = StudyResults.of(study, cells, tmp_path / "out", describe_environment())
     page = Page(write_html(results, tmp_path / "out").read_text())
     assert page.pictures == []
-    assert "No run is done." in page.texts
+    assert "No finished runs." in page.texts
 
 
 @pytest.mark.slow

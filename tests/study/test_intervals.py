@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed, share_interval
 
 numbers = st.floats(-100, 100)
@@ -57,11 +56,6 @@ def test_what_is_not_finite_is_not_left_out():
     found = paired_interval([1.0, math.nan, 2.0])
     assert all(map(math.isnan, (found.mean, found.low, found.high)))
     assert found.n == 3
-
-
-def test_confidence():
-    with pytest.raises(ConfigurationError, match=r"confidence=95: give a probability between 0 and 1"):
-        paired_interval([1.0, 2.0], confidence=95)
 
 
 @given(st.lists(numbers, min_size=2, max_size=8))

@@ -9,7 +9,7 @@ from lightning_fl.core.escaping import csv_table
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.study.comparison_table import STATISTICS, comparison_table
 from lightning_fl.study.render import to_latex, to_markdown, to_terminal
-from lightning_fl.study.table_columns import columns_of, notes_of, rows_of, title_of
+from lightning_fl.study.table_columns import make_columns, make_rows, table_notes, table_title
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def printed(frame, width=80, color=False, **options):
 
 
 def column(frame, key):
-    return next(column for column in columns_of(frame) if column.key == key)
+    return next(column for column in make_columns(frame) if column.key == key)
 
 
 class TestNumbers:
@@ -110,7 +110,7 @@ class TestBest:
     def test_rows_that_do_not_agree_on_the_direction(self):
         frame = rows(a={"mean": 0.5}, b={"mean": 0.75, "higher_is_better": None})
         assert list(column(frame, "mean").best) == [False, False]
-        assert title_of(frame).startswith("test acc, 3 clients")
+        assert table_title(frame).startswith("test acc, 3 clients")
         frame["higher_is_better"] = [True, False]
         assert list(column(frame, "mean").best) == [False, False]
 
@@ -141,21 +141,21 @@ class TestBest:
 
 class TestWords:
     def test_title(self, frame):
-        assert title_of(frame) == "test acc (higher is better), 3 clients, seed 0, data: measured"
+        assert table_title(frame) == "test acc (higher is better), 3 clients, seed 0, data: measured"
         frame["higher_is_better"] = False
         frame["num_clients"] = [3, 5]
         frame[["num_seeds", "seeds"]] = [4, "0, 1, 2, 7"]
-        assert title_of(frame) == "test acc (lower is better), 3 to 5 clients, seeds 0-2, 7, data: measured"
+        assert table_title(frame) == "test acc (lower is better), 3 to 5 clients, seeds 0-2, 7, data: measured"
         frame["seeds"] = ["0, 1", "3"]
         frame["higher_is_better"] = None
         frame["source"] = ["measured", "stand-in"]
-        assert title_of(frame) == "test acc, 3 to 5 clients, data: measured and stand-in"
-        assert [(row.label, row.seeds) for row in rows_of(frame)] == [("a [measured]", "0, 1"), ("b [stand-in]", "3")]
+        assert table_title(frame) == "test acc, 3 to 5 clients, data: measured and stand-in"
+        assert [(row.label, row.seeds) for row in make_rows(frame)] == [("a [measured]", "0, 1"), ("b [stand-in]", "3")]
 
     def test_notes(self, frame):
-        assert notes_of(frame) == ["Communication was not counted in these runs."]
+        assert table_notes(frame) == ["Communication was not counted."]
         frame["megabytes_sent"] = 0.0
-        assert notes_of(frame) == []
+        assert table_notes(frame) == []
         frame["num_seeds"] = [2, 3]
         frame["seeds"] = ["0, 1", "0, 1, 2"]
         frame["num_clients"] = [3, 2]
@@ -163,15 +163,15 @@ class TestWords:
         frame["gain_over"] = ["each run's own local training", ""]
         frame["baseline"], frame["difference_num_seeds"] = "a", [2, 2]
         frame.loc[1, "mean"] = math.nan
-        found = "\n".join(notes_of(frame))
+        found = "\n".join(table_notes(frame))
         for words in (
             "±: standard deviation over seeds.",
-            "less baseline: row less a, paired by seed (2 pairs), with its 95 % t-interval from two pairs on.",
+            "row minus a, paired by seed (2 pairs)",
             "over each run's own local training.",
             "The rows have different seeds",
-            "Not all rows have values for the same number of clients: 3 in a, 2 in b.",
+            "different numbers of clients: 3 in a, 2 in b.",
             "Not finite in at least one run: b.",
-            "Whether more or less acc is better is not known",
+            "direction of acc is unknown",
         ):
             assert words in found
 
@@ -198,11 +198,11 @@ class TestTerminal:
         assert "…" not in text
         words = " ".join(text.split())
         assert "±0.000" in text
-        assert ("Left out, the terminal is too narrow: best client, time [s]" in words) == (width < 160)
+        assert ("The terminal is too narrow for: best client, time [s]" in words) == (width < 160)
         assert "worst" in text
 
     def test_nothing_is_left_out_where_all_fits(self, frame):
-        assert "Left out" not in printed(frame)
+        assert "too narrow" not in printed(frame)
 
     def test_a_table_per_metric_and_the_warnings(self, frame):
         both = pd.concat([frame, rows(metric="rmse", higher=False, a={}, b={})])

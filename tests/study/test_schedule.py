@@ -12,16 +12,16 @@ def cells(tmp_path):
 def test_a_variant_takes_the_median_of_what_its_cells_took(cells):
     for cell, seconds in zip(cells[:3], (10.0, 30.0, 12.0), strict=True):
         finish(cell, 0.5, seconds=seconds)
-        cell.note_start(False, "")
-        cell.note_end(seconds + 2, 0)
+        cell.record_start(False, "")
+        cell.record_end(seconds + 2, 0)
     assert known_seconds(cells) == {cells[0].variant: 14.0}
 
 
 def test_the_training_counts_where_attempts_were_cut_off(cells):
     finish(cells[0], 0.5, seconds=40.0)
-    cells[0].note_start(False, "")
-    cells[0].note_start(True, "")
-    cells[0].note_end(15.0, 0)
+    cells[0].record_start(False, "")
+    cells[0].record_start(True, "")
+    cells[0].record_end(15.0, 0)
     assert known_seconds(cells) == {cells[0].variant: 40.0}
 
 

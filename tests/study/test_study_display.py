@@ -23,24 +23,24 @@ def test_plain_lines_say_what_starts_and_how_it_ended(cells):
         file = display._console.file
         for cell in cells[1:4]:
             cell.prepare()
-            cell.note_start(False, "")
+            cell.record_start(False, "")
         display.started(cells[1], False)
         display.started(cells[2], True)
         finish(cells[1], 0.5)
         display.ended(cells[1], 61.2, None)
         cells[2].log.write_text("error: no\n")
-        cells[2].note_end(3.0, 2)
+        cells[2].record_end(3.0, 2)
         display.ended(cells[2], 3.0, 90.0)
         display.stopping("SIGTERM")
         display.ended(cells[3], 4.0, 30.0)
         display.tick({cells[4]: 3.0}, 30.0)
     assert file.getvalue().splitlines() == [
         "12 cells, 1 done, 2 workers",
-        "a, data=left, seed 1: starts",
-        "a, data=left, seed 2: goes on",
-        "a, data=left, seed 1: done in 0:01:01 | 2/12 done, time left not known yet",
+        "a, data=left, seed 1: started",
+        "a, data=left, seed 2: resumed",
+        "a, data=left, seed 1: done in 0:01:01 | 2/12 done, remaining time unknown",
         "a, data=left, seed 2: failed after 0:00:03: no | 2/12 done, 1 failed, 0:01:30 left",
-        "SIGTERM: the running cells finish their round and save it (once more stops at once)",
+        "SIGTERM: running cells finish their round and save it (repeat to stop at once)",
         "a, data=right, seed 0: stopped | 2/12 done, 1 failed, 0:00:30 left",
     ]
 
@@ -61,7 +61,7 @@ def test_a_terminal_shows_the_cells_at_work_with_their_rounds(cells):
         finish(cells[3], 0.5)
         display.ended(cells[3], 3.0, 90.0)
     assert "12 cells, 0 done, 1 worker\n" in shown
-    assert "starts" not in shown
+    assert "started" not in shown
     assert "0/12 cells done" in shown
     assert "0:02:05 left" in shown
     assert "  a, data=left, seed 0: round 7/40, 0:00:12" in shown

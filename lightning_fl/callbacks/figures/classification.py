@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.held_out import HeldOutFigure, Pairs, columns_of
+from lightning_fl.callbacks.figures.held_out import HeldOutFigure, Pairs, pair_outputs
 from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
 
 __all__ = ["CalibrationFigure", "PrecisionRecallFigure", "ROCFigure"]
@@ -21,7 +21,7 @@ class _ClassificationFigure(HeldOutFigure):
     kind: CurveKind
 
     def _paired(self, outputs: list[object], targets: Tensor) -> tuple[Tensor, Tensor] | str:
-        found = columns_of(outputs, targets, classes=True)
+        found = pair_outputs(outputs, targets, classes=True)
         if isinstance(found, str):
             return found
         predictions, labels = found

@@ -17,7 +17,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["HeldOutFigure", "Pairs", "columns_of"]
+__all__ = ["HeldOutFigure", "Pairs", "pair_outputs"]
 
 #: client -> (predictions [n] or [n, C], targets [n]) of one target, missing values left out.
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
@@ -150,10 +150,10 @@ class HeldOutFigure(Callback):
         return self._paired(outputs, targets)
 
     def _paired(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor] | str:
-        return columns_of(outputs, targets)
+        return pair_outputs(outputs, targets)
 
 
-def columns_of(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor] | str:
+def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor] | str:
     """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, or what keeps them from being paired.
 
     Args:

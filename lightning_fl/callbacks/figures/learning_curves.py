@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.run import Curve, draw_learning_curves
-from lightning_fl.callbacks.progress import leading_metric
+from lightning_fl.callbacks.progress import displayed_metric
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import MetricSummary, curve_name
 from lightning_fl.runtime.drawing import drawing
@@ -42,7 +42,7 @@ class LearningCurves(Callback):
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's values."""
         train: Mapping[str, MetricSummary] = trainer.federation.metrics.get("train", {})
-        name = leading_metric(train)
+        name = displayed_metric(train)
         if name is not None:
             self._record(trainer.federation.current_round, name, train[name])
         validation: Mapping[str, MetricSummary] = (
@@ -50,7 +50,7 @@ class LearningCurves(Callback):
         )
         if not validation:
             return
-        name = leading_metric(validation, self.monitor)
+        name = displayed_metric(validation, self.monitor)
         assert name is not None
         if self.monitor is not None and curve_name(validation, self.monitor) != name:
             raise ConfigurationError(

@@ -7,7 +7,7 @@ from sklearn import metrics
 from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import CalibrationFigure, ParityFigure, PrecisionRecallFigure, ROCFigure
-from lightning_fl.callbacks.figures.held_out import columns_of
+from lightning_fl.callbacks.figures.held_out import pair_outputs
 from lightning_fl.callbacks.figures.plots.classification import classification_curve, draw_classification
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import FederatedDataModule
@@ -80,16 +80,16 @@ def test_many_targets_are_small_panels_and_those_of_one_class_are_named():
 def test_what_predict_step_may_return():
     binary, classes = torch.rand(5, 2), torch.rand(5, 3)
     labels = torch.tensor([[0.0, 1], [1, NAN], [0, 0], [1, 1], [0, 1]])
-    found = columns_of([binary[:2], binary[2:]], labels, classes=True)
+    found = pair_outputs([binary[:2], binary[2:]], labels, classes=True)
     assert torch.equal(found[0], binary.double())
-    found = columns_of([classes], torch.tensor([0, 2, 1, 0, 1]), classes=True)
+    found = pair_outputs([classes], torch.tensor([0, 2, 1, 0, 1]), classes=True)
     assert found[0].shape == (5, 1, 3)
-    found = columns_of([torch.rand(5, 2, 4)], labels, classes=True)
+    found = pair_outputs([torch.rand(5, 2, 4)], labels, classes=True)
     assert found[0].shape == (5, 2, 4)
-    assert columns_of([torch.rand(4, 3)], labels, classes=True).startswith(
+    assert pair_outputs([torch.rand(4, 3)], labels, classes=True).startswith(
         "predict_step returned values of shape (4, 3)"
     )
-    assert columns_of(["text"], labels).startswith("predict_step returned a str")
+    assert pair_outputs(["text"], labels).startswith("predict_step returned a str")
 
 
 class Tabular(FederatedDataModule):

@@ -10,7 +10,7 @@ from torch import nn
 from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.figures.collaboration import CollaborationFigure
 from lightning_fl.callbacks.figures.contribution import ContributionFigure
-from lightning_fl.callbacks.figures.held_out import columns_of, present
+from lightning_fl.callbacks.figures.held_out import pair_outputs, present
 from lightning_fl.callbacks.figures.learning_curves import LearningCurves
 from lightning_fl.callbacks.figures.parity import ParityFigure
 from lightning_fl.callbacks.figures.plots.run import (
@@ -331,13 +331,13 @@ class TestParityFigure:
     def test_pairs_leave_missing_targets_out(self):
         targets = torch.tensor([[1.0, 10.0], [math.nan, 20.0], [3.0, math.nan]])
         outputs = [torch.tensor([[1.5, 11.0], [2.5, 21.0]]), torch.tensor([[3.5, 31.0]])]
-        predicted, measured = present({0: columns_of(outputs, targets)}, 0)[0]
+        predicted, measured = present({0: pair_outputs(outputs, targets)}, 0)[0]
         assert (predicted.tolist(), measured.tolist()) == ([1.5, 3.5], [1.0, 3.0])
-        predicted, measured = present({0: columns_of(outputs, targets)}, 1)[0]
+        predicted, measured = present({0: pair_outputs(outputs, targets)}, 1)[0]
         assert (predicted.tolist(), measured.tolist()) == ([11.0, 21.0], [10.0, 20.0])
 
     def test_a_column_and_a_vector_are_the_same(self):
-        predicted, measured = columns_of([torch.tensor([1.0, 2.0]), torch.tensor(3.0)], torch.ones(3, 1))
+        predicted, measured = pair_outputs([torch.tensor([1.0, 2.0]), torch.tensor(3.0)], torch.ones(3, 1))
         assert (predicted.tolist(), measured.tolist()) == ([[1.0], [2.0], [3.0]], [[1.0]] * 3)
 
     def test_a_target_that_is_not_there(self):
