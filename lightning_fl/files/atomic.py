@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever interrupts their writing. Imports nothing heavy."""
+"""Atomic writes: a file is complete or absent, whatever interrupts. Imports nothing heavy."""
 
 import contextlib
 import os
@@ -20,17 +20,17 @@ _PREFIX, _SUFFIX = ".", ".tmp"
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, by_several: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write to that takes its name, in one step, when all of it is on the disk; its folder is made.
+    """Open a temporary file that replaces ``path`` in one step when the block ends. Creates the folder.
 
-    A kill meanwhile leaves at most ``.NAME.tmp`` beside it, which the next to write the file replaces.
+    A kill leaves at most ``.NAME.tmp`` in the folder, which the next writer replaces.
 
     Args:
-        path: of the file.
-        by_several: other processes may be writing the same file: the last of them has it. What a kill leaves then goes
-            by :func:`remove_leftovers`.
+        path: file to write.
+        by_several: several processes may write the file at once, and the last wins. Then only
+            :func:`remove_leftovers` removes what a kill leaves.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; what was there before is untouched.
+        OSError: the disk is full or the folder is not writable; the previous file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path, f".{secrets.token_hex(4)}" if by_several else "")
@@ -48,41 +48,37 @@ def whole_file(path: Path, *, by_several: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, or replace it, in one step; see :func:`whole_file`.
+    """Write or replace a file in one step, with the errors of :func:`whole_file`.
 
-    What UTF-8 cannot say of a text, as of a name that was no text, is written as Python escapes it.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; what was there before is untouched.
+    Characters that UTF-8 cannot encode (lone surrogates) are escaped as in Python.
     """
     with whole_file(path) as file:
         file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 def link_whole(source: Path, target: Path) -> None:
-    """Make a file, or replace it, by another name for a file that is there, or by a copy where disks have no links.
+    """Write or replace a file as a hard link to another, or as a copy where links do not work.
 
-    Raises:
-        OSError: the disk is full or the folder cannot be written; what was there before is untouched.
+    It has the errors of :func:`whole_file`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(target)
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
-    except OSError:  # a file system without hard links, or another one
+    except OSError:  # no hard links here, or another file system
         with source.open("rb") as content, whole_file(target) as file:
             shutil.copyfileobj(content, file)
         return
     os.replace(temporary, target)
-    temporary.unlink(missing_ok=True)  # it stays where both were names of one file
+    temporary.unlink(missing_ok=True)  # os.replace keeps it if both were links to one file
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left in a folder and below it; nothing that is being written.
+    """Remove temporary files of killed writers in a folder and below it.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     for temporary in folder.rglob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError), temporary.open("rb") as file:
@@ -95,7 +91,7 @@ def _temporary(path: Path, writer: str = "") -> Path:
 
 
 def _claim(file: IO[bytes]) -> bool:
-    """Make this process the one that writes a file; whether no other one does. The system ends it with the process."""
+    """Lock a file until this process ends or closes it; false if another process holds the lock."""
     if fcntl is None:
         return False
     try:

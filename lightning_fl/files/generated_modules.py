@@ -1,4 +1,4 @@
-"""Files of code that PyG writes into the temporary folder for every kind of message passing layer, and leaves there."""
+"""Cleanup of modules that PyG generates in the temporary folder for message passing layers."""
 
 import atexit
 import contextlib
@@ -9,12 +9,12 @@ from pathlib import Path
 
 __all__ = ["remove_generated_files"]
 
-#: The names of such modules end with these.
+#: Endings of their names.
 _ENDINGS = ("_propagate", "_edge_updater")
 
 
 def remove_generated_files() -> None:
-    """Remove the files of those modules that are loaded; their lines stay known, for tracebacks and TorchScript."""
+    """Remove the files of loaded modules; their lines stay cached for tracebacks and TorchScript."""
     if "torch_geometric" not in sys.modules:
         return
     folder = Path(tempfile.gettempdir())
@@ -23,13 +23,13 @@ def remove_generated_files() -> None:
         if not name.endswith(_ENDINGS) or file is None or Path(file).parent != folder or file in linecache.cache:
             continue
         lines = linecache.getlines(file)
-        # No time of change: linecache would drop them once the file is gone.
+        # Without a modification time, so that linecache keeps them after the file is gone.
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
         for path in filter(None, (file, getattr(module, "__cached__", None))):
             Path(path).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it was not made, or others have something there
+        with contextlib.suppress(OSError):  # missing, or used by others
             (folder / "__pycache__").rmdir()
 
 
-# What is constructed and never run.
+# Catches modules that are constructed but never run.
 atexit.register(remove_generated_files)

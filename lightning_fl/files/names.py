@@ -1,4 +1,4 @@
-"""File names made from names that a user gives: all different, on any file system, and never outside their folder."""
+"""Safe file names for user-given names: distinct on any file system, never outside their folder."""
 
 import hashlib
 import re
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 __all__ = ["MOST_PLAIN_BYTES", "client_files", "file_names", "is_plain_name"]
 
-#: Bytes of a name in UTF-8; file systems take 255, less what is added to it.
+#: Bytes of a name in UTF-8; file systems allow 255, and endings are added.
 _MOST_BYTES = 100
-#: Of a name that must be a file's as it is.
+#: Bytes of a name that is used unchanged.
 MOST_PLAIN_BYTES = 150
 _DIGITS = 8
-#: What Windows takes for a device, whatever follows the first dot.
+#: Device names on Windows, with any ending.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-#: The shared models beside which clients' lie.
+#: Names of shared models, which are in the same folder as those of clients.
 _SHARED = r"shared_\d+"
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a file or folder of this name lies in its folder, on any system: no separator, not hidden, not long."""
+    """Whether a name is a safe file name on any system: no separator, not hidden, not too long."""
     return (
         not re.search(r"[\x00-\x1f\x7f/\\:]", name)
         and name == name.strip()
@@ -31,21 +31,21 @@ def is_plain_name(name: str) -> bool:
 
 
 def client_files(names: Sequence[str]) -> list[str]:
-    """:func:`file_names` of clients, for their models and predictions; a client is not taken for a shared model."""
+    """:func:`file_names` of clients, distinct from those of shared models."""
     return file_names(names, reserved=_SHARED)
 
 
 def file_names(names: Sequence[str], reserved: str | None = None) -> list[str]:
-    """One name of a file or folder for each name, to which an ending such as ``.csv`` may be added.
+    """Return a file name, to which an ending such as ``.csv`` may be added, for each name.
 
-    They depend on the names alone, differ from each other even where a file system does not tell capital letters or
-    composed letters apart, have at most 100 bytes, are not hidden and hold no separator. A name of letters and digits
-    of any script, ``.``, ``_`` and ``-`` stays as it is. Where one must be changed, what is left of it is followed by a
-    short hash of it: ``a/b`` is ``a_b-c14cddc0``. Of names that only such a file system takes for one, the first stays.
+    File names depend on the names alone, have at most 100 bytes, are not hidden and hold no separator. They stay
+    distinct on file systems that ignore case or Unicode composition. A name of letters and digits of any script, ``.``,
+    ``_`` and ``-`` stays as it is; any other is cleaned and followed by a short hash: ``a/b`` is ``a_b-c14cddc0``. Of
+    names that a file system may confuse, the first stays.
 
     Args:
-        names: whatever they hold.
-        reserved: a regular expression; names that match it as a whole, in capitals or not, are changed.
+        names: any strings.
+        reserved: regular expression; names that match it as a whole, ignoring case, are changed.
     """
     taken = re.compile(reserved, re.IGNORECASE) if reserved else None
     found: list[str | None] = [None] * len(names)
@@ -62,7 +62,7 @@ def file_names(names: Sequence[str], reserved: str | None = None) -> list[str]:
 
 
 def _key(name: str) -> str:
-    """The same for names that some file system takes for one."""
+    """Key that is equal for names that some file system confuses."""
     folded = unicodedata.normalize("NFKC", name).casefold()
     return unicodedata.normalize("NFKC", folded)
 
@@ -79,24 +79,24 @@ def _is_harmless(name: str, reserved: re.Pattern[str] | None) -> bool:
 
 
 def _stays(character: str) -> bool:
-    """Whether a character is a letter or digit of some script, part of one, or harmless."""
+    """Whether a character is kept: a letter, digit or mark of any script, or one of ``._-``."""
     return character in "._-" or character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def _changed(name: str, used: set[str]) -> str:
-    """What is left of a name, with a hash that makes it another one than those in use."""
+    """Clean a name and append a hash that makes it distinct from those in use."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     text = "".join(c if _stays(c) else " " for c in unicodedata.normalize("NFC", name))
     text = "_".join(text.split()).lstrip(".")
     digits = _DIGITS
     while True:
-        # The hash comes last, so that a name with a dot in it does not look like one with an ending.
+        # The hash is last, so that a name with a dot does not seem to have an ending.
         room = _MOST_BYTES - digits - 1
         start = text.encode()[:room].decode(errors="ignore")
         found = f"{start}-{digest[:digits]}" if start else digest[:digits]
         if _key(found) not in used:
             return found
-        if digits == len(digest):  # the same name once more
+        if digits == len(digest):  # the same name again
             digest = hashlib.sha256(digest.encode()).hexdigest()
             digits = _DIGITS - 1
         digits += 1

@@ -1,4 +1,4 @@
-"""Folders of files that come with the package: its recipes and its data cards."""
+"""Folders that ship with the package: recipes and data cards."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ from lightning_fl.core.errors import ConfigurationError
 __all__ = ["package_folder"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel the folders lie inside the package, in a source checkout beside it.
+# A wheel has the folders inside the package, a source checkout next to it.
 _PLACES = (_PACKAGE / "_shipped", _PACKAGE.parent)
 
 
 def package_folder(name: str, content: str) -> Path:
-    """The folder of a name that comes with the package.
+    """Find a folder that ships with the package.
 
     Args:
-        name: of the folder.
-        content: what lies in it, for the message.
+        name: name of the folder.
+        content: its content, for the message.
 
     Raises:
         ConfigurationError: the package was installed without it.
@@ -25,4 +25,4 @@ def package_folder(name: str, content: str) -> Path:
     for folder in folders:
         if folder.is_dir():
             return folder
-    raise ConfigurationError(f"no {content} found in {' or '.join(map(str, folders))}: install the package again.")
+    raise ConfigurationError(f"no {content} found in {' or '.join(map(str, folders))}: reinstall the package.")

@@ -1,8 +1,8 @@
-"""Files of tensors and arrays, read without running any code from them.
+"""Safe reading of tensor and array files.
 
-Whatever bytes a file holds, reading it gives plain values, tensors and arrays or one error that names the file. torch
-packs what it saves as a zip archive with a checksum (CRC-32) of every record, which its own reader never looks at; here
-it is compared, so that a flipped bit is noticed wherever it lies.
+Any bytes give plain values, tensors and arrays, or one error that names the file; no code in a file runs.
+``torch.save`` writes a zip archive with a CRC-32 checksum per record, which ``torch.load`` ignores. It is verified
+here, so that a flipped bit is detected.
 """
 
 import io
@@ -22,7 +22,7 @@ from lightning_fl.files.user_file import foreign_content
 
 __all__ = ["NUMPY", "read_numpy", "read_torch", "unreadable_part"]
 
-#: What numpy's numbers and arrays are made of again: learning rates are numpy's where a schedule is computed with it.
+#: Classes that restore NumPy numbers and arrays: a schedule computed with NumPy gives NumPy learning rates.
 NUMPY: list[Any] = [
     np.dtype,
     np.ndarray,
@@ -32,34 +32,34 @@ NUMPY: list[Any] = [
 ]
 
 _ZIP = b"PK\x03\x04"
-#: Bytes that tell what kind of file it is.
+#: Bytes that identify the kind of file.
 _HEAD_BYTES = 512
 
 
 def read_torch(
     path: Path | str,
-    what: str,
-    mend: str,
+    kind: str,
+    remedy: str,
     *,
     error: type[FederatedError] = CheckpointError,
     place: str | None = None,
     known: Sequence[Any] = (),
     legacy: bool = False,
 ) -> Any:
-    """What ``torch.save`` wrote, on the CPU: plain values and tensors.
+    """Load a file that ``torch.save`` wrote to the CPU: plain values and tensors.
 
     Args:
-        path: the file.
-        what: messages call it, such as "a checkpoint".
-        mend: what is to be done if it cannot be read, a sentence.
-        error: what is raised.
-        place: what messages call the file; ``None`` for its path.
-        known: further classes of which it may hold objects.
-        legacy: also read what torch before 1.6 wrote, which has no checksums.
+        path: file to read.
+        kind: kind of file for messages, such as "a checkpoint".
+        remedy: sentence for messages that says what to do.
+        error: class of the error to raise.
+        place: name of the file in messages; ``None`` for its path.
+        known: further classes that may occur in the file.
+        legacy: also read the format of torch before 1.6, which has no checksums.
 
     Raises:
-        FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds more
-            than values.
+        FederatedError: of class ``error``: the file cannot be read, is of another kind, is truncated or corrupt, or
+            holds objects.
     """
     path = Path(path)
     try:
@@ -68,43 +68,42 @@ def read_torch(
         if not (packed or legacy):
             raise _Unreadable("it was not written by torch.save")
         with torch.serialization.safe_globals(list(known)), warnings.catch_warnings():
-            # Of a file of pickle's, which is refused: it advises to load it unsafely.
+            # For a pickle, which is refused: torch suggests to load it unsafely.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as found:  # damaged bytes lead to anything; none of it comes from code in the file
-        raise error(f"{place or path} is damaged or not {what} ({_reason(found)}). {mend}") from found
+    except Exception as found:  # corrupt bytes can raise anything; no code in the file runs
+        raise error(f"{place or path} is damaged or not {kind} ({_reason(found)}). {remedy}") from found
 
 
 def read_numpy(
     path: Path | str,
-    what: str,
-    mend: str,
+    kind: str,
+    remedy: str,
     *,
     error: type[FederatedError],
     place: str | None = None,
     prefixes: tuple[str, ...] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The arrays of a ``.npz`` file by their names, or of a ``.npy`` file its one under "".
+    """Load the arrays of a ``.npz`` file by name, or the array of a ``.npy`` file under "".
 
     Args:
-        path: the file.
-        what: messages call it, such as ".npz".
-        mend: what is to be done if it cannot be read, a sentence's second half.
-        error: what is raised.
-        place: what messages call the file; ``None`` for its path.
-        prefixes: a ``.npz`` file is expected, whose arrays with names that begin so are read; ``None`` for a single
-            array.
+        path: file to read.
+        kind: kind of file for messages, such as ".npz".
+        remedy: second half of a sentence for messages, which says what to do.
+        error: class of the error to raise.
+        place: name of the file in messages; ``None`` for its path.
+        prefixes: beginnings of the names to read from a ``.npz`` file; ``None`` to read a ``.npy`` file.
 
     Raises:
-        FederatedError: of the class ``error``: the file cannot be read, is of another kind or damaged, or holds Python
-            objects.
+        FederatedError: of class ``error``: the file cannot be read, is of another kind, is truncated or corrupt, or
+            holds Python objects.
     """
     path = Path(path)
     try:
         _expect_file(path)
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-            if not head.startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # numpy would take it for a pickle
+            if not head.startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # NumPy would treat it as a pickle
                 raise _Unreadable(foreign_content(head) or "it was not written by numpy")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
@@ -114,17 +113,17 @@ def read_numpy(
                 return {"": loaded}
             arrays = {name: loaded[name] for name in loaded.files if name.startswith(prefixes)}
         if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-            raise _Unreadable(f"{strange[0]!r} in it is no array")
+            raise _Unreadable(f"{strange[0]!r} in it is not an array")
         return arrays
     except Exception as found:  # as above
-        raise error(f"{place or path} cannot be read as {what} ({_reason(found)}): {mend}") from found
+        raise error(f"{place or path} cannot be read as {kind} ({_reason(found)}): {remedy}") from found
 
 
 def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple[str, str] | None:
-    """Where a dict holds what :func:`read_torch` would refuse, and the name of its class; ``None`` for nowhere.
+    """Find an object that :func:`read_torch` would refuse: its place and class; ``None`` if there is none.
 
     Args:
-        content: dicts in it are looked through one level deep.
+        content: dict to search, with the dicts directly in it.
         known: as in :func:`read_torch`.
     """
     for name, value in content.items():
@@ -138,7 +137,7 @@ def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple
 
 
 def _refused(value: Any, known: Sequence[Any]) -> str | None:
-    """The class of an object in a value that would not be read again."""
+    """Class of an object in a value that would be refused, or ``None``."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)
@@ -152,35 +151,35 @@ def _refused(value: Any, known: Sequence[Any]) -> str | None:
 
 
 class _Unreadable(ValueError):
-    """Why a file is not read, in words of our own."""
+    """Reason for refusing a file, for the message."""
 
 
 def _expect_file(path: Path) -> None:
-    """Refuse what is no file: a pipe would be waited for, a device read for ever."""
+    """Refuse pipes, which block, and devices, which never end."""
     if path.exists() and not path.is_file():
-        raise _Unreadable("it is no file")
+        raise _Unreadable("it is not a file")
 
 
 def _check_archive(path: Path) -> bool:
-    """Whether a file is an archive of torch's, whose checksums hold.
+    """Verify the checksums of a torch archive; false if the file is not an archive.
 
-    Archives without checksums (``torch.serialization.set_crc32_options``) bear zeros in their place.
+    Archives without checksums (``torch.serialization.set_crc32_options``) have zeros instead.
     """
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
             return False
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
-        # torch packs nothing together: what claims to be larger than the file would fill the memory.
+        # torch never compresses: a record that expands could fill the memory.
         if any(record.compress_type != zipfile.ZIP_STORED for record in records):
             raise _Unreadable("its records are compressed, which torch.save never does")
         if any(record.CRC for record in records) and (name := archive.testzip()) is not None:
-            raise _Unreadable(f"the checksum of its record {name.rpartition('/')[2]!r} does not hold")
+            raise _Unreadable(f"the checksum of its record {name.rpartition('/')[2]!r} does not match")
     return True
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read. What torch and numpy say is not passed on: they advise to load unsafely."""
+    """Reason that a file cannot be read, without the texts of torch and NumPy, which suggest unsafe loading."""
     if isinstance(error, _Unreadable):
         return str(error)
     if isinstance(error, OSError):
@@ -188,9 +187,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return "it holds more than values and tensors, which is never loaded"
     if isinstance(error, MemoryError):
-        return "it asks for more memory than there is"
+        return "it needs more memory than available"
     if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
-        return "a checksum in it does not hold"
+        return "a checksum in it does not match"
     if isinstance(error, ValueError) and "Object arrays" in str(error):
         return "it holds Python objects, which are never loaded"
-    return "its bytes are cut off or garbled"
+    return "truncated or corrupt"

