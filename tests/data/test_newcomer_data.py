@@ -60,9 +60,9 @@ class TestTables:
         [
             ("x,const,y\n1,3,no\n", "has no column 'c'"),
             ("x,c,const\n1,u,3\n", "has no column 'y'"),
-            ("x,c,const,y\n1,w,3,no\n", "'c': 1 values are none of the values that the column had.*row 2 'w'.*leave"),
+            ("x,c,const,y\n1,w,3,no\n", "'c': 1 values .*row 2 'w'.*leave"),
             ("x,c,const,y\n1,u,3,no\nz,u,3,no\n", "'x': 1 values are not finite numbers: row 3 'z'"),
-            ("x,c,const,y\n1,u,3,maybe\n", "'y': 1 values are none of the classes"),
+            ("x,c,const,y\n1,u,3,maybe\n", "'y': 1 values are not classes"),
             ("x,c,const,y\n", "has no rows of data"),
         ],
     )
@@ -76,7 +76,7 @@ class TestTables:
             self.fresh(run).newcomer_data("new.txt", run[1])
         with pytest.raises(DataError, match="is no file"):
             self.fresh(run).newcomer_data("new.csv", run[1])
-        with pytest.raises(ConfigurationError, match="does not say how the columns were encoded: an older version"):
+        with pytest.raises(ConfigurationError, match="encoding"):
             self.fresh(run).newcomer_data("new.csv", {})
 
     def test_a_card_derives_its_columns(self, tmp_path):
@@ -140,19 +140,17 @@ class TestImages:
         record = run[1]
         shape = record["image_shape"]
         write_npz(tmp_path / "large.npz", size=12)
-        with pytest.raises(
-            DataError, match=re.escape(f"shape [1, 12, 12] (channels, height, width), those of the run {shape}")
-        ):
+        with pytest.raises(DataError, match=f"{re.escape('[1, 12, 12]')}.*{re.escape(str(shape))}"):
             self.fresh(run).newcomer_data(str(tmp_path / "large.npz"), record)
         np.savez(tmp_path / "more.npz", train_images=pictures(8), train_labels=cycle(8, 8))
-        with pytest.raises(DataError, match="there are 3 classes"):
+        with pytest.raises(DataError, match="3 classes"):
             self.fresh(run).newcomer_data(str(tmp_path / "more.npz"), record)
         np.savez(tmp_path / "unlabelled.npz", train_images=pictures(8))
         with pytest.raises(DataError, match="train_labels"):
             self.fresh(run).newcomer_data(str(tmp_path / "unlabelled.npz"), record)
         with pytest.raises(DataError, match="is no file"):
             self.fresh(run).newcomer_data("gone.npz", record)
-        with pytest.raises(ConfigurationError, match=r"expected a file of images that ends in .npz"):
+        with pytest.raises(ConfigurationError, match=r"ends in .npz"):
             self.fresh(run).newcomer_data("new.csv", record)
 
     def test_a_domain_of_its_own(self, tmp_path):

@@ -1,19 +1,19 @@
-"""Two clients with the same samples but for labels that are wrong near the boundary, at one of them.
+"""Two clients with the same distribution, one of them with wrong labels near the boundary.
 
 Example 1 of Wu et al., DRFLM: Distributionally Robust Federated Learning with Inter-client Noise via Local Mixup, 2022
-(https://arxiv.org/abs/2204.07742), section 3.1, in which the worst client is the one whose labels are wrong:
+(https://arxiv.org/abs/2204.07742), section 3.1, where the client with wrong labels is the worst:
 
     x ~ Uniform([-2, -1]^d ∪ ([1, 2] × [-2, -1]^(d-1))),    y = 1 where x_1 > 0, else 0
 
-The first client has these labels. At the second those with x_1 in I = [-1 - p2, -1] are flipped with probability p1 >
-1/2. Test samples have the right labels at both, as the paper's claim is about the distribution without noise: with the
-0-1 loss and many samples, what minimises the larger of the clients' losses has an error there, what minimises their
-mean has none, and neither has what minimises the larger loss on mixed samples.
+The first client has these labels. At the second, labels with x_1 in I = [-1 - p2, -1] are flipped with probability p1 >
+1/2. Test labels are right at both, as the paper's claim is about the distribution without noise: with the 0-1 loss and
+many samples, the minimiser of the larger of the clients' losses has an error on it; the minimiser of their mean has
+none, nor has the minimiser of the larger loss on mixed samples.
 
 ============  ====================  ======================================  ===========
 paper         here                  what                                    shape
 ============  ====================  ======================================  ===========
-p_1           ``flip_probability``  of a label in I to be wrong             number
+p_1           ``flip_probability``  that a label in I is wrong              number
 p_2           ``width``             of I                                    number
 d             ``num_features``      of x                                    count
 Ñ             ``train_samples``     of each client                          count
@@ -25,14 +25,15 @@ where I is wide or most of its labels are wrong.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, Size, checked
 from lightning_fl.data.module import FederatedDataModule, Split
 
 __all__ = ["BoundaryNoise", "boundary_samples"]
@@ -41,13 +42,13 @@ __all__ = ["BoundaryNoise", "boundary_samples"]
 def boundary_samples(
     count: int, num_features: int, flip_probability: float, width: float, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Samples of Example 1.
+    """Draw samples of Example 1.
 
     Args:
         count: n.
         num_features: d >= 1.
-        flip_probability: p_1 of a label with x_1 in I to be wrong; 0 for the distribution without noise.
-        width: p_2 of I = [-1 - p_2, -1].
+        flip_probability: p_1, probability that a label with x_1 in I is wrong; 0 for the distribution without noise.
+        width: p_2, width of I = [-1 - p_2, -1].
         rng: generator of the draws.
 
     Returns:
@@ -64,38 +65,35 @@ class BoundaryNoise(FederatedDataModule):
 
     Args:
         num_features: d.
-        flip_probability: p_1, of the second client's labels near the boundary to be wrong.
-        width: p_2, of the strip in which they are.
-        train_samples: of each client.
-        val_samples: of each client, with wrong labels at the second, 0 for none.
-        test_samples: of each client, with right labels, 0 for none.
-        data_seed: seed of everything drawn; ``None`` for the run's seed.
+        flip_probability: p_1, probability that a label of the second client near the boundary is wrong.
+        width: p_2, width of the strip with wrong labels.
+        train_samples: training samples of each client.
+        val_samples: validation samples of each client, with wrong labels at the second.
+        test_samples: test samples of each client, with right labels.
+        data_seed: seed of all draws; ``None`` for the run's seed.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: if an argument is not allowed.
+        ConfigurationError: an argument is invalid.
     """
 
     source = "synthetic"
 
+    @checked
     def __init__(
         self,
         *,
-        num_features: int = 2,
-        flip_probability: float = 0.6,
-        width: float = 0.5,
-        train_samples: int = 1000,
-        val_samples: int = 200,
-        test_samples: int = 2000,
-        data_seed: int | None = None,
+        num_features: Count = 2,
+        flip_probability: Fraction = 0.6,
+        width: Fraction = 0.5,
+        train_samples: Count = 1000,
+        val_samples: Size = 200,
+        test_samples: Size = 2000,
+        data_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_counts(self, num_features=num_features, train_samples=train_samples)
-        check_counts(self, val_samples=val_samples, test_samples=test_samples, at_least=0)
-        check_counts(self, data_seed=data_seed, at_least=0, at_most=2**64 - 1)
-        check_numbers(self, flip_probability=flip_probability, width=width, at_least=0, at_most=1)
         self.num_features = num_features
         self.flip_probability = flip_probability
         self.width = width
@@ -114,19 +112,19 @@ class BoundaryNoise(FederatedDataModule):
 
     @property
     def seed(self) -> int:
-        """Seed of everything drawn."""
+        """Seed of all draws."""
         return run_seed() if self.data_seed is None else self.data_seed
 
     def client_names(self) -> list[str]:
-        """Whose labels are right, and whose are not."""
+        """Return "clean" and "noisy", by their labels."""
         return ["clean", "noisy"]
 
     def client_sizes(self) -> Sequence[int]:
-        """Training samples per client."""
+        """Return the number of every client's training samples."""
         return [self.sizes["train"]] * 2
 
     def client_data(self, client: int, split: Split) -> TensorDataset | None:
-        """The client's samples, drawn anew at every call, the same each time; ``None`` where there are none."""
+        """Draw the client's samples, the same at every call; ``None`` if there are none."""
         if not self.sizes[split]:
             return None
         noisy = client == 1 and split != "test"
@@ -135,11 +133,11 @@ class BoundaryNoise(FederatedDataModule):
         return TensorDataset(*boundary_samples(self.sizes[split], self.num_features, probability, self.width, rng))
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """None: the arguments say all, and samples are drawn anew whenever they are asked for."""
+        """Return nothing: the arguments determine the samples."""
         return {}
 
     def describe(self) -> Mapping[str, Any]:
-        """Every argument that changes the samples, and the seed."""
+        """Return every argument that changes the samples, and the seed."""
         return {
             **super().describe(),
             "title": "Wrong labels near the boundary at one of two clients",

@@ -1,4 +1,4 @@
-"""Tables with a class for every row: reading them, and their columns as numbers."""
+"""Tables with a target for every row: reading, checking, and conversion of columns to numbers."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +15,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, cut, listed
 from lightning_fl.data.table_file import read_table_file
-from lightning_fl.data.text_table import (
-    list_rows,
-    read_numbers,
-    read_text,
-    refuse_values,
-    require_columns,
-)
+from lightning_fl.data.text_table import list_rows, read_numbers, read_text, refuse_values, require_columns
 
 __all__ = [
     "MISSING",
@@ -37,21 +31,22 @@ __all__ = [
     "target_numbers",
 ]
 
-#: How a missing value is written (an empty cell is one too), and what its category is called.
+#: Text of a missing value (an empty cell is one too), and name of its category.
 MISSING = "?"
 _MAX_VALUES = 1000
-#: Beyond it, float64 cannot hold the sum of the squares of some millions.
+#: Largest number; beyond it, float64 cannot hold the sum of the squares of some millions.
 _LARGEST = 1e150
-_NO_NUMBERS = "are not finite numbers"
+_NOT_NUMBERS = "are not finite numbers"
+_REMEDY = "Correct them, or leave the rows out"
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """How columns become numbers: numeric ones as they are, categorical ones one-hot.
+    """Conversion of columns to numbers: numeric columns unchanged, categorical ones one-hot.
 
     Attributes:
         numeric: the Q numeric columns.
-        categories: for each categorical column its values, sorted, with :data:`MISSING` where a value is missing
+        categories: categorical column -> its sorted values, with :data:`MISSING` last if a value is missing anywhere.
             somewhere.
     """
 
@@ -62,18 +57,17 @@ class TableSchema:
     def of(
         cls, frames: Sequence[pd.DataFrame], columns: Sequence[str], categorical: Sequence[str] | None, place: str
     ) -> Self:
-        """The schema of tables that belong together, such as training and test data.
+        """Derive the schema of tables that belong together, such as training and test data.
 
         Args:
             frames: the tables.
-            columns: the columns to use.
-            categorical: those that hold categories; ``None`` for those in which no more than half of the values are
-                numbers.
-            place: where the tables come from, for messages.
+            columns: columns to use.
+            categorical: columns of categories; ``None`` for those where at most half of the values are numbers.
+            place: source of the tables, for messages.
 
         Raises:
-            DataError: a column has no value at all or more values than categories may be, or one that should be
-                numeric holds something else.
+            DataError: a column has no value, too many values for categories, or values that are not numbers in a
+                numeric column.
         """
         numeric, categories = [], {}
         for name in columns:
@@ -85,52 +79,51 @@ class TableSchema:
                 refuse_values(
                     wrong,
                     f"{place}, column {name!r}",
-                    _NO_NUMBERS,
-                    "Correct them, or name the columns of categories, this one too, in categorical",
+                    _NOT_NUMBERS,
+                    "Correct them, or name all columns of categories, including this one, in categorical",
                 )
                 _refuse_large(cells, numbers, f"{place}, column {name!r}")
                 numeric.append(name)
                 continue
             if categorical is None:
                 _warn_of_texts(numbers, wrong, f"{place}, column {name!r}", "categories")
-            values = _merged(cells.dropna().unique())
+            values = _distinct(cells.dropna().unique())
             if len(values) > _MAX_VALUES:
                 raise DataError(
-                    f"{place}, column {name!r} has {len(values)} different values, such as {values[0]!r}: with more"
-                    f" than {_MAX_VALUES} it holds no categories. Drop it."
+                    f"{place}, column {name!r} has {len(values)} different values, such as {values[0]!r}, but"
+                    f" categories have at most {_MAX_VALUES}: drop it."
                 )
             categories[name] = (*values, MISSING) if cells.isna().any() else tuple(values)
         return cls(tuple(numeric), categories)
 
     @property
     def feature_names(self) -> list[str]:
-        """The D features: numeric columns, then ``column=value`` for every category."""
+        """Names of the D features: numeric columns, then ``column=value`` for every category."""
         return [*self.numeric, *(f"{name}={value}" for name, values in self.categories.items() for value in values)]
 
     def numbers(self, frame: pd.DataFrame) -> Tensor:
-        """The numeric columns, float64 [n, Q]; NaN for a missing value."""
+        """Convert the numeric columns to float64 [n, Q]; NaN for a missing value."""
         columns = [read_numbers(frame[name])[0].to_numpy() for name in self.numeric]
         return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
 
     def check(self, frame: pd.DataFrame, place: str) -> None:
-        """Refuse rows that are not of this schema, such as those of a later file.
+        """Refuse rows that do not fit the schema, such as those of a later file.
 
         Raises:
-            DataError: a column is not there, a number is none, or a value is none of the categories.
+            DataError: a column is missing, a value is not a number, or not one of the categories.
         """
         require_columns(frame, [*self.numeric, *self.categories], place)
-        mend = "Correct them, or leave the rows out"
         for name in self.numeric:
             numbers, wrong = read_numbers(frame[name])
-            refuse_values(wrong, f"{place}, column {name!r}", _NO_NUMBERS, mend)
+            refuse_values(wrong, f"{place}, column {name!r}", _NOT_NUMBERS, _REMEDY)
             _refuse_large(frame[name], numbers, f"{place}, column {name!r}")
         for name, known in self.categories.items():
-            cells = _matched(frame[name], known)
-            fault = "are none of the values that the column had in training"
-            refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, mend)
+            cells = _match(frame[name], known)
+            fault = "are not among the values of the training data"
+            refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, _REMEDY)
 
     def faults(self, frame: pd.DataFrame) -> dict[int, str]:
-        """Why rows are not of this schema: row, counted from 0 -> the reason, its first. The columns are there."""
+        """Explain which rows do not fit the schema: row, counted from 0 -> first reason. All columns must exist."""
         found: dict[int, str] = {}
         for name in self.numeric:
             numbers, wrong = read_numbers(frame[name])
@@ -138,29 +131,29 @@ class TableSchema:
             for row in np.flatnonzero(bad).tolist():
                 found.setdefault(row, f"{name}: {cut(repr(frame[name].iloc[row]))} is not a finite number of use")
         for name, known in self.categories.items():
-            cells = _matched(frame[name], known)
+            cells = _match(frame[name], known)
             for row in np.flatnonzero(~cells.isin(known).to_numpy()).tolist():
                 found.setdefault(row, f"{name}: {cut(repr(cells.iloc[row]))} is none of the values in training")
         return found
 
     def one_hot(self, frame: pd.DataFrame) -> Tensor:
-        """The categorical columns one-hot, float32 [n, K]."""
+        """Convert the categorical columns to one-hot, float32 [n, K]."""
         blocks = []
         for name, values in self.categories.items():
-            codes = pd.Categorical(_matched(frame[name], values), categories=list(values)).codes
+            codes = pd.Categorical(_match(frame[name], values), categories=list(values)).codes
             blocks.append(torch.nn.functional.one_hot(torch.from_numpy(codes.astype(np.int64)), len(values)).float())
         return torch.cat(blocks, dim=1) if blocks else torch.empty(len(frame), 0)
 
 
 class TableDataset(Dataset):
-    """Rows as they stand in a file, with their classes: what partitioners go by.
+    """Rows of a file with their targets, by which partitioners group them.
 
     Args:
         frame: texts, ``None`` for a missing value; the index holds row numbers for messages.
         targets: classes, int64, shape [n]; numbers, float32 [n, 1]; or times and events, float32 [n, 2].
-        classes: their names; none of numbers and times.
-        schema: how the columns to learn from become numbers.
-        place: where the rows come from, for messages.
+        classes: names of the classes; empty for numbers and times.
+        schema: conversion of the input columns to numbers.
+        place: source of the rows, for messages.
     """
 
     def __init__(
@@ -176,7 +169,7 @@ class TableDataset(Dataset):
         return len(self.frame)
 
     def column(self, name: str) -> list[str]:
-        """The n values of a column, as text.
+        """Return the n values of a column, as text.
 
         Raises:
             DataError: there is no such column, or a value is missing.
@@ -187,13 +180,13 @@ class TableDataset(Dataset):
             rows = [int(row) for row in self.frame.index[missing]]
             raise DataError(
                 f"{self.place}, column {name!r} has no value in {len(rows)} rows:"
-                f" {list_rows(rows, [MISSING] * len(rows))}. Fill them in, or choose another column."
+                f" {list_rows(rows, [MISSING] * len(rows))}. Fill them, or choose another column."
             )
         return values.tolist()
 
 
 def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of the training rows' numbers.
+    """Compute mean and population standard deviation of the training rows.
 
     Args:
         training: float64 [m, Q], NaN where missing.
@@ -207,14 +200,14 @@ def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Numbers less the training rows' mean, divided by their standard deviation.
+    """Subtract the training rows' mean and divide by their standard deviation.
 
     A missing number becomes 0, the mean; so does every number of a column that is constant in the training rows.
 
     Args:
         numbers: float64 [n, Q], NaN where missing.
-        mean: see :func:`column_statistics`.
-        std: likewise.
+        mean: float64 [Q] of :func:`column_statistics`.
+        std: float64 [Q] of :func:`column_statistics`.
 
     Returns:
         float32 [n, Q].
@@ -229,7 +222,7 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         Texts, ``None`` for a missing value; the index holds line numbers.
 
     Raises:
-        DataError: the file cannot be read, has no rows, or a row has more or fewer values than there are columns.
+        DataError: the file cannot be read, has no rows, or a row has another number of values than there are columns.
     """
     rows: dict[int, list[str | None]] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -239,8 +232,8 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         rows[number] = [_cell(text) for text in content.split(",")]
         if len(rows[number]) != len(columns):
             raise DataError(
-                f"{path}, line {number} has {len(rows[number])} values for the {len(columns)} columns"
-                f" {listed(columns)}: correct it."
+                f"{path}, line {number} has {len(rows[number])} values for {len(columns)} columns, {listed(columns)}:"
+                " correct it."
             )
     if not rows:
         raise DataError(f"{path} has no rows of data: check the file.")
@@ -248,53 +241,53 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """A table with a header, see :func:`~lightning_fl.data.table_file.read_table_file`; a question mark is no value."""
+    """Read a table with :func:`~lightning_fl.data.table_file.read_table_file`; a question mark is a missing value."""
     frame = read_table_file(path)
     return frame.where(frame != MISSING, None).dropna(how="all")
 
 
-def _merged(values: Iterable[str]) -> list[str]:
-    """Different values, sorted; a whole number that is also written with a point (1 and 1.0) once."""
+def _distinct(values: Iterable[str]) -> list[str]:
+    """Sort distinct values; a whole number that is written both with and without a point (1 and 1.0) counts once."""
     found = set(values)
-    return sorted(value for value in found if _whole(value) == value or _whole(value) not in found)
+    return sorted(value for value in found if _without_point(value) == value or _without_point(value) not in found)
 
 
-def _matched(cells: pd.Series, known: Sequence[str]) -> pd.Series:
-    """Categories as they are called among the known ones: a whole number may be written with a point or without."""
-    names = {_whole(value): value for value in known}
-    return cells.fillna(MISSING).map(lambda value: value if value in known else names.get(_whole(value), value))
+def _match(cells: pd.Series, known: Sequence[str]) -> pd.Series:
+    """Rename cells to the known categories; a whole number may be written with or without a point."""
+    names = {_without_point(value): value for value in known}
+    return cells.fillna(MISSING).map(lambda value: value if value in known else names.get(_without_point(value), value))
 
 
-def _whole(value: str) -> str:
-    """A whole number without its point; anything else as it is."""
+def _without_point(value: str) -> str:
+    """Remove the point of a whole number; return other values unchanged."""
     return value.rstrip("0").removesuffix(".") if re.fullmatch(r"-?[0-9]+\.0*", value) else value
 
 
 def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
-    """Whether a column is one of numbers: most of its values are. The others are then faults, no categories."""
+    """Whether most values of a column are numbers; then the others are faults."""
     return int(numbers.notna().sum()) > len(wrong)
 
 
 def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) -> None:
-    """Warn of a column of numbers and texts, all of which become categories or classes."""
+    """Warn of a column of numbers and texts, which all become categories or classes."""
     if len(texts) and numbers.notna().any():
         rows = list_rows(list(map(int, texts.index)), texts.tolist())
         rank_zero_warn(
-            f"{place} holds numbers and {len(texts)} texts, {rows}: all its different values are {what}. Correct the"
+            f"{place} has numbers and {len(texts)} texts, {rows}: all its distinct values become {what}. Correct the"
             " texts if they should be numbers."
         )
 
 
 def _refuse_large(cells: pd.Series, numbers: pd.Series, place: str) -> None:
-    fault = f"are above {_LARGEST:g}, where no deviation can be computed"
+    fault = f"are above {_LARGEST:g}, where no standard deviation can be computed"
     refuse_values(cells[numbers.abs() > _LARGEST], place, fault, "Choose a smaller unit")
 
 
 def class_names(column: pd.Series, place: str) -> list[str]:
-    """The classes of a target column: its values, whole numbers in their order, anything else as text.
+    """List the classes of a target column: whole numbers in numerical order, or sorted texts.
 
     Raises:
-        DataError: there is one class only, or the values are no classes.
+        DataError: there is only one class, or the values are not classes.
     """
     given = column.dropna()
     values, numbers = given.unique().tolist(), pd.to_numeric(given, errors="coerce").astype(float)
@@ -302,8 +295,8 @@ def class_names(column: pd.Series, place: str) -> list[str]:
     whole = bool((numbers[finite] % 1 == 0).all())
     if len(values) > _MAX_VALUES or (_is_numeric(numbers[finite], given[~finite]) and not whole):
         raise DataError(
-            f"{place}, target column {column.name!r} has {len(values)} different values, such as {values[0]!r}: they"
-            " are no classes. Choose a column of classes, or put the values into classes first."
+            f"{place}, target column {column.name!r} has {len(values)} different values, such as {values[0]!r}, which"
+            " are not classes. Choose a column of classes, or put the values into classes first."
         )
     if len(values) < 2:
         raise DataError(
@@ -315,52 +308,51 @@ def class_names(column: pd.Series, place: str) -> list[str]:
 
 
 def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tensor:
-    """The class of every row, int64 [n].
+    """Convert a target column to classes, int64 [n].
 
     Raises:
-        DataError: a value is missing or none of the classes.
+        DataError: a value is missing or not one of the classes.
     """
     codes = pd.Categorical(column, categories=list(classes)).codes.astype(np.int64)
     if (wrong := codes < 0).any():
         raise DataError(
-            f"{place}, target column {column.name!r}: {int(wrong.sum())} values are none of the classes"
-            f" {listed(classes)}: {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. Correct"
-            " them, or leave the rows out."
+            f"{place}, target column {column.name!r}: {int(wrong.sum())} values are not classes ({listed(classes)}):"
+            f" {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. {_REMEDY}."
         )
     return torch.from_numpy(codes)
 
 
 def target_numbers(column: pd.Series, place: str) -> Tensor:
-    """The targets of a regression, float32 [n, 1].
+    """Convert a target column to the targets of a regression, float32 [n, 1].
 
     Raises:
         DataError: a value is missing or not a finite number.
     """
     targets = torch.from_numpy(read_numbers(column)[0].to_numpy(copy=True)).float()
     wrong = column[~targets.isfinite().numpy()].fillna(MISSING)
-    refuse_values(wrong, f"{place}, target column {column.name!r}", _NO_NUMBERS, "Correct them, or leave the rows out")
+    refuse_values(wrong, f"{place}, target column {column.name!r}", _NOT_NUMBERS, _REMEDY)
     return targets[:, None]
 
 
 def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
-    """Times until an event or the end of the observation, and which it was, float32 [n, 2].
+    """Convert columns to times until an event or the end of the observation, and events, float32 [n, 2].
 
     Args:
         times: texts; numbers of at least 0.
-        events: texts; 1 where the event was seen, 0 where not.
-        place: for messages.
+        events: texts; 1 if the event was observed, else 0.
+        place: source of the columns, for messages.
 
     Raises:
-        DataError: a time is missing, negative or no number, an event is neither 0 nor 1, or none was seen.
+        DataError: a time is missing, negative or not a number, an event is neither 0 nor 1, or there is no event.
     """
     columns = []
     for column, fits, what in (
-        (times, lambda numbers: numbers >= 0, "are no times of at least 0"),
-        (events, lambda numbers: (numbers == 0) | (numbers == 1), "are neither 1 (seen) nor 0 (censored)"),
+        (times, lambda numbers: numbers >= 0, "are not times of at least 0"),
+        (events, lambda numbers: (numbers == 0) | (numbers == 1), "are neither 1 (observed) nor 0 (censored)"),
     ):
         numbers, _ = read_numbers(column)
         wrong = column[~fits(numbers)].fillna(MISSING)
-        refuse_values(wrong, f"{place}, column {column.name!r}", what, "Correct them, or leave the rows out")
+        refuse_values(wrong, f"{place}, column {column.name!r}", what, _REMEDY)
         columns.append(torch.from_numpy(numbers.to_numpy(copy=True)))
     if not columns[1].any():
         raise DataError(f"{place}, column {events.name!r} has no event: there is nothing to learn.")
@@ -368,6 +360,6 @@ def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
 
 
 def _cell(text: str) -> str | None:
-    """A cell without blanks at its ends; ``None`` for a missing value."""
+    """Strip a cell; ``None`` for a missing value."""
     text = text.strip()
     return None if text in ("", MISSING) else text

@@ -1,4 +1,4 @@
-"""Federated data of tables: a card's, such as UCI Adult, or a file of one's own."""
+"""Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
@@ -28,7 +29,7 @@ __all__ = ["TableData"]
 
 @dataclass(frozen=True)
 class _Read:
-    """Tables as they stand in their files, and where they come from."""
+    """Tables of files, with ``source`` and ``record`` of :class:`~lightning_fl.data.shared.OpenedData`."""
 
     frames: "dict[Split, pd.DataFrame]"
     source: str
@@ -36,40 +37,37 @@ class _Read:
 
 
 class TableData(SharedDataModule):
-    """Rows of a table with a class each: batches ``(features float32 [B, D], class int64 [B])``.
+    """Rows of a table with a target each.
 
-    Or with a number, for a regression: ``(features [B, D], target float32 [B, 1])``.
-
-    Or with a time until an event, for survival: ``(features [B, D], (time, event) float32 [B, 2])``, event 1 where it
-    was seen and 0 where nothing is known after the time (censored).
+    Batches are ``(features float32 [B, D], target)``: a class int64 [B]; for a regression a number float32 [B, 1]; for
+    survival ``(time, event)`` float32 [B, 2], event 1 if observed, 0 if nothing is known after the time (censored).
 
     Numeric columns are standardised with the mean and the standard deviation of all clients' training rows (a missing
     number becomes the mean); categorical ones are one-hot over the values in all rows, where ``?`` or an empty cell is
-    a value of its own. A column that only divides the rows among clients should be dropped: partitioners find it
-    anyway.
+    a value of its own. Drop a column that only divides the rows among clients; partitioners still find it.
 
     Args:
-        name: name of a card that comes with the package, such as ``adult``, or path of another (``.yaml``); instead of
-            ``path``. There is no stand-in.
-        path: a file of one's own with a header (text, packed or not, Parquet or Excel); instead of ``name``.
+        name: name of a card of the package, such as ``adult``, or path of another (``.yaml``); instead of ``path``.
+            There is no stand-in.
+        path: the user's file with a header (text, packed or not, Parquet or Excel); instead of ``name``.
         data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
             the download.
-        target: column of classes, or of times; ``None`` for the card's.
-        task: whether the target holds classes or, for a "regression", numbers in their own unit.
-        event: column of 0 and 1, whether the event was seen; the target is then its time. ``None`` for the card's.
-        columns: columns to learn from; ``None`` for all but the target.
-        drop: columns not to learn from; instead of ``columns``.
-        categorical: those of them that hold categories; ``None`` for the card's, and of a file of one's own for the
-            columns in which no more than half of the values are numbers. Where most are, the others are refused.
-        incomplete: what becomes of a row with no value in a column to learn from: "keep" it, or "leave_out".
+        target: column of classes, numbers or times; ``None`` for the card's.
+        task: whether the target holds classes or, for a "regression", numbers.
+        event: column of 0 and 1, whether the event was observed; the target is then its time. ``None`` for the card's.
+        columns: input columns; ``None`` for all but the target.
+        drop: columns that are not inputs; instead of ``columns``.
+        categorical: input columns of categories; ``None`` for the card's, and in the user's file for the columns where
+            at most half of the values are numbers. Where most are, the other values are refused.
+        incomplete: "keep" or "leave_out" rows without a value in an input column.
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
             ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed.
-        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a column is not there or not
-            what it should be, or a client gets no row.
+        ConfigurationError: from the constructor: an argument is invalid.
+        DataError: from ``prepare_data`` and ``setup``: the data are missing or damaged, a column is missing or has
+            unsuitable values, or a client gets no row.
 
     Example:
         >>> from lightning_fl.data.partition import GroupBy
@@ -78,6 +76,7 @@ class TableData(SharedDataModule):
 
     sample_noun = "row"
 
+    @checked
     def __init__(
         self,
         *,
@@ -93,27 +92,23 @@ class TableData(SharedDataModule):
         incomplete: Literal["keep", "leave_out"] = "keep",
         **kwargs: Any,
     ) -> None:
-        # Not above, for pandas is slow to load and this class is known by name to every run; and not later, so that
-        # processes which are forked from this one share it.
+        # Not at the top: pandas loads slowly, and every run imports this class. Not later: forked processes should
+        # share it.
         import lightning_fl.data.tables.dataset  # noqa: F401
 
         super().__init__(**kwargs)
         if (name is None) == (path is None):
-            raise ConfigurationError(f"name={name!r}, path={path!r}: give one of them, such as name='adult'.")
+            raise ConfigurationError(f"name={name!r}, path={path!r}: give exactly one of them, such as name='adult'.")
         if path is not None:
             if data_root is not None:
-                raise ConfigurationError(f"path={path!r} and data_root={data_root!r}: give one of them.")
+                raise ConfigurationError(f"data_root={data_root!r} has no effect with path={path!r}: omit it.")
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (drop is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"columns={columns}, drop={drop}, target={target!r}: name one or more columns to learn from, without"
-                " the target, or those to drop."
+                f"columns={columns}, drop={drop}, target={target!r}: give either one or more input columns, without the"
+                " target, or columns to drop."
             )
-        if task not in ("classification", "regression"):
-            raise ConfigurationError(f"task={task!r}: give one of 'classification', 'regression'.")
-        if incomplete not in ("keep", "leave_out"):
-            raise ConfigurationError(f"incomplete={incomplete!r}: give one of 'keep', 'leave_out'.")
         self.card = None if name is None else load_card(name, TableCard)
         self.path = path
         self.data_root = data_root
@@ -121,10 +116,10 @@ class TableData(SharedDataModule):
         own_task = self.card is not None and self.target == self.card.target
         self.event = self.card.event if self.card is not None and own_task and event is None else event
         if task == "regression" and self.event is not None:
-            raise ConfigurationError(f"task={task!r} and event={self.event!r}: give one of them.")
+            raise ConfigurationError(f"task={task!r} and event={self.event!r}: give only one of them.")
         self._has_classes = task == "classification" and self.event is None
         if columns is not None and self.event in columns:
-            raise ConfigurationError(f"columns={columns}: {self.event!r} is what is to be predicted; leave it out.")
+            raise ConfigurationError(f"columns={columns}: {self.event!r} is the event to predict; omit it.")
         self.incomplete = incomplete
         self.columns = columns
         self.drop = drop
@@ -141,12 +136,12 @@ class TableData(SharedDataModule):
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes 0, 1, ..., once ``prepare_data`` or ``setup`` has run."""
+        """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``."""
         return self._table.classes
 
     @property
     def class_names(self) -> list[str]:
-        """The same, as every data module of classes calls them."""
+        """The classes, under the name that all data modules of classes have."""
         return self.classes
 
     @property
@@ -156,7 +151,7 @@ class TableData(SharedDataModule):
 
     @property
     def feature_names(self) -> list[str]:
-        """The D features: numeric columns, then ``column=value`` for every category."""
+        """Names of the D features: numeric columns, then ``column=value`` for every category."""
         return self._table.schema.feature_names
 
     @property
@@ -177,27 +172,25 @@ class TableData(SharedDataModule):
         for frame in frames:
             require_columns(frame, [*aims, *(self.columns or []), *(self.drop or [])], place)
         unused = {*aims, *derived, *(self.drop or [])}
-        if self.card is not None:  # also what the target is made from
+        if self.card is not None:  # also the column from which a derived target is made
             unused |= {*self.card.unused, *(one.column for one in self.card.derived if one.name == target)}
         columns = self.columns or [name for name in frames[0].columns if name not in unused]
         categorical = self.categorical
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
             raise DataError(
-                f"categorical={categorical}: {unknown[0]!r} is none of the columns to learn from, {listed(columns)}."
+                f"categorical={categorical}: {unknown[0]!r} is not among the input columns {listed(columns)}."
             )
         if categorical is None and self.card is not None:
             categorical = [*self.card.categorical, *derived]
         if not columns:
-            raise DataError(f"{place} has no column to learn from besides the target {target!r}: drop fewer.")
-        read = self._complete(read, columns, place)
+            raise DataError(f"{place} has no input column besides the target {target!r}: drop fewer columns.")
+        read = self._leave_out_incomplete(read, columns, place)
         frames = list(read.frames.values())
         schema = TableSchema.of(frames, columns, categorical, place)
         classes: list[str] = []
-        if not self._has_classes:
-            pass
-        elif self.card is not None and target == self.card.target:
+        if self._has_classes and self.card is not None and target == self.card.target:
             classes = list(self.card.classes)
-        else:
+        elif self._has_classes:
             classes = class_names(pd.concat([frame[target] for frame in frames]), place)
         datasets = {
             split: TableDataset(
@@ -220,7 +213,7 @@ class TableData(SharedDataModule):
         return OpenedData(datasets, read.source, read.record | own)
 
     def _targets(self, frame: "pd.DataFrame", classes: Sequence[str], place: str) -> torch.Tensor:
-        """Classes, int64 [n], numbers, float32 [n, 1], or times and events, float32 [n, 2]."""
+        """Convert targets to classes, int64 [n], numbers, float32 [n, 1], or times and events, float32 [n, 2]."""
         from lightning_fl.data.tables.dataset import class_indices, survival_times, target_numbers
 
         if self._has_classes:
@@ -229,21 +222,21 @@ class TableData(SharedDataModule):
             return target_numbers(frame[str(self.target)], place)
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
-    def _complete(self, read: _Read, columns: Sequence[str], place: str) -> _Read:
-        """The rows that have a value in each of some columns, if others are to be left out."""
+    def _leave_out_incomplete(self, read: _Read, columns: Sequence[str], place: str) -> _Read:
+        """Leave out the rows without a value in one of the columns, if ``incomplete`` requires it."""
         if self.incomplete == "keep":
             return read
         frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.frames.items()}
         if any(frame.empty for frame in frames.values()):
             raise DataError(
-                f"{place}: incomplete=leave_out leaves no row, for none has a value in each of {listed(columns)}."
-                " Drop columns that have few, or keep the rows."
+                f"{place}: incomplete=leave_out leaves no row, as none has a value in each of {listed(columns)}."
+                " Drop columns with few values, or keep the rows."
             )
         left_out = {split: len(read.frames[split]) - len(frame) for split, frame in frames.items()}
         return _Read(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 
     def _read_card(self, card: TableCard, allow_download: bool) -> _Read:
-        """The card's files, with its derived columns."""
+        """Read the card's files and derive its columns."""
         from lightning_fl.data.tables.dataset import read_c45, read_csv
 
         frames: dict[Split, pd.DataFrame] = {}
@@ -261,14 +254,14 @@ class TableData(SharedDataModule):
         return _Read(frames, "measured", card.describe() | {"files": found_files})
 
     def _read_own(self) -> _Read:
-        """The user's file."""
+        """Read the user's file."""
         from lightning_fl.data.tables.dataset import read_csv
 
         path = existing_file(str(self.path))
         return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """The encoded rows, standardised by the rows that clients train on."""
+        """Encode the rows, standardised by the rows that clients train on."""
         from lightning_fl.data.tables.dataset import TableDataset, column_statistics, standardize
 
         schema = self._table.schema
@@ -284,7 +277,7 @@ class TableData(SharedDataModule):
         }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """A CSV file with a header and the run's columns; a card's derived columns are derived here too."""
+        """Read a CSV file with a header and the run's columns; a card's derived columns are derived here too."""
         from lightning_fl.data.tables.dataset import read_csv
 
         schema, mean, std = _encoding(record)
@@ -297,9 +290,9 @@ class TableData(SharedDataModule):
         return TensorDataset(_features(frame, schema, mean, std), targets)
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """Rows with the run's columns; of one that is not of the run's encoding the reason is told."""
+        """Read rows with the run's columns; rows that do not fit the encoding get an explanation."""
         if reading.smiles_column is not None:
-            raise ConfigurationError("smiles_column: the run's data are tables, without molecules; leave it out.")
+            raise ConfigurationError("smiles_column: the run's data are tables, not molecules; omit it.")
         schema, mean, std = _encoding(record)
         place = place_of(source)
         for given in read_rows(source, reading.rows):
@@ -313,13 +306,13 @@ class TableData(SharedDataModule):
             yield Unlabelled(given, data if kept else None, kept, errors)
 
     def _no_targets(self, count: int) -> torch.Tensor:
-        """What stands for targets that are not known, in the shape and type of the others."""
+        """Placeholders of unknown targets, in shape and type of the known ones."""
         if self._has_classes:
             return torch.zeros(count, dtype=torch.long)
         return torch.zeros(count, 1 if self.event is None else 2)
 
     def describe(self) -> Mapping[str, Any]:
-        """Origin, columns and how they are encoded, partition, division and sizes, for the run's record."""
+        """Return origin, columns and their encoding, partition, division and sizes, for the run's record."""
         schema = self._table.schema
         columns = {
             "numeric": list(schema.numeric),
@@ -329,14 +322,14 @@ class TableData(SharedDataModule):
 
 
 def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, torch.Tensor]":
-    """How the run's columns became numbers, by its record: schema, means [Q] and deviations [Q]."""
+    """Encoding of the run's columns from its record: schema, means [Q] and deviations [Q]."""
     from lightning_fl.data.tables.dataset import TableSchema
 
     encoding = record.get("encoding")
     if encoding is None:
         raise ConfigurationError(
-            "the run's summary.json does not say how the columns were encoded: an older version made the run;"
-            " train it again."
+            "the run's summary.json lacks the encoding of the columns, as an older version made the run: train it"
+            " again."
         )
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
@@ -344,14 +337,14 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
 
 
 def _features(frame: "pd.DataFrame", schema: "TableSchema", mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """Rows as a model sees them, float32 [n, D]."""
+    """Inputs of a model, float32 [n, D]."""
     from lightning_fl.data.tables.dataset import standardize
 
     return torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
 
 
 def _cells(given: "pd.DataFrame") -> "pd.DataFrame":
-    """New rows as :func:`~lightning_fl.data.tables.dataset.read_csv` reads rows: texts, ``None`` for no value."""
+    """Convert new rows to the form that :func:`~lightning_fl.data.tables.dataset.read_csv` returns."""
     from lightning_fl.data.tables.dataset import MISSING
 
     texts = given.astype(object).where(given.notna(), "").astype(str).apply(lambda column: column.str.strip())
@@ -359,7 +352,7 @@ def _cells(given: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
-    """The rows with the card's derived columns, where what these are derived from is there."""
+    """Add the card's derived columns whose source column exists."""
     for derived in card.derived:
         if derived.column in frame.columns and derived.name not in frame.columns:
             inside = frame[derived.column].isin(derived.values)

@@ -1,4 +1,4 @@
-"""Synthetic clients whose samples come from two linear models, each client from both in shares of its own.
+"""Synthetic clients with samples of two linear models, each client with its own shares of both.
 
 The synthetic data of FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local
 Updating", AAAI 2022, https://arxiv.org/abs/2112.06053, as in the authors' repository, with which PI-FL (Khan et al.
@@ -17,25 +17,26 @@ paper         here                 what                            shape
 x, y          a sample             features, target                [D], [1]
 ============  ===================  ==============================  ===========
 
-Differs from the papers: FedSoft has regression only (y, squared error), but PI-FL reports accuracies on "the same"
-data and does not say of what. Here ``task="classification"`` asks for the sign, y > 0, the least that makes classes of
-it; so PI-FL's figures cannot be compared. The best possible accuracy is that of θ_s itself, 1 - arctan(σ / |θ_s|) / π,
-about 0.97; that of θ_A on samples of B is one half on average over the draws, that of θ_A + θ_B about three quarters on
+Differs from the papers: FedSoft has regression only (y, squared error), but PI-FL reports accuracies on "the same" data
+without defining them. Here ``task="classification"`` asks for the sign, y > 0, the simplest choice of classes, so
+PI-FL's figures cannot be compared. The best possible accuracy is that of θ_s itself, 1 - arctan(σ / |θ_s|) / π, about
+0.97; that of θ_A on samples of B is one half on average over the draws, that of θ_A + θ_B about three quarters on
 either, see :func:`linear_accuracy`. FedSoft draws samples from a pool, so that clients may share some, and tests on
 1,000 of each distribution; here all samples are fresh and clients have test samples of their own, as in PI-FL.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Positive, Size, checked
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
@@ -43,13 +44,14 @@ from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
 __all__ = ["SyntheticMixture", "SyntheticTask", "linear_accuracy", "linear_samples"]
 
 SyntheticTask = Literal["regression", "classification"]
-_TASKS: tuple[SyntheticTask, ...] = ("regression", "classification")
+#: τ of FedSoft.
+_FEDSOFT_STD = math.sqrt(10)
 
 
 def linear_samples(
     coefficients: Tensor, counts: Sequence[int], *, noise_std: float, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Samples of several linear models with Gaussian features and noise, in random order.
+    """Draw samples of several linear models with Gaussian features and noise, in random order.
 
     Args:
         coefficients: θ_s, one row per distribution, shape [S, D].
@@ -68,7 +70,7 @@ def linear_samples(
 
 
 def linear_accuracy(weight: Tensor, coefficients: Tensor, noise_std: float) -> float:
-    """The probability that a linear classifier gives a sample of a linear model its class, the sign of y.
+    """Compute the probability that a linear classifier predicts the class of a linear model's sample, the sign of y.
 
     ``<w, x>`` and ``y = <θ, x> + ε`` are jointly normal with correlation ρ = <w, θ> / (|w| √(|θ|² + σ²)); they have
     the same sign with probability 1 - arccos(ρ) / π.
@@ -91,8 +93,8 @@ class SyntheticMixture(FederatedDataModule):
     """Clients with samples of two linear models, for regression or classification: batches ``(x, y)``.
 
     ``x`` is float32 [B, D]; ``y`` is float32 [B, 1] for regression, and the class 0 or 1, int64 [B], for
-    classification. The coefficients depend on the seed only, a client's samples on the seed and the client only, and on
-    its share of D_A. Every split has exactly the client's mixture, rounded to whole samples
+    classification. The coefficients depend only on the seed, a client's samples on the seed, the client and its share
+    of D_A. Every split has exactly the client's mixture, rounded to whole samples
     (:func:`~lightning_fl.data.partition.mixture_counts`).
 
     Args:
@@ -101,20 +103,20 @@ class SyntheticMixture(FederatedDataModule):
         mixture: ``"p:q"`` for q % of D_A in the first half of the clients and p % in the others, ``"linear"`` or
             ``"random"``; see :func:`~lightning_fl.data.partition.mixture_shares`.
         num_features: D.
-        min_samples: fewest training samples of a client, whose number is drawn uniformly.
+        min_samples: fewest training samples of a client; the number is drawn uniformly.
         max_samples: most training samples of a client.
-        val_samples: validation samples of every client, 0 for none.
-        test_samples: test samples of every client, 0 for none.
+        val_samples: validation samples of every client.
+        test_samples: test samples of every client.
         coefficient_std: τ, standard deviation of every coefficient.
         noise_std: σ, standard deviation of the noise.
-        invert_test: the test samples have the inverse mixture, 1 - a of D_A where the training samples have a.
-        invert_validation: likewise the validation samples; ``None`` for the same as the test samples.
-        data_seed: seed of everything drawn; ``None`` for the run's seed.
+        invert_test: give the test samples the inverse mixture, 1 - a of D_A where the training samples have a.
+        invert_validation: give the validation samples the inverse mixture; ``None`` for the value of ``invert_test``.
+        data_seed: seed of all draws; ``None`` for the run's seed.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: if an argument is not allowed.
+        ConfigurationError: an argument is invalid.
 
     Example:
         >>> data = SyntheticMixture(num_clients=4, mixture="30:70", data_seed=0)
@@ -124,39 +126,29 @@ class SyntheticMixture(FederatedDataModule):
 
     source = "synthetic"
 
+    @checked
     def __init__(
         self,
         *,
-        num_clients: int = 100,
+        num_clients: Count = 100,
         task: SyntheticTask = "classification",
         mixture: str = "10:90",
-        num_features: int = 10,
-        min_samples: int = 100,
-        max_samples: int = 200,
-        val_samples: int = 50,
-        test_samples: int = 100,
-        coefficient_std: float = math.sqrt(10),
-        noise_std: float = 1.0,
+        num_features: Count = 10,
+        min_samples: Count = 100,
+        max_samples: Count = 200,
+        val_samples: Size = 50,
+        test_samples: Size = 100,
+        coefficient_std: Positive = _FEDSOFT_STD,
+        noise_std: NonNegative = 1.0,
         invert_test: bool = False,
         invert_validation: bool | None = None,
-        data_seed: int | None = None,
+        data_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_counts(self, num_clients=num_clients, num_features=num_features)
         check_mixture(mixture)
-        if task not in _TASKS:
-            raise ConfigurationError(f"task={task!r}: expected one of {', '.join(_TASKS)}.")
-        check_counts(self, min_samples=min_samples, max_samples=max_samples)
         if min_samples > max_samples:
-            raise ConfigurationError(
-                f"min_samples={min_samples}, max_samples={max_samples}: give the fewest training samples of a client,"
-                " at least 1, and the most, at least as many."
-            )
-        check_counts(self, val_samples=val_samples, test_samples=test_samples, at_least=0)
-        check_numbers(self, coefficient_std=coefficient_std, above=0)
-        check_counts(self, data_seed=data_seed, at_least=0, at_most=2**64 - 1)
-        check_numbers(self, noise_std=noise_std, at_least=0)
+            raise ConfigurationError(f"min_samples={min_samples} must be at most max_samples={max_samples}.")
         self.task = task
         self.mixture = mixture
         self.num_features = num_features
@@ -177,12 +169,12 @@ class SyntheticMixture(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Two, of the task classification."""
+        """Two, for classification."""
         return 2
 
     @property
     def seed(self) -> int:
-        """Seed of everything drawn."""
+        """Seed of all draws."""
         return run_seed() if self.data_seed is None else self.data_seed
 
     @property
@@ -192,21 +184,21 @@ class SyntheticMixture(FederatedDataModule):
         return self.coefficient_std * torch.randn(2, self.num_features, generator=rng)
 
     def shares(self) -> Tensor:
-        """Every client's share of D_A in its training samples, float64, shape [N]."""
+        """Return every client's share of D_A in its training samples, float64, shape [N]."""
         return mixture_shares(self.mixture, self.num_clients, self.seed)
 
     def num_samples(self, split: Split) -> list[int]:
-        """Samples of every client in a split."""
+        """Return the number of every client's samples in a split."""
         if split != "train":
             return [self.eval_samples[split]] * self.num_clients
         return [self._training_samples(client) for client in range(self.num_clients)]
 
     def client_sizes(self) -> Sequence[int]:
-        """Training samples per client."""
+        """Return the number of every client's training samples."""
         return self.num_samples("train")
 
     def client_counts(self, client: int, split: Split) -> tuple[int, int]:
-        """How many of a client's samples in a split are of D_A and of D_B."""
+        """Return how many of a client's samples in a split are of D_A and of D_B."""
         size = self._training_samples(client) if split == "train" else self.eval_samples[split]
         inverted = {"train": False, "val": self.invert_validation, "test": self.invert_test}[split]
         share = mixture_share(self.mixture, client, self.num_clients, self.seed)
@@ -214,7 +206,7 @@ class SyntheticMixture(FederatedDataModule):
         return of_a, of_b
 
     def client_data(self, client: int, split: Split) -> TensorDataset | None:
-        """The client's samples, drawn anew at every call, the same each time; ``None`` where there are none."""
+        """Draw the client's samples, the same at every call; ``None`` if there are none."""
         counts = self.client_counts(client, split)
         if sum(counts) == 0:
             return None
@@ -223,11 +215,11 @@ class SyntheticMixture(FederatedDataModule):
         return TensorDataset(x, y[:, None] if self.task == "regression" else (y > 0).long())
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """None: the arguments say all, and samples are drawn anew whenever they are asked for."""
+        """Return nothing: the arguments determine the samples."""
         return {}
 
     def describe(self) -> Mapping[str, Any]:
-        """Every argument that changes the samples, the seed, and the clients' shares and sizes."""
+        """Return every argument that changes the samples, the seed, and the clients' shares and sizes."""
         names = ("task", "mixture", "num_features", "coefficient_std", "noise_std", "invert_test", "invert_validation")
         return {
             **super().describe(),

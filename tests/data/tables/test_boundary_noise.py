@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_fl import ConfigurationError, FederatedTrainer
+from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
 from lightning_fl.core.seeding import generator
 from lightning_fl.data import BoundaryNoise
@@ -35,19 +35,6 @@ def test_only_the_second_clients_labels_are_wrong_and_no_test_label_is() -> None
     assert data.client_data(0, "val") is None
     again = BoundaryNoise(flip_probability=1.0, width=1.0, train_samples=400, val_samples=0, test_samples=100)
     assert torch.equal(again.client_data(1, "train").tensors[0], data.client_data(1, "train").tensors[0])  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"flip_probability": 1.1}, "BoundaryNoise.flip_probability=1.1: give a number from 0 to 1"),
-        ({"width": -0.1}, "BoundaryNoise.width=-0.1: give a number from 0 to 1"),
-        ({"train_samples": 0}, "BoundaryNoise.train_samples=0: give a number of at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        BoundaryNoise(**arguments)  # type: ignore[arg-type]
 
 
 def clean_error(*callbacks: Callback, flip_probability: float = 0.6, width: float = 0.5) -> float:

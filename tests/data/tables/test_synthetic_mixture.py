@@ -9,7 +9,6 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data import SyntheticMixture
 from lightning_fl.data.module import SPLITS
@@ -167,25 +166,3 @@ def test_one_distribution_is_learned_as_well_as_its_noise_allows(tmp_path):
     model = ClassificationModel(network="mlp", in_shape=[3], num_classes=2, hidden_sizes=[], learning_rate=0.5)
     best = linear_accuracy(data.coefficients[0], data.coefficients[0], 1.0)
     assert abs(_tested(model, data, tmp_path)["test/acc"] - best) < 0.01 + 4 * math.sqrt(best * (1 - best) / 2000)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_clients": 0}, "num_clients=0"),
-        ({"mixture": "1:2"}, "mixture='1:2'"),
-        ({"task": "ranking"}, "task='ranking': expected one of regression, classification"),
-        ({"num_features": 0}, "num_features=0: give a number of at least 1"),
-        ({"min_samples": 0}, "min_samples=0: give a number of at least 1"),
-        ({"min_samples": 300}, "min_samples=300, max_samples=200: give the fewest training samples"),
-        ({"val_samples": -1}, "val_samples=-1: give a number of at least 0"),
-        ({"test_samples": -1}, "test_samples=-1"),
-        ({"coefficient_std": 0.0}, "coefficient_std=0.0: give a number above 0"),
-        ({"noise_std": -0.5}, "noise_std=-0.5: give a number of at least 0"),
-        ({"noise_std": math.nan}, "noise_std=nan"),
-        ({"batch_size": 0}, "batch_size=0"),
-    ],
-)
-def test_arguments_of_synthetic_data_are_checked_at_once(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SyntheticMixture(**arguments)
