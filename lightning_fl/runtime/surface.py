@@ -4,7 +4,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -12,16 +13,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
-from lightning_fl.core.cohort import Participant
-from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.core.metrics import ClientMetrics, GainSummary
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
-from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.interrupt import end_with_this_process
@@ -32,7 +28,6 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.engine.weights.local_parameters import LocalParameters
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint import class_path, plain_hyper_parameters
 from lightning_fl.runtime.run_log import RunLog
@@ -48,23 +43,18 @@ T = TypeVar("T")
 _MANY_CLIENTS = 100
 #: What a run makes, and the next run replaces.
 _PARTS = ("module", "datamodule", "loop", "batch_factory")
-
-
-class _Of(Generic[T]):
-    """An attribute of one of the trainer's parts, read and written there."""
-
-    def __init__(self, part: str, name: str | None = None) -> None:
-        self._part = part
-        self._name = name
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = self._name or name
-
-    def __get__(self, trainer: Any, owner: type) -> T:
-        return self if trainer is None else getattr(getattr(trainer, self._part), self._name)  # type: ignore[return-value, arg-type]
-
-    def __set__(self, trainer: Any, value: T) -> None:
-        setattr(getattr(trainer, self._part), self._name, value)  # type: ignore[arg-type]
+#: Attributes of the trainer that differ in name from those of the round.
+_OF_ROUND = {
+    "work": "round_work",
+    "logged": "round_metrics",
+    "reports": "client_reports",
+    "evaluated": "evaluated_this_round",
+}
+#: Attribute of the trainer -> the part that has it, and its name there.
+_FORWARDED = {
+    **{field.name.lstrip("_"): ("federation", field.name.lstrip("_")) for field in fields(Federation)},
+    **{_OF_ROUND.get(field.name, field.name): ("round", field.name) for field in fields(Round)},
+}
 
 
 @contextmanager
@@ -82,11 +72,10 @@ def _refusing(what: str, state: dict[str, Any]) -> Iterator[None]:
         ) from error
 
 
-class TrainerSurface:
+class TrainerSurface(Settings):
     """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against.
 
     Attributes:
-        settings: what the trainer was told.
         federation: what a round changes and a checkpoint keeps.
         round: what belongs to the present round alone.
         fabric: Fabric, with the federated ``strategy``.
@@ -109,7 +98,6 @@ class TrainerSurface:
         differs: what differs from the run whose checkpoint this one took up: name -> what it was and is.
     """
 
-    settings: Settings
     federation: Federation
     round: Round
     fabric: Fabric
@@ -133,67 +121,26 @@ class TrainerSurface:
     differs: dict[str, list[str]]
     _launched = False
 
-    # -- what the trainer was told -------------------------------------------------------------------------------
+    # -- the settings, and what federation and round hold: engine/federation.py describes each ---------------------
 
-    max_rounds = _Of[int]("settings")
-    local_epochs = _Of[int]("settings")
-    local_steps = _Of[int | None]("settings")
-    check_val_every_n_rounds = _Of[int]("settings")
-    limit_val_clients = _Of[int | None]("settings")
-    gradient_clip_val = _Of[float | None]("settings")
-    gradient_clip_algorithm = _Of[Literal["norm", "value"] | None]("settings")
-    accumulate_grad_batches = _Of[int]("settings")
-    stacked_clients = _Of[int]("settings")
-    optimizer_state = _Of[Literal["fresh", "keep"]]("settings")
-    scheduler_interval = _Of[Literal["auto", "step", "round"]]("settings")
-    on_client_error = _Of[Literal["fail", "skip"]]("settings")
-    log_every_n_steps = _Of[int]("settings")
-    log_per_client = _Of[bool | None]("settings")
-    seed = _Of[int]("settings")
-    num_threads = _Of[int | None]("settings")
-    channels_last = _Of[bool]("settings")
-    deterministic = _Of[bool]("settings")
-    compile = _Of[bool | dict[str, Any]]("settings")
-    fused_optimizers = _Of[bool]("settings")
-    default_root_dir = _Of[str]("settings")
-
-    # -- the federation and the round: engine/federation.py says what each is ------------------------------------
-
-    models = _Of[list[Weights]]("federation")
-    collaboration = _Of[Collaboration]("federation")
-    num_samples = _Of[list[int]]("federation")
-    personal = _Of[LocalParameters | None]("federation")
-    constant = _Of[frozenset[str]]("federation")
-    client_states = _Of[dict[int, ClientState]]("federation")
-    client_stores = _Of[dict[str, dict[int, Any]]]("federation")
-    model_states = _Of[dict[int, dict[str, Any]]]("federation")
-    absent_clients = _Of[set[int]]("federation")
-    resting_clients = _Of[set[int]]("federation")
-    current_round = _Of[int]("federation")
-    wall_time_seconds = _Of[float]("federation")
-    communication = _Of[CommunicationAccount]("federation")
-    metrics = _Of[dict[Split, ClientMetrics]]("federation")
-    evaluated_samples = _Of[dict[Split, dict[int, int]]]("federation")
-    gains = _Of[dict[Split, dict[str, GainSummary]]]("federation")
-    models_are_final = _Of[bool]("federation")
-    interrupted_by = _Of[int | None]("federation")
-    trainable = _Of[dict[str, bool]]("federation")
-
-    fitting = _Of[bool]("round")
-    round_work = _Of[LocalWork | None]("round", "work")
-    round_metrics = _Of[dict[str, float]]("round", "logged")
-    trained = _Of[dict[Participant, str]]("round")
-    participant = _Of[Participant | None]("round")
-    client_reports = _Of[dict[int, ClientReport]]("round", "reports")
-    survivors = _Of[set[int]]("round")
-    evaluated_this_round = _Of[bool]("round", "evaluated")
+    @property
+    def settings(self) -> Settings:
+        """The settings, which are attributes of the trainer."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED:
+            part, own = _FORWARDED[name]
+            return getattr(getattr(self, part), own)
         if name in _PARTS:
             raise AttributeError(
                 f"trainer.{name} exists from a run on: read it in a hook, or after fit, validate, test or predict."
             )
         return object.__getattribute__(self, name)  # raises the error of a missing name, or of a property
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        part, own = _FORWARDED.get(name, ("", name))
+        object.__setattr__(getattr(self, part) if part else self, own, value)
 
     @property
     def is_set_up(self) -> bool:
@@ -202,7 +149,10 @@ class TrainerSurface:
 
     # -- clients and processes -----------------------------------------------------------------------------------
 
-    client_ranks = _Of[list[int]]("processes")
+    @property
+    def client_ranks(self) -> list[int]:
+        """Client -> the rank that hosts it."""
+        return self.processes.client_ranks
 
     @property
     def num_clients(self) -> int:
@@ -217,12 +167,12 @@ class TrainerSurface:
     @property
     def present_clients(self) -> list[int]:
         """The clients that have joined."""
-        return sorted(set(range(self.num_clients)) - self.absent_clients)
+        return sorted(set(range(self.num_clients)) - self.federation.absent_clients)
 
     @property
     def active_clients(self) -> list[int]:
         """The clients that have joined and do not rest at present."""
-        return sorted(set(range(self.num_clients)) - self.absent_clients - self.resting_clients)
+        return sorted(set(range(self.num_clients)) - self.federation.absent_clients - self.federation.resting_clients)
 
     @property
     def is_global_zero(self) -> bool:
@@ -249,7 +199,7 @@ class TrainerSurface:
     @property
     def evaluated_model(self) -> str:
         """What clients are evaluated with, in words: the collaboration's, the strategy's, the callbacks'."""
-        model = self.strategy.evaluated(self.collaboration.describe_use())
+        model = self.strategy.evaluated(self.federation.collaboration.describe_use())
         for hook in self.hooks.of("evaluated"):
             model = hook(model)
         return model
@@ -320,7 +270,7 @@ class TrainerSurface:
 
     def generator(self, *path: int | str) -> torch.Generator:
         """Randomness for one purpose in the current round, the same on every rank."""
-        return generator(self.seed, self.current_round, *path)
+        return generator(self.seed, self.federation.current_round, *path)
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -335,10 +285,6 @@ class TrainerSurface:
     def call(self, hook: str, *args: Any) -> None:
         """Run a hook of all callbacks, in order."""
         self.hooks.call(hook, *args)
-
-    def evaluates_after(self, num_rounds: int) -> bool:
-        """Whether clients' models are evaluated when so many rounds are done."""
-        return self.settings.evaluates_after(num_rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on: plain values and tensors. To be called on every rank."""
@@ -380,7 +326,7 @@ class TrainerSurface:
 
     def log(self, name: str, value: float) -> None:
         """Log one number of the round, for a callback."""
-        self.round_metrics[name] = float(value)
+        self.round.logged[name] = float(value)
 
     @property
     def loggers(self) -> list[Any]:

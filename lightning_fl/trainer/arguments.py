@@ -3,13 +3,15 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib import import_module
 from inspect import signature
 from itertools import combinations
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import torch
+from annotated_types import Ge
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator
 from lightning.fabric.strategies import STRATEGY_REGISTRY
@@ -20,17 +22,18 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyModule, is_overridden
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Size, faults_of
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.strategies.backends import check_shared_devices
 from lightning_fl.strategies.federated import FederatedStrategy
 
 __all__ = ["check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
 
-#: More processes than these are refused on a CPU, and more threads of a process.
+#: More processes, and more threads of a process, than the larger of these are refused.
 _PER_CORE = 4
 _ALWAYS = 8
 
@@ -67,9 +70,10 @@ def make_fabric(
             raise ConfigurationError(
                 f"trainer.devices={devices!r}: give the number of processes of a machine, a list of its GPUs, or auto."
             )
-    else:
-        check_counts("trainer", devices=devices, at_least=0 if isinstance(devices, list | tuple) else -1)
-    _check_cores(accelerator, devices)
+    elif faults := faults_of({"devices": Annotated[int, Ge(-1)] | list[Size]}, {"devices": devices}, "trainer."):
+        raise ConfigurationError(" ".join(faults))
+    if accelerator == "cpu":
+        _check_processes(int(str(devices)) if re.fullmatch(r"\d+", str(devices)) else 0, "trainer.devices")
     check_shared_devices(strategy.process_group_backend, accelerator, devices, processes_per_device)
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ConfigurationError(
@@ -94,7 +98,7 @@ def make_fabric(
                     CUDAAccelerator.auto_device_count() if devices == "auto" else devices
                 )
                 strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers or []), processes_per_device)
-                _check_processes(strategy.num_processes)
+                _check_processes(strategy.num_processes, "trainer.devices and trainer.processes_per_device")
             return Fabric(
                 strategy=strategy,
                 accelerator=accelerator,
@@ -155,25 +159,18 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
     return isinstance(kind, type) and issubclass(kind, FederatedStrategy)
 
 
-def _check_cores(accelerator: str, devices: int | str | list[int]) -> None:
-    """Refuse far more processes than a CPU works on at once, before they are started."""
-    cores = _cores()
-    number = int(devices) if isinstance(devices, int) or (isinstance(devices, str) and devices.isdecimal()) else 0
-    if accelerator == "cpu" and number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
+def _check_processes(number: int, names: str) -> None:
+    """Refuse far more processes than this machine's cores can run at once, before they are started."""
+    if number > _most_workers() and "LOCAL_RANK" not in os.environ:
         raise ConfigurationError(
-            f"trainer.devices={number}: this machine has {cores} CPU cores, on which so many processes would wait for"
-            f" each other. Set trainer.devices to {cores} or less."
+            f"{names} make {number} processes, too many for this machine's {_cores()} CPU cores. Set {names} to make"
+            f" {_cores()} or fewer."
         )
 
 
-def _check_processes(number: int) -> None:
-    """Refuse far more processes beside GPUs than this machine's cores work on at once."""
-    cores = _cores()
-    if number > max(_PER_CORE * cores, _ALWAYS) and "LOCAL_RANK" not in os.environ:
-        raise ConfigurationError(
-            f"trainer.devices and trainer.processes_per_device make {number} processes: this machine has {cores} CPU"
-            " cores, on which so many would wait for each other. Lower trainer.processes_per_device."
-        )
+def _most_workers() -> int:
+    """Processes and threads that a machine may start, more than its cores."""
+    return max(_PER_CORE * _cores(), _ALWAYS)
 
 
 def _cores() -> int:
@@ -273,43 +270,22 @@ def _settings_of(callback: Callback) -> list[str]:
     return [repr(getattr(callback, name, None)) for name in signature(type(callback)).parameters]
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Name every fault of the trainer's arguments in one message."""
-    faults = []
-    at_least_one = ("max_rounds", "local_epochs", "local_steps", "accumulate_grad_batches", "stacked_clients")
-    numbers: list[tuple[Callable[..., None], dict[str, Any], tuple[str, ...]]] = [
-        (check_counts, {}, (*at_least_one, "limit_val_clients", "num_nodes", "num_threads", "processes_per_device")),
-        (check_counts, {"at_least": 0}, ("check_val_every_n_rounds", "log_every_n_steps")),
-        (check_counts, {"at_least": 0, "at_most": 2**64 - 1}, ("seed",)),
-        (check_numbers, {"above": 0, "below": 10**9, "mend": " seconds"}, ("timeout",)),
-        (check_numbers, {"above": 0}, ("gradient_clip_val",)),
-    ]
-    for check, bounds, names in numbers:
-        for name in names:
-            try:
-                check("trainer", **bounds, **{name: settings[name]})
-            except ConfigurationError as error:
-                faults.append(str(error))
-    cores = _cores()
-    if isinstance(settings["num_threads"], int) and settings["num_threads"] > max(_PER_CORE * cores, _ALWAYS):
+def check_settings(settings: Settings) -> None:
+    """Report every fault of the trainer's arguments in one message.
+
+    Raises:
+        ConfigurationError: an argument is outside the range that its field declares, or does not go with others.
+    """
+    given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) != field.default}
+    faults = faults_of(given, vars(settings), "trainer.")
+    if isinstance(settings.num_threads, int) and settings.num_threads > _most_workers():
         faults.append(
-            f"trainer.num_threads={settings['num_threads']}: this machine has {cores} CPU cores, on which so many"
-            f" threads would wait for each other. Set trainer.num_threads to {cores} or less."
+            f"trainer.num_threads={settings.num_threads}: too many for this machine's {_cores()} CPU cores. Set"
+            f" trainer.num_threads to {_cores()} or less."
         )
-    if settings["local_epochs"] is not None and settings["local_steps"] is not None:
+    if settings.local_epochs is not None and settings.local_steps is not None:
         faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")
-    allowed = {
-        "optimizer_state": ("fresh", "keep"),
-        "scheduler_interval": ("auto", "step", "round"),
-        "on_client_error": ("fail", "skip"),
-        "gradient_clip_algorithm": (None, "norm", "value"),
-        "precision": ("32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"),
-    }
-    for name, values in allowed.items():
-        if settings[name] not in values:
-            choices = ", ".join(str(value) for value in values if value)
-            faults.append(f"trainer.{name}={settings[name]!r}: choose one of {choices}.")
-    faults += compile_faults(settings["compile"])
+    faults += compile_faults(settings.compile)
     if faults:
         raise ConfigurationError(" ".join(faults))
 

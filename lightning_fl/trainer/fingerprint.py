@@ -10,13 +10,14 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_fl.core.errors import ConfigurationError, cut
 from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
@@ -24,15 +25,11 @@ from lightning_fl.version import __version__
 
 __all__ = ["check_same", "data_of", "differences", "identity_of", "layout_of", "listed", "settings_of"]
 
-#: Settings by which ranks may differ: where they write, and how many threads they have.
-_OF_A_RANK = ("default_root_dir", "num_threads")
 #: Callbacks that ranks may have or not: they show and keep what happens.
 _OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
 #: What changes no model: how long a run is, what is shown and kept of it.
 _CHANGES_NOTHING = (
-    "trainer.max_rounds",
-    "trainer.log_every_n_steps",
-    "trainer.log_per_client",
+    *(f"trainer.{one.name}" for one in fields(Settings) if not one.metadata.get("decides", True)),
     "ModelCheckpoint.every_n_rounds",
     "ModelCheckpoint.save_models",
     "data.eval_batch_size",
@@ -162,7 +159,11 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     callbacks = {name: one for name, one in trainer.named_callbacks() if type(one).__name__ not in _OWN_CALLBACKS}
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
-        **{f"trainer.{name}": value for name, value in asdict(trainer.settings).items() if name not in _OF_A_RANK},
+        **{
+            f"trainer.{one.name}": getattr(trainer, one.name)
+            for one in fields(Settings)
+            if one.metadata.get("shared", True)
+        },
         "trainer.precision": trainer.fabric._precision.precision,
         "trainer.strategy": type(trainer.strategy).__name__,
         **_arguments("trainer.strategy", trainer.strategy),

@@ -70,8 +70,8 @@ def test_any_value_at_any_place_is_parsed_or_refused(parser, tmp_path, place, va
     ("words", "message"),
     [
         ("--seed_everything=null", "seed_everything: expected a number."),
-        ("--trainer=null", "trainer=null: expected a mapping with keys such as strategy, accelerator, devices."),
-        ("--trainer=[1]", "trainer=[1]: expected a mapping with keys such as strategy, accelerator, devices."),
+        ("--trainer=null", "trainer=null: expected a mapping with keys such as"),
+        ("--trainer=[1]", "trainer=[1]: expected a mapping with keys such as"),
         ("--trainer.callbacks=[null]", "trainer.callbacks[0]=null: expected a class, with class_path and init_args."),
         ("--trainer.callbacks=[{class_path: null}]", "callbacks[0].class_path=null: expected the name of a class."),
         ("--trainer.callbacks=[{class_pat: HCCT}]", "[0].class_pat: there is no such key (did you mean 'class_path'?)"),

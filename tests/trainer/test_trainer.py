@@ -1,6 +1,5 @@
 """The round loop against a plain one, and what the trainer refuses."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -285,9 +284,9 @@ def test_settings_are_checked_all_at_once() -> None:
         )
     message = str(caught.value)
     for part in (
-        "trainer.max_rounds=0: give a number of at least 1",
+        "trainer.max_rounds=0",
         "local_epochs and trainer.local_steps are both set",
-        "trainer.gradient_clip_val=-1.0: give a number above 0",
+        "trainer.gradient_clip_val=-1.0",
         "trainer.optimizer_state='warm': choose one of fresh, keep",
     ):
         assert part in message
@@ -426,7 +425,7 @@ def test_a_second_fit_of_one_trainer_writes_into_a_folder_of_its_own(tmp_path):
     tables = [pandas.read_csv(Path(one.log_dir) / "metrics.csv") for one in (twice, once)]
     pandas.testing.assert_frame_equal(*tables)
 
-    twice.settings = dataclasses.replace(twice.settings, max_rounds=3)
+    twice.max_rounds = 3
     twice.fit(TinyModule(0.01), TinyClients(seed=1), ckpt_path="last")  # the second fit's, not the first's
     assert twice.current_round == 3
     assert twice.ckpt_path == str(tmp_path / "twice" / "version_1" / "checkpoints" / "last.ckpt")

@@ -5,6 +5,7 @@ This object answers them for the one client whose turn it is. A client's local w
 ``current_epoch`` is the round, ``global_step`` counts the client's own optimiser steps.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -296,7 +297,7 @@ class ModuleTrainer:
 
     @property
     def default_root_dir(self) -> str:
-        return self._settings.default_root_dir
+        return os.fspath(self._settings.default_root_dir)
 
     @property
     def callbacks(self) -> list[Any]:
