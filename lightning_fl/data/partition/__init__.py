@@ -1,9 +1,9 @@
-"""How the samples of one data set are shared out among clients: pure functions, and thin classes of them for recipes.
+"""Partitions of one data set among clients: pure functions, and thin classes of them for recipes.
 
-The functions go from labels or keys to indices. Every partition is a list with one int64 tensor per client: disjoint,
-ascending indices. They cover all samples unless the function says what is left unused. The same arguments and seed give
-the same partition in every process. Arguments out of range raise ``ConfigurationError``; labels, keys and numbers of
-samples that cannot be shared out as asked raise ``DataError``.
+The functions map labels or keys to indices. Every partition is a list with one int64 tensor per client: disjoint,
+ascending indices. They cover all samples unless the function says otherwise. The same arguments and seed give the same
+partition in every process. Arguments out of range raise ``ConfigurationError``; data that cannot be partitioned raise
+``DataError``.
 """
 
 from lightning_fl.data.partition.from_file import FromFile

@@ -1,4 +1,4 @@
-"""A partition and division that another run had, from its record."""
+"""Partition and division of another run, from its record."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ __all__ = ["FromFile"]
 
 
 class FromFile(Partitioner):
-    """The partition and division of another run, sample for sample, whatever the seed and the version.
+    """Partition and division of another run, sample for sample, independent of the seed and the version.
 
     Args:
-        path: ``splits.json`` in that run's folder. The data must be of the same file, by its SHA-256 sum.
+        path: ``splits.json`` in that run's folder. The data must come from the same file, by its SHA-256 sum.
     """
 
     exact = True
@@ -38,21 +38,21 @@ class FromFile(Partitioner):
         return self._file
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Refuse data of another file."""
+        """Refuse data from another file."""
         now = sums_of(record.get("files") or [record])
         known = self._splits.sums
         if known != now:
             raise DataError(
-                f"{self._splits.place} is of data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, these"
-                f" have {listed(sorted(now)) or 'none'}: give the same file of data, or divide these by ListDivision."
+                f"{self._splits.place} belongs to data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, "
+                f"these have {listed(sorted(now)) or 'none'}: give the same data file, or divide these by ListDivision."
             )
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """All samples that every client has of the training data, whatever it did with them."""
-        place_of = _places(dataset, self._splits)
+        """Every client's samples of the training data, in whichever split it used them."""
+        index_of = _index_of(dataset, self._splits)
         parts = self._splits.parts
         return [
-            _indices([row for split in SPLITS if parts[split] == "train" for row in of[split]], place_of, self._splits)
+            _indices([row for split in SPLITS if parts[split] == "train" for row in of[split]], index_of, self._splits)
             for of in self._splits.clients
         ]
 
@@ -62,48 +62,48 @@ class FromFile(Partitioner):
         """Every client's samples in every split.
 
         Raises:
-            DataError: the data have other parts, or lack a sample.
+            DataError: the data have different parts, or lack a sample.
         """
         file = self._splits
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
             raise DataError(
-                f"{file.place} is of data with the parts {listed(sorted(own))}, these have {listed(sorted(datasets))}:"
-                " give the data as in that run."
+                f"{file.place} belongs to data with the parts {listed(sorted(own))}, these have"
+                f" {listed(sorted(datasets))}: give the data as in that run."
             )
-        places = {part: _places(dataset, file) for part, dataset in datasets.items()}
+        index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
-            split: [_indices(of[split], places[file.parts[split]], file) for of in file.clients] for split in SPLITS
+            split: [_indices(of[split], index_of[file.parts[split]], file) for of in file.clients] for split in SPLITS
         }
 
 
-def _places(dataset: Any, file: SplitFile) -> dict[int, int]:
+def _index_of(dataset: Any, file: SplitFile) -> dict[int, int]:
     """Number in the file -> index in the data set."""
     rows = sample_rows(dataset)
     if file.by_rows != (rows is not None):
-        raise DataError(f"{file.place} counts {'rows' if file.by_rows else 'samples'}, and these data do not.")
+        raise DataError(f"{file.place} numbers {'rows' if file.by_rows else 'samples'}, and these data do not.")
     return {row: index for index, row in enumerate(range(len(dataset)) if rows is None else rows)}
 
 
-def _indices(rows: Sequence[int], place_of: Mapping[int, int], file: SplitFile) -> Tensor:
-    absent = [str(row) for row in rows if row not in place_of]
+def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) -> Tensor:
+    absent = [str(row) for row in rows if row not in index_of]
     if absent:
         raise DataError(
             f"{file.place} names {len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have:"
             f" {listed(absent, 5)}. Give the data as in that run (invalid, identity and duplicates too)."
         )
-    return torch.tensor([place_of[row] for row in rows], dtype=torch.long).sort().values
+    return torch.tensor([index_of[row] for row in rows], dtype=torch.long).sort().values
 
 
 def _check_once(file: SplitFile) -> None:
-    """Refuse a file that gives a sample to two clients or for two parts."""
+    """Refuse a file that has a sample in two clients or two parts."""
     seen: set[tuple[Split, int]] = set()
     for name, of in zip(file.names, file.clients, strict=True):
         for split in SPLITS:
             numbers = {(file.parts[split], number) for number in of[split]}
             if both := numbers & seen:
                 raise DataError(
-                    f"{file.place} has sample {min(both)[1]} twice, in the {split} samples of {name} the second time:"
-                    " it is damaged."
+                    f"{file.place} has sample {min(both)[1]} twice, the second time in the {split} samples of"
+                    f" {name}: the file is damaged."
                 )
             seen |= numbers

@@ -1,4 +1,4 @@
-"""Partitioners of Flower's flwr-datasets as ours (the extra ``lightning-fl[flower]``)."""
+"""Adapter for the partitioners of Flower's flwr-datasets (the extra ``lightning-fl[flower]``)."""
 
 import inspect
 from typing import Any
@@ -14,24 +14,23 @@ from lightning_fl.data.partition.partitioner import Partitioner, class_labels, r
 
 __all__ = ["FromFlower"]
 
-#: The column of classes, whatever the data call it.
+#: Name that stands for the classes, whatever the data call them.
 LABEL = "label"
 _INDEX = "lightning_fl_index"
 
 
 class FromFlower(Partitioner):
-    """A partitioner of ``flwr_datasets.partitioner``, by its name and arguments: it gives every client what it gives
-    there.
+    """Adapter for a partitioner of ``flwr_datasets.partitioner``, with the same partition as there.
 
-    ``partition_by: label`` goes by the classes of the samples, any other column is asked of the data set by name. Where
-    the partitioner draws at random and its ``seed`` is not given, it draws by the run's.
+    ``partition_by: label`` uses the classes of the samples, any other name a column of the data set. A random
+    partitioner without a ``seed`` uses the run's.
 
     Args:
         partitioner: the class, such as ``DirichletPartitioner``.
         arguments: of its constructor, such as ``{num_partitions: 10, partition_by: label, alpha: 0.5}``.
 
     Raises:
-        ConfigurationError: flwr-datasets is not installed, has no such partitioner, or that one refuses its arguments.
+        ConfigurationError: flwr-datasets is not installed, has no such partitioner, or the arguments do not fit.
     """
 
     def __init__(self, *, partitioner: str, arguments: dict[str, Any] | None = None) -> None:
@@ -39,8 +38,8 @@ class FromFlower(Partitioner):
         self.partitioner = partitioner
         self.arguments = dict(arguments or {})
         self._make(0)
-        count = self.arguments.get("num_partitions", None)
-        sizes = self.arguments.get("partition_sizes", None)
+        count = self.arguments.get("num_partitions")
+        sizes = self.arguments.get("partition_sizes")
         self.num_clients = len(sizes) if count is None and sizes is not None else count
 
     def _make(self, seed: int) -> Any:
@@ -49,17 +48,17 @@ class FromFlower(Partitioner):
         kinds = [name for name in flower.__all__ if name != "Partitioner" and not name.startswith("Vertical")]
         if self.partitioner not in kinds:
             raise ConfigurationError(
-                f"FromFlower.partitioner={self.partitioner!r}: there are {', '.join(kinds)}, which divide samples."
+                f"FromFlower.partitioner={self.partitioner!r}: must be one of {', '.join(kinds)}, which divide samples."
             )
         kind = getattr(flower, self.partitioner)
         own = {"seed": seed % 2**32} if "seed" in inspect.signature(kind).parameters else {}
         try:
             return kind(**(own | self.arguments))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"FromFlower.arguments: {self.partitioner} refuses them: {error}") from error
+            raise ConfigurationError(f"FromFlower.arguments do not fit {self.partitioner}: {error}") from error
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Each client's samples, as the partitioner gives them, in ascending order."""
+        """Each client's samples in ascending order."""
         from datasets import Dataset as Table
 
         flower = self._make(seed)
@@ -71,7 +70,7 @@ class FromFlower(Partitioner):
         try:
             parts = [flower.load_partition(client)[_INDEX] for client in range(flower.num_partitions)]
         except (ValueError, IndexError, KeyError) as error:
-            raise DataError(f"{self.partitioner} of flwr-datasets refuses the data: {error}") from error
+            raise DataError(f"{self.partitioner} of flwr-datasets cannot partition the data: {error}") from error
         names = getattr(flower, "partition_id_to_natural_id", None)
         if names:
             self.names = [str(names[client]) for client in range(len(parts))]
@@ -83,15 +82,15 @@ class FromFlower(Partitioner):
         return list(read_column(dataset, name, "FromFlower"))
 
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
-        """Of one data set: of several, clients' parts would not belong together.
+        """Partition one data set; the partitions of several would not belong together.
 
         Raises:
             DataError: there are several.
         """
         if len(datasets) > 1:
             raise DataError(
-                f"FromFlower shares out one data set, these come in the parts {', '.join(datasets)}: put them together"
-                " (pooled: true), so that every client's samples are divided inside the client."
+                f"FromFlower partitions one data set, these data have the parts {', '.join(datasets)}: join them with"
+                " pooled: true, so that every client's samples are divided inside the client."
             )
         return super().partition_splits(datasets, seed)
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts
-from lightning_fl.data.partition.sizes import apportion, check_ratios
+from lightning_fl.core.validation import Count, Positive, Size, checked
+from lightning_fl.data.partition.sizes import apportion
 
 __all__ = [
     "by_group",
+    "check_client_ratios",
     "choose_groups",
     "deal_groups",
     "indices_of_clients",
@@ -23,25 +24,26 @@ __all__ = [
 ]
 
 
+@checked
 def choose_groups(
-    sizes: Mapping[Any, int], seed: int, *, num_groups: int | None = None, min_samples: int = 0
+    sizes: Mapping[Any, int], seed: int, *, num_groups: Count | None = None, min_samples: Size = 0
 ) -> list[Any]:
-    """Some of the groups, in the order in which they are given.
+    """Choose some of the groups, kept in their order.
 
     Args:
         sizes: samples of every group.
         seed: seed of the partition.
-        num_groups: so many groups, drawn without preference for large ones; ``None`` for all.
-        min_samples: only groups with at least so many samples.
+        num_groups: number of groups to draw, each with the same probability; ``None`` for all.
+        min_samples: least number of samples of a group.
 
     Raises:
-        DataError: if there are fewer such groups, or none.
+        DataError: there are fewer such groups, or none.
     """
     large = [group for group, size in sizes.items() if size >= min_samples]
     if len(large) < (num_groups or 1):
         raise DataError(
-            f"{len(large)} of {len(sizes)} groups have at least {min_samples} samples for training, but"
-            f" {num_groups or 1} are wanted: ask for fewer groups (num_groups) or smaller ones (min_samples)."
+            f"{len(large)} of {len(sizes)} groups have min_samples={min_samples} samples for training, but"
+            f" {num_groups or 1} are needed: lower num_groups or min_samples."
         )
     if num_groups is None:
         return large
@@ -49,11 +51,12 @@ def choose_groups(
     return [large[index] for index in drawn.sort().values.tolist()]
 
 
+@checked
 def deal_groups(
     groups: Sequence[Hashable],
-    num_clients: int,
+    num_clients: Count,
     seed: int,
-    ratios: Sequence[float] | None = None,
+    ratios: Sequence[Positive] | None = None,
     *,
     kind: str = "groups",
 ) -> dict[Hashable, int]:
@@ -61,31 +64,25 @@ def deal_groups(
 
     The largest group first (ties in random order), each to a client drawn with probability proportional to its room
     among those it fits into. A group that fits nowhere goes to a client with most room; the others' room is then
-    scaled to what is left. The small groups that come last even out the sizes.
+    scaled to the remaining samples. The small groups at the end even out the sizes.
 
     Args:
         groups: the group of every sample, length n.
         num_clients: N, at most the number of groups.
         seed: seed of the partition.
-        ratios: one positive number per client; ``None`` for equal sizes.
-        kind: what the groups are called in errors.
+        ratios: the clients' shares of the samples, one per client; ``None`` for equal sizes.
+        kind: name of the groups in errors.
 
     Returns:
         The client of every group.
-
-    Raises:
-        ConfigurationError: if ``ratios`` are not N positive numbers.
     """
-    check_counts("", num_clients=num_clients)
     ratios = [1.0] * num_clients if ratios is None else ratios
-    check_ratios(ratios)
-    if len(ratios) != num_clients:
-        raise ConfigurationError(f"{len(ratios)} ratios for {num_clients} clients: give one per client.")
+    check_client_ratios(ratios, num_clients)
     names = sorted_groups(groups)
     if num_clients > len(names):
         raise DataError(
-            f"{num_clients} clients but only {len(names)} {kind}, which are never divided: ask for at most {len(names)}"
-            " clients."
+            f"num_clients={num_clients}, but only {len(names)} {kind}, which are never divided: use at most"
+            f" {len(names)} clients."
         )
     rng = generator(seed, "partition", "groups")
     sizes = Counter(groups)
@@ -112,42 +109,44 @@ def deal_groups(
     return dealt
 
 
+def check_client_ratios(ratios: Sequence[float], num_clients: int | None) -> None:
+    """Refuse ratios unless there is one for each of a known number of clients."""
+    if len(ratios) != num_clients:
+        raise ConfigurationError(
+            f"ratios={list(ratios)} with num_clients={num_clients}: give num_clients and one ratio per client."
+        )
+
+
 def by_group(
     groups: Sequence[Hashable], num_clients: int | None, seed: int, ratios: Sequence[float] | None = None
 ) -> list[Tensor]:
-    """Partition by a key such as an assay or a writer; a group is never divided.
+    """Partition by a key such as an assay or a writer; see :class:`~lightning_fl.data.partition.GroupBy`.
 
     Args:
         groups: the group of every sample, length n.
-        num_clients: ``None``: each group is a client, in sorted order of their names (see :func:`sorted_groups`).
-            Otherwise groups are dealt to that many clients, see :func:`deal_groups`.
+        num_clients: see :func:`deal_groups`; ``None``: each group is a client, in the order of :func:`sorted_groups`.
         seed: seed of the partition (not used where each group is a client).
-        ratios: the clients' shares of the samples; ``None`` for equal ones.
+        ratios: see :func:`deal_groups`.
     """
     if num_clients is not None:
         client_of = deal_groups(groups, num_clients, seed, ratios)
-    elif ratios is not None:
-        raise ConfigurationError(
-            f"ratios={list(ratios)}: each group is a client, so give num_clients too or no ratios."
-        )
     else:
+        if ratios is not None:
+            check_client_ratios(ratios, num_clients)
         client_of = {name: client for client, name in enumerate(sorted_groups(groups))}
         num_clients = len(client_of)
     return indices_of_clients([client_of[group] for group in groups], num_clients)
 
 
 def scaffold(smiles: Sequence[str], num_clients: int, seed: int, ratios: Sequence[float] | None = None) -> list[Tensor]:
-    """Partition molecules by Bemis-Murcko scaffold; molecules of one scaffold stay together.
-
-    Molecules without a ring share one (empty) scaffold, often the largest group. See :func:`deal_groups`.
-    """
+    """Partition molecules by Bemis-Murcko scaffold; see :func:`murcko_scaffolds` and :func:`deal_groups`."""
     scaffolds = murcko_scaffolds(smiles)
     client_of = deal_groups(scaffolds, num_clients, seed, ratios, kind="scaffolds")
     return indices_of_clients([client_of[name] for name in scaffolds], num_clients)
 
 
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
-    """The Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty where there is no ring.
+    """Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty if there is no ring.
 
     Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887.
     """
@@ -159,10 +158,10 @@ def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     for position, text in enumerate(smiles):
         if text in scaffold_of:
             continue
-        with BlockLogs():  # a line for every hydrogen that has no neighbour
+        with BlockLogs():  # a line for every hydrogen without a neighbour
             molecule = MolFromSmiles(text)
             if molecule is None:
-                raise DataError(f"smiles[{position}]={text!r} cannot be read by RDKit: correct or remove it.")
+                raise DataError(f"smiles[{position}]={text!r}: RDKit cannot read it; correct or remove it.")
             scaffold_of[text] = MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
     return [scaffold_of[text] for text in smiles]
 
@@ -171,10 +170,10 @@ def sorted_groups(groups: Sequence[Hashable]) -> list[Any]:
     """The distinct groups in ascending order, numbers before strings.
 
     Raises:
-        DataError: if a sample has no group (``None`` or NaN), or there are no samples.
+        DataError: a sample has no group (``None`` or NaN), or there are no samples.
     """
     if len(groups) == 0:
-        raise DataError("there are no samples to share out.")
+        raise DataError("there are no samples to partition.")
     missing = [position for position, group in enumerate(groups) if group is None or group != group]  # NaN != NaN
     if missing:
         raise DataError(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, Positive, Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import (
     by_shares,
@@ -17,8 +17,9 @@ from lightning_fl.data.partition.labels import (
     pathological_shares,
     type_shares,
 )
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
+from lightning_fl.data.partition.partitioner import Partitioner, class_labels, name_split
 from lightning_fl.data.partition.shards import by_shards, check_shards, shard_holdings
+from lightning_fl.data.partition.sizes import Concentration
 
 __all__ = ["Dirichlet", "FedCollabLabelShift", "LabelTypes", "OneClassShards", "Pathological"]
 
@@ -32,31 +33,23 @@ _FEDCOLLAB_SHARES = [
 
 
 class _ByLabel(Partitioner):
-    """Goes by the classes of all splits; real targets are put into bins, the same for all splits.
-
-    Args:
-        num_clients: number of clients.
-        num_bins: bins between quantiles, used where targets are floating.
-        target: which of several targets [n, T] to go by.
-    """
+    """Partitioner by the classes of all splits; real targets are put into bins that are the same for all splits."""
 
     def __init__(self, *, num_clients: int, num_bins: int, target: int | None) -> None:
-        check_counts(self, num_clients=num_clients, num_bins=num_bins)
-        check_counts(self, target=target, at_least=0)
         self.num_clients: int = num_clients
         self.num_bins = num_bins
         self.target = target
 
     @abstractmethod
     def _partition(self, labels: Mapping[Split, Tensor], num_classes: int, seed: int) -> dict[Split, list[Tensor]]:
-        """Partition all splits from their classes [n], the training data's first, integers in ``0..num_classes-1``."""
+        """Partition all splits by their classes [n], integers in ``0..num_classes-1``; the training data come first."""
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Share out every class; see the functions in :mod:`lightning_fl.data.partition`."""
+        """Partition one data set."""
         return self.partition_splits({"train": dataset}, seed)["train"]
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """What clients hold of every class is drawn for the training data and applied to all splits."""
+        """Draw what clients hold of every class for the training data and apply it to all splits."""
         labels = class_labels(datasets, num_bins=self.num_bins, target=self.target)
         num_classes = max(int(part.max()) + 1 for part in labels.values() if len(part))
         return self._partition(labels, num_classes, seed)
@@ -77,26 +70,28 @@ class _ByShares(_ByLabel):
 class Dirichlet(_ByShares):
     """Label shift with class shares drawn from a Dirichlet distribution.
 
+    Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
+    2019, https://arxiv.org/abs/1909.06335, in the form with proportions per class (Yurochkin et al., ICML 2019).
+
     Args:
         num_clients: number of clients.
-        alpha: concentration > 0: 0.1 gives clients with few classes, 100 nearly equal ones.
-        num_bins: bins between quantiles, used where targets are floating.
-        target: which of several targets [n, T] to go by.
+        alpha: concentration α: 0.1 gives clients with few classes, 100 nearly equal ones.
+        num_bins: bins between quantiles for real targets.
+        target: the column of several targets [n, T] to use.
         min_samples: least number of (training) samples of a client.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        num_clients: int,
-        alpha: float,
-        num_bins: int = 10,
-        target: int | None = None,
-        min_samples: int = 1,
+        num_clients: Count,
+        alpha: Concentration,
+        num_bins: Count = 10,
+        target: Size | None = None,
+        min_samples: Count = 1,
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        check_numbers(self, alpha=alpha, above=0, mend=" (0.1 very uneven, 100 nearly alike)")
-        check_counts(self, min_samples=min_samples)
         self.alpha = alpha
         self.min_samples = min_samples
 
@@ -109,18 +104,21 @@ class Dirichlet(_ByShares):
 class Pathological(_ByShares):
     """Label shift with a fixed number of classes per client.
 
+    After McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
+    section 3, with whole classes instead of shards, so that the number of classes is exact.
+
     Args:
         num_clients: number of clients.
         classes_per_client: number of classes of every client.
-        num_bins: bins between quantiles, used where targets are floating.
-        target: which of several targets [n, T] to go by.
+        num_bins: bins between quantiles for real targets.
+        target: the column of several targets [n, T] to use.
     """
 
+    @checked
     def __init__(
-        self, *, num_clients: int, classes_per_client: int, num_bins: int = 10, target: int | None = None
+        self, *, num_clients: Count, classes_per_client: Count, num_bins: Count = 10, target: Size | None = None
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        check_counts(self, classes_per_client=classes_per_client)
         self.classes_per_client = classes_per_client
 
     def _shares(self, labels: Tensor, num_classes: int, seed: int) -> Tensor:
@@ -130,13 +128,13 @@ class Pathological(_ByShares):
 class LabelTypes(_ByShares):
     """Label shift between types of clients: each type holds given shares of the classes, split among its clients.
 
-    Client i is of type ``i // clients_per_type``. What the shares of a class leave over is nobody's.
+    Client i is of type ``i // clients_per_type``. Samples beyond a class's shares stay unused.
 
     Args:
-        shares: for every type the share of every class's samples; a class's shares sum to 1 at most. Real targets are
+        shares: for every type the share of every class's samples; a class's shares sum to at most 1. Real targets are
             put into as many bins between quantiles as there are classes.
         clients_per_type: clients of each type.
-        target: which of several targets [n, T] to go by.
+        target: the column of several targets [n, T] to use.
 
     Example:
         >>> two_types = LabelTypes(shares=[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], clients_per_type=3)
@@ -144,8 +142,11 @@ class LabelTypes(_ByShares):
         6
     """
 
-    def __init__(self, *, shares: list[list[float]], clients_per_type: int = 5, target: int | None = None) -> None:
-        check_type_shares(shares, clients_per_type, self)
+    @checked
+    def __init__(
+        self, *, shares: list[list[Fraction]], clients_per_type: Count = 5, target: Size | None = None
+    ) -> None:
+        check_type_shares(shares)
         super().__init__(num_clients=len(shares) * clients_per_type, num_bins=len(shares[0]), target=target)
         self.shares = shares
         self.clients_per_type = clients_per_type
@@ -159,28 +160,28 @@ class LabelTypes(_ByShares):
         if num_classes > len(shares) or missing:
             fault = f"none of class {missing[0]}" if missing else f"labels up to {num_classes - 1}"
             raise DataError(
-                f"{type(self).__name__} shares out the classes 0..{len(shares) - 1}, the data have {fault}: take"
-                f" shares for the classes that the data have."
+                f"{type(self).__name__} has shares for the classes 0..{len(shares) - 1}, the data have {fault}: give"
+                f" shares for the classes of the data."
             )
         return shares
 
 
 class FedCollabLabelShift(LabelTypes):
-    """The label shift of FedCollab: four types of clients over ten classes.
+    """Label shift of FedCollab: four types of clients over ten classes.
 
     Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning" (FedCollab), ICML 2023,
     https://arxiv.org/abs/2306.06508, section 5.1 and figure 3. Type 0 holds a quarter of class 0 and half of the
     classes 1-3, type 1 half of the classes 1-3 and a quarter of class 4; types 2 and 3 are the same with the classes
-    5-9. So the first two types are near each other, the last two likewise, and the two pairs share no class.
+    5-9. So the first two types are similar, as are the last two, and the two pairs share no class.
 
-    On the 70,000 images of Fashion-MNIST (training and test data pooled) every one of twenty clients holds 2,450.
+    On the 70,000 images of Fashion-MNIST (training and test data pooled) each of twenty clients holds 2,450.
 
     Args:
         clients_per_type: clients of each of the four types.
-        target: which of several targets [n, T] to go by.
+        target: the column of several targets [n, T] to use.
     """
 
-    def __init__(self, *, clients_per_type: int = 5, target: int | None = None) -> None:
+    def __init__(self, *, clients_per_type: Count = 5, target: Size | None = None) -> None:
         super().__init__(shares=_FEDCOLLAB_SHARES, clients_per_type=clients_per_type, target=target)
 
 
@@ -188,36 +189,35 @@ class OneClassShards(_ByLabel):
     """Label and quantity shift: shards of one class each, dealt at random to clients in half-normal numbers.
 
     The CIFAR-10 setting of "How to Collaborate: Towards Maximizing the Generalization Performance in Cross-Silo
-    Federated Learning" (HCCT), section 7.1: 100 shards, 10 clients. Every client draws ``|z|``, ``z ~ N(0, scale²)``,
-    rounded; one whole number is added to (or taken from) all draws so that with at least one shard each they sum to
-    ``num_shards``, the few left over going to random clients, one each. The paper leaves the scale and the rounding
-    open.
+    Federated Learning" (HCCT), section 7.1: 100 shards, 10 clients. The paper leaves the scale of the distribution and
+    the rounding open; see :func:`~lightning_fl.data.partition.half_normal_counts` for the choice made here.
 
-    Separate validation and test data are dealt in the same shares of classes, in shards as large as they allow.
+    Separate validation and test data are dealt in the same class shares, in shards as large as they allow.
 
     Args:
         num_clients: number of clients, at most ``num_shards``.
         num_shards: number of shards.
-        scale: the standard deviation of z, in shards: small for nearly equal clients, large for a few big ones;
-            ``None`` for the one whose mean draw is ``num_shards / num_clients``.
-        shard_size: training samples in a shard, the other samples being nobody's; ``None`` for as many as the classes
-            allow. 95 give the paper's 950 samples per client on average.
-        num_bins: bins between quantiles, used where targets are floating.
-        target: which of several targets [n, T] to go by.
+        scale: standard deviation of the normal distribution, in shards: small for nearly equal clients, large for a
+            few big ones; ``None`` for the scale with mean ``num_shards / num_clients``.
+        shard_size: training samples in a shard, other samples stay unused; ``None`` for as many as the classes allow.
+            95 gives the paper's 950 samples per client on average.
+        num_bins: bins between quantiles for real targets.
+        target: the column of several targets [n, T] to use.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        num_clients: int = 10,
-        num_shards: int = 100,
-        scale: float | None = None,
-        shard_size: int | None = None,
-        num_bins: int = 10,
-        target: int | None = None,
+        num_clients: Count = 10,
+        num_shards: Count = 100,
+        scale: Positive | None = None,
+        shard_size: Count | None = None,
+        num_bins: Count = 10,
+        target: Size | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        check_shards(num_shards, num_clients, scale=scale, shard_size=shard_size, owner=self)
+        check_shards(num_shards, num_clients)
         self.num_shards = num_shards
         self.scale = scale
         self.shard_size = shard_size
@@ -234,6 +234,6 @@ class OneClassShards(_ByLabel):
         )
         parts = {}
         for number, (split, part) in enumerate(labels.items()):
-            with faults_of(split):
+            with name_split(split):
                 parts[split] = by_shards(part, holdings, seed, shard_size=self.shard_size if number == 0 else None)
         return parts

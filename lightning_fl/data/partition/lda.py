@@ -9,10 +9,11 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import indices_of_clients, murcko_scaffolds, sorted_groups
 from lightning_fl.data.partition.partitioner import Partitioner, read_smiles
+from lightning_fl.data.partition.sizes import Concentration, no_draw
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = ["ScaffoldLDA", "group_lda"]
@@ -20,31 +21,29 @@ __all__ = ["ScaffoldLDA", "group_lda"]
 _MAX_DRAWS = 1000
 
 
+@checked
 def group_lda(
-    groups: Sequence[Hashable], num_clients: int, alpha: float, seed: int, *, min_samples: int = 1
+    groups: Sequence[Hashable], num_clients: Count, alpha: Concentration, seed: int, *, min_samples: Size = 1
 ) -> list[Tensor]:
     """Divide every group among the clients in shares drawn from a Dirichlet distribution.
 
-    The groups come from the largest to the smallest (those of one size by name). Each has shares drawn from
-    Dir(alpha, ..., alpha), and each of its samples a client drawn from these. Drawn anew until every client has
-    ``min_samples``.
+    The groups are visited from the largest to the smallest (ties by name). Each draws shares from
+    Dir(alpha, ..., alpha), and each of its samples a client from these. Redrawn until every client has ``min_samples``.
 
     Args:
         groups: the group of every sample, length n.
         num_clients: N.
-        alpha: concentration > 0: small values keep a group at one client, large ones divide it evenly.
+        alpha: concentration: small values keep a group at one client, large ones divide it evenly.
         seed: seed of the partition.
         min_samples: least number of samples of a client.
 
     Returns:
-        For every client its ascending indices, int64; together all samples.
+        Ascending indices of every client, int64; together all samples.
     """
-    check_counts("", num_clients=num_clients)
-    check_numbers("", alpha=alpha, above=0)
     names, sizes = sorted_groups(groups), Counter(groups)
     if num_clients * min_samples > len(groups):
         raise DataError(
-            f"{num_clients} clients with at least {min_samples} of {len(groups)} samples each: ask for at most"
+            f"{len(groups)} samples for {num_clients} clients with at least {min_samples} each: use at most"
             f" {len(groups) // max(1, min_samples)} clients."
         )
     names.sort(key=lambda name: -sizes[name])
@@ -63,42 +62,38 @@ def group_lda(
             client_of[torch.tensor(order)] = owners
             return indices_of_clients(client_of.tolist(), num_clients)
         smallest = max(smallest, fewest)
-    raise DataError(
-        f"none of {_MAX_DRAWS} draws with alpha={alpha} gave each of {num_clients} clients {min_samples} samples (the"
-        f" best left one client {smallest}): raise alpha, take fewer clients, or lower min_samples."
-    )
+    raise no_draw(_MAX_DRAWS, alpha, num_clients, min_samples, smallest)
 
 
 class ScaffoldLDA(Partitioner):
-    """Molecules by scaffold and latent Dirichlet allocation: how much scaffolds differ between clients is one number.
+    """Molecules by scaffold and latent Dirichlet allocation: one number sets how much clients' scaffolds differ.
 
     Zhu, Luo, White, "Federated learning of molecular properties with graph neural networks in a heterogeneous
-    setting", Patterns 3 (2022) 100521 (FedChem, FLIT+), which takes alpha = 0.1 and 1: molecules are grouped by
+    setting", Patterns 3 (2022) 100521 (FedChem, FLIT+), which uses alpha = 0.1 and 1: molecules are grouped by
     Bemis-Murcko scaffold, the groups sorted by size, and each is divided among the clients in shares drawn from
-    Dir(alpha). Unlike with :class:`~lightning_fl.data.partition.Scaffold`, a group may be divided.
+    Dir(alpha). Unlike in :class:`~lightning_fl.data.partition.Scaffold`, a group may be divided.
 
-    Differs from FedChem's code, in which a group is cut at the shares rounded down, so that nearly all scaffolds of a
-    single molecule are the last client's: here each molecule's client is drawn from the shares of its scaffold.
+    Differs from FedChem's code, which cuts a group at the shares rounded down, so that the last client gets nearly all
+    scaffolds of a single molecule: here each molecule's client is drawn from the shares of its scaffold.
 
     Args:
         num_clients: number of clients.
-        alpha: concentration > 0: 0.1 keeps most scaffolds at one client, 100 gives nearly equal shares of each.
+        alpha: concentration: 0.1 keeps most scaffolds at one client, 100 gives nearly equal shares of each.
         min_samples: least number of molecules of a client, over all parts of the data.
     """
 
-    def __init__(self, *, num_clients: int, alpha: float, min_samples: int = 1) -> None:
-        check_counts(self, num_clients=num_clients, min_samples=min_samples)
-        check_numbers(self, alpha=alpha, above=0, mend=" (0.1 very uneven, 100 nearly alike)")
+    @checked
+    def __init__(self, *, num_clients: Count, alpha: Concentration, min_samples: Count = 1) -> None:
         self.num_clients: int = num_clients
         self.alpha = alpha
         self.min_samples = min_samples
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """See :func:`group_lda`."""
+        """Partition one data set; see :func:`group_lda`."""
         return self.partition_splits({"train": dataset}, seed)["train"]
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """One allocation of the molecules of all splits, so that a client's parts have the same shares of scaffolds."""
+        """Allocate the molecules of all splits at once, so that a client's parts have the same shares of scaffolds."""
         scaffolds = [murcko_scaffolds(read_smiles(dataset, "ScaffoldLDA")) for dataset in datasets.values()]
         together = [name for part in scaffolds for name in part]
         parts = group_lda(together, self.num_clients, self.alpha, seed, min_samples=self.min_samples)

@@ -1,4 +1,4 @@
-"""Two distributions of which every client holds a mixture, the same or the inverse in its test data."""
+"""Partitioner whose clients hold mixtures of two distributions, the same or the inverse in their test data."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -7,34 +7,31 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.mixtures import by_mixture, check_mixture, mixture_shares
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of, read_column
+from lightning_fl.data.partition.partitioner import Partitioner, class_labels, name_split, read_column
 from lightning_fl.data.partition.sizes import remaining_fractions
 
 __all__ = ["Mixture"]
 
-#: Classes or values that a message lists.
-_MAX_NAMED = 20
-
 
 class Mixture(Partitioner):
-    """Clients of equal size that hold a mixture of two distributions, D_A and D_B, each in shares of its own.
+    """Clients of equal size that each hold a mixture of two distributions, D_A and D_B.
 
     The settings of FedSoft (Ruan, Joe-Wong, AAAI 2022, https://arxiv.org/abs/2112.06053) and PI-FL (Khan et al. 2023,
-    https://arxiv.org/abs/2304.07514, section 4.1), where D_A and D_B are disjoint halves of the classes. They may also
-    be told apart by a column, such as the protein that molecules were measured on.
+    https://arxiv.org/abs/2304.07514, section 4.1), where D_A and D_B are disjoint halves of the classes. A column can
+    also define them, such as the protein that molecules were measured on.
 
-    Every split is dealt for itself, in whole numbers: a client has exactly the same mixture in training and test data,
+    Every split is dealt separately, in whole numbers: a client has exactly the same mixture in training and test data,
     or exactly the inverse (:func:`~lightning_fl.data.partition.mixture_counts`). Clients are as large as the data
-    allow without using a sample twice, which leaves samples over where one distribution has more than its share of
-    them. Validation samples (and test samples where the data have no part for them) come from the training data, a
-    share ``split`` of every client's samples. Within a distribution samples, and so their classes, are drawn at random.
+    allow without using a sample twice; samples beyond that stay unused. Validation samples (and test samples, if the
+    data have no part for them) come from the training data, a share ``split`` of every client's samples. Within a
+    distribution samples, and so their classes, are drawn at random.
 
     Differs from the papers: FedSoft's clients have from 100 to 200 samples and may share some; PI-FL does not give the
-    sizes. PI-FL knows no validation data; here they have the mixture of the test data, which stands for what a client
+    sizes. PI-FL has no validation data; here they have the mixture of the test data, the distribution that a client
     wants to be good at.
 
     Args:
@@ -44,46 +41,44 @@ class Mixture(Partitioner):
             client. The rest is D_B. See :func:`~lightning_fl.data.partition.mixture_shares`.
         classes_a: classes of D_A; ``None`` for the first half of the classes (rounded down). Real targets count as two
             classes, below the median and from it on.
-        classes_b: classes of D_B; ``None`` for all others. Samples of neither are nobody's.
-        column: tell D_A and D_B apart by this column, read with ``dataset.column(name)``, instead of by class.
+        classes_b: classes of D_B; ``None`` for all others. Samples of neither stay unused.
+        column: define D_A and D_B by this column, read with ``dataset.column(name)``, instead of by class.
         values_a: its values in D_A.
         values_b: its values in D_B; ``None`` for all others.
-        samples_per_client: a client's samples of the training data, those of the splits cut from it among them;
-            ``None`` for as many as there are. Parts of their own are always shared out as far as they go.
+        samples_per_client: a client's samples of the training data, including those cut for other splits; ``None`` for
+            as many as possible. Separate validation and test data are always used as far as possible.
         invert_test: the test data have the inverse mixture: 1 - a of D_A where the training data have a.
-        invert_validation: likewise the validation data; ``None`` for the same as the test data.
+        invert_validation: the same for the validation data; ``None`` for the value of ``invert_test``.
 
     Example:
         >>> letters = Mixture(num_clients=100, mixture="30:70", classes_a=list(range(26)), invert_test=True)
     """
 
+    @checked
     def __init__(
         self,
         *,
-        num_clients: int,
+        num_clients: Count,
         mixture: str = "10:90",
-        classes_a: list[int] | None = None,
-        classes_b: list[int] | None = None,
+        classes_a: list[Size] | None = None,
+        classes_b: list[Size] | None = None,
         column: str | None = None,
         values_a: list[str] | None = None,
         values_b: list[str] | None = None,
-        samples_per_client: int | None = None,
+        samples_per_client: Count | None = None,
         invert_test: bool = False,
         invert_validation: bool | None = None,
     ) -> None:
-        check_counts(self, num_clients=num_clients)
-        check_counts(self, samples_per_client=samples_per_client, mend=", or null")
         check_mixture(mixture)
-        check_counts(self, classes_a=classes_a, classes_b=classes_b, at_least=0)
         if (column is None) != (values_a is None) or (column is None and values_b is not None):
             raise ConfigurationError(
-                f"column={column!r}, values_a={values_a}, values_b={values_b}: name a column and its values in D_A"
-                " (values_b is optional), or none of them to go by class."
+                f"column={column!r}, values_a={values_a}, values_b={values_b}: give a column and its values in D_A"
+                " (values_b is optional), or none of them to use classes."
             )
         if column is not None and (classes_a is not None or classes_b is not None):
             raise ConfigurationError(
-                f"column={column!r} with classes_a={classes_a}, classes_b={classes_b}: tell the distributions apart by"
-                " one of the two."
+                f"column={column!r} with classes_a={classes_a}, classes_b={classes_b}: define the distributions by the"
+                " column or by classes, not both."
             )
         _check_disjoint("classes", classes_a, classes_b)
         _check_disjoint("values", values_a, values_b)
@@ -103,29 +98,29 @@ class Mixture(Partitioner):
         return mixture_shares(self.mixture, self.num_clients, seed)
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Deal training data; see :func:`lightning_fl.data.partition.by_mixture`."""
+        """Partition one data set; see :func:`lightning_fl.data.partition.by_mixture`."""
         return self.partition_splits({"train": dataset}, seed)["train"]
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Every part of the data for itself, as mixtures or their inverse; nothing is cut from the training data."""
+        """Deal every part of the data separately; nothing is cut from the training data."""
         return {split: of_split[split] for split, of_split in self._dealt(datasets, (1.0, 0.0, 0.0), seed).items()}
 
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """All splits; those without data of their own are dealt from the training data."""
+        """Deal all splits; those without data of their own come from the training data."""
         dealt = self._dealt(datasets, remaining_fractions(fractions, list(datasets)), seed)
         return {split: dealt[split if split in datasets else "train"][split] for split in SPLITS}
 
     def _dealt(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, dict[Split, list[Tensor]]]:
-        """For every data set the splits that are dealt from it: of the training data in these shares, else its own."""
+        """The splits dealt from every data set: from the training data in these shares, from others their own."""
         shares = self.shares(seed)
         inverse = {"train": False, "val": self.invert_validation, "test": self.invert_test}
         dealt: dict[Split, dict[Split, list[Tensor]]] = {}
         for split, of_b in self._distributions(datasets).items():
-            with faults_of(split):
+            with name_split(split):
                 from_train = split == "train"
                 splits = SPLITS if from_train else (split,)
                 parts = by_mixture(
@@ -149,30 +144,27 @@ class Mixture(Partitioner):
         of_b: Sequence[Hashable] | None = self.classes_b if by_class else self.values_b
         for letter, named in (("a", of_a), ("b", of_b)):
             if unknown := [key for key in named or [] if key not in known]:
-                listed = ", ".join(map(str, sorted(known)[:_MAX_NAMED]))
-                more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
-                raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {listed}{more}.")
+                values = listed(list(map(str, sorted(known))))
+                raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {values}.")
         in_a = set(range((max(known, default=-1) + 1) // 2) if of_a is None else of_a)
         number = {key: 0 if key in in_a else 1 if of_b is None or key in of_b else 2 for key in known}
         return {split: torch.tensor([number[key] for key in part], dtype=torch.long) for split, part in keys.items()}
 
     def _keys(self, datasets: Mapping[Split, Dataset]) -> dict[Split, list[Any]]:
-        """What every sample is told apart by: its class, or the text of its value in the column."""
+        """The class of every sample, or the text of its value in the column."""
         if self.column is not None:
             return {
                 split: [str(value) for value in read_column(dataset, self.column, "Mixture")]
                 for split, dataset in datasets.items()
             }
-        mend = "name a column and values_a to tell the distributions apart"
-        return {split: part.tolist() for split, part in class_labels(datasets, num_bins=2, mend=mend).items()}
+        remedy = "give a column and values_a to define the distributions"
+        return {split: part.tolist() for split, part in class_labels(datasets, num_bins=2, remedy=remedy).items()}
 
 
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
-    """Refuse empty choices, and two that share something."""
-    for letter, chosen in (("a", of_a), ("b", of_b)):
-        if chosen is not None and len(chosen) == 0:
-            raise ConfigurationError(f"{name}_{letter}=[]: name at least one.")
-    if of_b is not None and (of_a is None or set(of_a) & set(of_b)):
+    """Refuse empty choices, a choice for D_B alone, and choices that overlap."""
+    is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
+    if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
         raise ConfigurationError(
-            f"{name}_a={of_a}, {name}_b={of_b}: name both distributions, without anything in common, or only {name}_a."
+            f"{name}_a={of_a}, {name}_b={of_b}: give at least one for each, without overlap, or only {name}_a."
         )

@@ -2,11 +2,10 @@
 
 The heterogeneous clients of FedSoft and PI-FL: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with
 Proximal Local Updating", AAAI 2022, https://arxiv.org/abs/2112.06053; Khan et al., PI-FL, 2023,
-https://arxiv.org/abs/2304.07514, section 4.1. What the share of D_A is, client by client, is said by one word, see
-:func:`mixture_shares`.
+https://arxiv.org/abs/2304.07514, section 4.1.
 
-In PI-FL's experiments on images a client is tested on the inverse of what it trains on: with a share a of D_A among
-its training samples, 1 - a among its test samples.
+In PI-FL's experiments on images a client is tested on the inverse of its training distribution: with a share a of D_A
+among its training samples, 1 - a among its test samples.
 """
 
 from collections.abc import Sequence
@@ -16,28 +15,29 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.partition.labels import by_counts
 from lightning_fl.data.partition.sizes import split_sizes
 
 __all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_share", "mixture_shares"]
 
-#: How far products of shares and sizes may be off by rounding.
+#: Rounding error allowed in products of shares and sizes.
 _TOLERANCE = 1e-9
 
 
-def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
+@checked
+def mixture_shares(mixture: str, num_clients: Count, seed: int) -> Tensor:
     """Every client's share of D_A.
 
     ============  ====================================================================================
     ``"10:90"``   p:q, two percentages: q % for the first half of the clients, p % for the others
-    ``"linear"``  (k + 1/2) / N for client k of N: (0.5 + k) % of a hundred clients
-    ``"random"``  drawn uniformly from 0 to 1 for each client by itself, the same whatever N is
+    ``"linear"``  (k + 1/2) / N for client k of N: (0.5 + k) % for a hundred clients
+    ``"random"``  drawn uniformly from 0 to 1 for each client independently, the same for every N
     ============  ====================================================================================
 
     Args:
         mixture: one of these; any p and q >= 0 that add to 100.
-        num_clients: N. Of an odd number the first half is the larger.
+        num_clients: N. If it is odd, the first half is the larger.
         seed: seed of the partition, used by ``"random"``.
 
     Returns:
@@ -46,7 +46,6 @@ def mixture_shares(mixture: str, num_clients: int, seed: int) -> Tensor:
     >>> mixture_shares("10:90", 4, 0).tolist()
     [0.9, 0.9, 0.1, 0.1]
     """
-    check_counts("", num_clients=num_clients)
     shares = [mixture_share(mixture, client, num_clients, seed) for client in range(num_clients)]
     return torch.tensor(shares, dtype=torch.float64)
 
@@ -70,22 +69,21 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
     try:
         p, q = map(float, mixture.split(":"))
     except ValueError:
-        raise ConfigurationError(
-            f"mixture={mixture!r}: give two percentages that add to 100, such as '10:90', or linear, or random."
-        ) from None
-    if not (p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE):
-        raise ConfigurationError(
-            f"mixture={mixture!r}: the percentages must be >= 0 and add to 100, these add to {p + q:g}."
-        )
-    return p, q
+        p = q = -1.0
+    if p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE:
+        return p, q
+    raise ConfigurationError(
+        f"mixture={mixture!r}: must be linear, random, or two percentages of at least 0 that add to 100, such as"
+        " '10:90'."
+    )
 
 
 def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:
-    """How many samples of D_A and D_B every client holds in each of its parts.
+    """Numbers of samples of D_A and D_B in each part of every client.
 
     A part of m samples has a·m of D_A, rounded to the nearest whole number; halves go to the distribution with the
-    larger share, and to D_A where both are equal. An inverted part swaps the two numbers, so that it is exactly the
-    mirror of a part of the same size.
+    larger share, or to D_A if both are equal. An inverted part swaps the two numbers, so that it mirrors a part of the
+    same size exactly.
 
     Args:
         shares: share a of D_A for every client, from 0 to 1, float64, shape [N].
@@ -112,8 +110,8 @@ def largest_mixture(
 ) -> int:
     """The largest number of samples per client for which no sample is needed twice.
 
-    Found by trying: from the samples there are, divided by the clients, downwards. (A client's parts round in ways that
-    do not always grow with it, so that no formula gives it.)
+    Found by trying, downwards from the samples divided by the clients: because of rounding, the numbers needed do not
+    always grow with the size, so there is no formula.
 
     Args:
         available: samples of D_A and of D_B.
@@ -141,28 +139,27 @@ def by_mixture(
     inverted: Sequence[bool] = (False,),
     samples_per_client: int | None = None,
 ) -> list[list[Tensor]]:
-    """Deal the samples of two distributions to clients of one size, each in its mixture, in parts.
+    """Deal the samples of two distributions to clients of equal size, each in its mixture, in parts.
 
-    Which samples of a distribution a client gets is random, so its classes inside each are as they come. What is left
-    over is nobody's.
+    Within a distribution, samples (and so their classes) are drawn at random. Samples left over stay unused.
 
     Args:
-        of_b: 0 for a sample of D_A, 1 for one of D_B, 2 for one of neither, integers, shape [n].
+        of_b: 0 for a sample of D_A, 1 for D_B, 2 for neither, integers, shape [n].
         shares: share of D_A for every client, from 0 to 1, shape [N].
         seed: seed of the partition.
         fractions: shares of a client's samples in each of its parts, with sum 1.
         inverted: for every part, whether its mixture is the inverse.
-        samples_per_client: the size, all parts together; ``None`` for the largest.
+        samples_per_client: samples of a client, all parts together; ``None`` for the largest possible number.
 
     Returns:
-        For every part one ascending index tensor per client.
+        For every part, one ascending index tensor per client.
     """
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
         raise DataError(
-            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: name the classes or values"
-            " of each so that both have some."
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose classes or values so"
+            " that both have some."
         )
     size = samples_per_client
     if size is None:
@@ -171,7 +168,7 @@ def by_mixture(
     if size == 0 or any(need > have for need, have in zip(needed, available, strict=True)):
         raise DataError(
             f"{len(shares)} clients with {max(size, 1)} samples each need {needed[0]} samples of distribution A and"
-            f" {needed[1]} of B, there are {available[0]} and {available[1]}: take fewer clients"
+            f" {needed[1]} of B, there are {available[0]} and {available[1]}: use fewer clients"
             f"{' or samples_per_client' if samples_per_client else ''}."
         )
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]

@@ -1,4 +1,4 @@
-"""What a partitioner is, and how it reads what it goes by: labels, keys, the number of samples."""
+"""Base class of partitioners, and how they read labels and keys of a data set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +14,18 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import bin_targets
 from lightning_fl.data.targets import dataset_targets
 
-__all__ = ["Partitioner", "class_labels", "faults_of", "read_column", "read_keys", "read_smiles", "sample_rows"]
+__all__ = ["Partitioner", "class_labels", "name_split", "read_column", "read_smiles", "sample_rows"]
 
 
 class Partitioner(ABC):
-    """Shares out the samples of a data set among clients.
+    """Divides the samples of a data set among clients.
 
-    A partitioner of one's own needs :meth:`__call__` only, and ``num_clients`` where it is known beforehand.
+    A custom partitioner needs only :meth:`__call__`, and ``num_clients`` if it is known beforehand.
     """
 
-    #: Number of clients N; ``None`` where the data tell.
+    #: Number of clients N; ``None`` where it depends on the data.
     num_clients: int | None = None
-    #: The partition and its division are given as they are: nothing is drawn, divided or left out afterwards.
+    #: Whether the partitioner also fixes every client's splits, so that nothing is drawn or left out afterwards.
     exact: bool = False
     #: Names of the clients where the partition gives them; set by a call.
     names: list[str] | None = None
@@ -35,49 +35,49 @@ class Partitioner(ABC):
         """Ascending sample indices of every client: int64, disjoint, covering the data set unless stated otherwise."""
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Share out separate data sets for training, validation and test so that a client's parts belong together.
+        """Divide separate data sets for training, validation and test so that a client's parts belong together.
 
-        By default each is partitioned for itself with the same seed; partitions by label or key override this, so that
-        a client finds in its test data the classes and groups that it was trained on.
+        By default each is partitioned separately with the same seed. Partitions by label or key override this, so that
+        a client's test data have the classes and groups that it was trained on.
 
         Args:
-            datasets: name of the split to data set, the training data first.
+            datasets: split -> data set, the training data first.
             seed: seed of the partition.
 
         Raises:
-            DataError: if one of them cannot be partitioned; the message names it.
+            DataError: a data set cannot be partitioned; the message names its split.
         """
         parts = {}
         for split, dataset in datasets.items():
-            with faults_of(split):
+            with name_split(split):
                 parts[split] = self(dataset, seed)
         return parts
 
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """What every client holds of each split, as far as the partitioner settles it: what data modules call.
+        """Every client's samples of each split that the partitioner decides on; data modules call this.
 
-        By default :meth:`partition_splits`: a split without data of its own is left to the data module, which cuts it
-        from every client's training samples. A partitioner whose clients differ between their splits overrides this
-        and gives such splits too, as indices of the training data that no other split holds.
+        By default :meth:`partition_splits`: data modules cut a split without data of its own from every client's
+        training samples. A partitioner whose clients differ between their splits overrides this and gives such splits
+        too, as indices of the training data that no other split holds.
 
         Args:
-            datasets: name of the split to data set, the training data first.
-            fractions: shares of train, val and test in a client's samples; of these, those of the splits that are cut
-                from the training data are used in proportion.
+            datasets: split -> data set, the training data first.
+            fractions: shares of train, val and test in a client's samples. Splits cut from the training data use
+                theirs in proportion.
             seed: seed of the partition.
 
         Returns:
-            Name of the split to the ascending sample indices of every client; at least the splits in ``datasets``.
+            Split -> the ascending sample indices of every client; at least the splits in ``datasets``.
         """
         return self.partition_splits(datasets, seed)
 
     def check_record(self, record: Mapping[str, Any]) -> None:  # noqa: B027 - most fit any data
-        """Refuse data that the partitioner is not for; called before it is asked to share them out.
+        """Refuse data that the partitioner does not fit; called before it partitions them.
 
         Args:
-            record: what the data module says of where its data come from, such as ``file`` and ``sha256``.
+            record: the data module's record of their origin, such as ``file`` and ``sha256``.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -88,23 +88,23 @@ class Partitioner(ABC):
 
 
 def class_labels(
-    datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, mend: str = ""
+    datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""
 ) -> dict[Split, Tensor]:
-    """The class of every sample of every split; real targets are put into bins that are the same for all splits.
+    """Read the class of every sample of every split; real targets are put into bins, the same for all splits.
 
     Args:
-        datasets: name of the split to data set.
-        num_bins: bins between quantiles, used where targets are floating.
-        target: which of several targets [n, T] to go by.
-        mend: what to do where there are several and none is chosen; by default, to choose one.
+        datasets: split -> data set.
+        num_bins: bins between quantiles for real targets.
+        target: the column of several targets [n, T] to use.
+        remedy: advice for the error if there are several and none is chosen; by default, to choose one.
 
     Returns:
         Classes, integers, shape [n] each.
 
     Raises:
-        DataError: if there are no targets, or several and none (or one that is not there) is chosen.
+        DataError: there are no targets, or several and no existing one is chosen.
     """
-    targets = [_column(dataset, target, mend) for dataset in datasets.values()]
+    targets = [_target_column(dataset, target, remedy) for dataset in datasets.values()]
     together = torch.cat(targets)
     if together.is_floating_point():
         together = bin_targets(together, num_bins)
@@ -112,8 +112,8 @@ def class_labels(
 
 
 @contextmanager
-def faults_of(split: Split) -> Iterator[None]:
-    """Name the split in errors of its data."""
+def name_split(split: Split) -> Iterator[None]:
+    """Name the split in errors about its data."""
     try:
         yield
     except DataError as error:
@@ -121,14 +121,8 @@ def faults_of(split: Split) -> Iterator[None]:
 
 
 def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
-    """The values of a column, one per sample.
-
-    Args:
-        dataset: has a method ``column(name)``.
-        name: of the column.
-        reader: who needs it, for the message.
-    """
-    return read_keys(
+    """Read a column with ``dataset.column(name)``, one value per sample; ``reader`` is named in errors."""
+    return _read_keys(
         dataset,
         lambda base: base.column(name) if hasattr(base, "column") else None,
         f"has no method column(name) that returns the {name!r} of every sample: {reader} needs one",
@@ -136,13 +130,8 @@ def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
 
 
 def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
-    """The SMILES of every molecule.
-
-    Args:
-        dataset: has an attribute ``smiles``.
-        reader: who needs them, for the message.
-    """
-    return read_keys(
+    """Read the SMILES of every molecule from ``dataset.smiles``; ``reader`` is named in errors."""
+    return _read_keys(
         dataset,
         lambda base: getattr(base, "smiles", None),
         f"has no attribute smiles with the SMILES of every sample: {reader} needs molecules",
@@ -150,7 +139,7 @@ def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
 
 
 def sample_rows(dataset: Any) -> Sequence[int] | None:
-    """The rows of the samples in their source, as a spreadsheet shows them, where the data set knows them."""
+    """Row numbers of the samples in their source, as in a spreadsheet; ``None`` if the data set has none."""
     if type(dataset) is Subset:
         below = sample_rows(dataset.dataset)
         return None if below is None else [below[index] for index in dataset.indices]
@@ -158,7 +147,7 @@ def sample_rows(dataset: Any) -> Sequence[int] | None:
     return rows if isinstance(rows, Sequence) and len(rows) == len(dataset) else None
 
 
-def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
+def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
     """One entry per sample, read from the data set, or from the one below a ``Subset``.
 
     Args:
@@ -167,7 +156,7 @@ def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem
         problem: what to say then, after the name of the data set's class.
     """
     if type(dataset) is Subset:
-        values = read_keys(dataset.dataset, read, problem)
+        values = _read_keys(dataset.dataset, read, problem)
         return [values[index] for index in dataset.indices]
     found = read(dataset)
     if found is None:
@@ -180,14 +169,14 @@ def read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem
     return found
 
 
-def _column(dataset: Dataset, target: int | None, mend: str) -> Tensor:
-    """The targets to go by, shape [n]."""
+def _target_column(dataset: Dataset, target: int | None, remedy: str) -> Tensor:
+    """One target per sample, shape [n]."""
     targets = dataset_targets(dataset)
     columns = targets.flatten(1) if targets.ndim > 1 else targets[:, None]
     if target is None and columns.shape[1] != 1:
-        mend = mend or f"choose one of the {columns.shape[1]} columns with target=0..{columns.shape[1] - 1}"
+        remedy = remedy or f"choose one of the {columns.shape[1]} columns with target=0..{columns.shape[1] - 1}"
         raise DataError(
-            f"the targets have shape {list(targets.shape)}, which gives no single class per sample: {mend}."
+            f"the targets have shape {list(targets.shape)}, so there is no single class per sample: {remedy}."
         )
     column = target or 0
     if not 0 <= column < columns.shape[1]:

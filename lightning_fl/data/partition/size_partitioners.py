@@ -7,34 +7,29 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Positive, checked
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import by_sizes_stratified
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, faults_of
-from lightning_fl.data.partition.sizes import by_sizes, check_ratios, check_sizes, dirichlet_ratios, quantity_sizes
+from lightning_fl.data.partition.partitioner import Partitioner, class_labels, name_split
+from lightning_fl.data.partition.sizes import Concentration, by_sizes, check_sizes, dirichlet_ratios, quantity_sizes
 
 __all__ = ["IID", "Quantity", "Sizes"]
 
-#: Bins by which real targets are stratified.
+#: Bins for stratifying by real targets.
 _NUM_BINS = 10
 
 
 class _BySize(Partitioner):
-    """Parts of sizes that follow from the number of samples, at random or stratified.
+    """Partitioner whose parts' sizes follow from the number of samples; the parts are random or stratified."""
 
-    Args:
-        stratified: every client gets the classes in the proportions of the whole.
-    """
-
-    def __init__(self, *, stratified: bool) -> None:
-        self.stratified = stratified
+    stratified: bool
 
     def _parts(self, dataset: Dataset, sizes: Sequence[int], seed: int) -> list[Tensor]:
         """Parts of these sizes."""
         if not self.stratified:
             return by_sizes(_length(dataset), sizes, seed)
         labels = class_labels(
-            {"train": dataset}, num_bins=_NUM_BINS, mend="set stratified to false, or give one class per sample"
+            {"train": dataset}, num_bins=_NUM_BINS, remedy="set stratified to false, or give one class per sample"
         )
         return by_sizes_stratified(labels["train"], sizes, seed)
 
@@ -44,121 +39,116 @@ class IID(_BySize):
 
     Args:
         num_clients: number of clients.
-        stratified: every client also gets the classes in the proportions of the whole, as nearly as integers allow
-            (real targets are put into ten bins between quantiles).
+        stratified: every client gets the classes in proportion, as nearly as integers allow (real targets are put into
+            ten bins between quantiles).
     """
 
-    def __init__(self, *, num_clients: int, stratified: bool = False) -> None:
-        super().__init__(stratified=stratified)
-        check_counts(self, num_clients=num_clients)
+    @checked
+    def __init__(self, *, num_clients: Count, stratified: bool = False) -> None:
+        self.stratified = stratified
         self.num_clients: int = num_clients
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """See :func:`lightning_fl.data.partition.iid`."""
+        """Partition one data set; see :func:`lightning_fl.data.partition.iid`."""
         return self._parts(dataset, quantity_sizes(_length(dataset), [1.0] * self.num_clients), seed)
 
 
 class Quantity(_BySize):
     """Random parts of unequal size: in given ratios, or in ratios drawn from a Dirichlet distribution (FedGraphNN).
 
+    See :func:`~lightning_fl.data.partition.dirichlet_ratios`.
+
     Args:
-        ratios: one positive number per client, such as ``[7, 2, 1]``; instead of ``num_clients`` and ``alpha``.
-        stratified: every client gets the classes in the proportions of the whole, as for :class:`IID`.
-        num_clients: number of clients whose ratios are drawn; with ``alpha``.
-        alpha: concentration > 0 of the distribution: small values give one client nearly everything.
-        min_samples: least number of (training) samples of a client whose ratio is drawn; ``None`` for 10.
+        ratios: one number per client, such as ``[7, 2, 1]``; instead of ``num_clients`` and ``alpha``.
+        stratified: every client gets the classes in proportion, as for :class:`IID`.
+        num_clients: number of clients with drawn ratios; with ``alpha``.
+        alpha: concentration of the distribution: small values give one client nearly everything.
+        min_samples: least number of (training) samples of a client with drawn ratios; ``None`` for 10.
 
     Example:
         >>> Quantity(num_clients=4, alpha=0.5).num_clients
         4
     """
 
+    @checked
     def __init__(
         self,
         *,
-        ratios: list[float] | None = None,
+        ratios: list[Positive] | None = None,
         stratified: bool = False,
-        num_clients: int | None = None,
-        alpha: float | None = None,
-        min_samples: int | None = None,
+        num_clients: Count | None = None,
+        alpha: Concentration | None = None,
+        min_samples: Count | None = None,
     ) -> None:
-        super().__init__(stratified=stratified)
-        check_numbers(self, ratios=ratios, above=0)
-        check_counts(self, num_clients=num_clients, min_samples=min_samples)
-        check_numbers(self, alpha=alpha, above=0)
-        drawn = [value is not None for value in (num_clients, alpha)]
-        if not all(drawn) and (ratios is None or any(drawn) or min_samples is not None):
+        is_given = ratios and num_clients is None and alpha is None and min_samples is None
+        is_drawn = ratios is None and num_clients is not None and alpha is not None
+        if not (is_given or is_drawn):
             raise ConfigurationError(
                 f"Quantity.ratios={ratios} with num_clients={num_clients}, alpha={alpha}, min_samples={min_samples}:"
                 " give ratios alone, or num_clients and alpha to draw them."
             )
-        if ratios is not None and all(drawn):
-            raise ConfigurationError(
-                f"Quantity.ratios={ratios} and alpha={alpha}: give one of them, the ratios or how they are drawn."
-            )
-        if ratios is not None:
-            check_ratios(ratios)
+        self.stratified = stratified
         self.num_clients: int = len(ratios or []) if num_clients is None else num_clients
         self.ratios = ratios
         self.alpha = alpha
         self.min_samples = min_samples
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """See :func:`lightning_fl.data.partition.quantity`."""
-        return self._parts(dataset, quantity_sizes(_length(dataset), self._ratios_for(dataset, seed)), seed)
+        """Partition one data set; see :func:`lightning_fl.data.partition.quantity`."""
+        return self.partition_splits({"train": dataset}, seed)["train"]
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """The same ratios in all splits; where they are drawn, for the training data."""
+        """Apply the same ratios to all splits; where they are drawn, they are drawn for the training data."""
         parts = {}
-        ratios: list[float] = []
+        ratios = self.ratios
         for split, dataset in datasets.items():
-            with faults_of(split):
-                ratios = ratios or self._ratios_for(dataset, seed)
+            with name_split(split):
+                if ratios is None:
+                    ratios = self._draw_ratios(_length(dataset), seed)
                 parts[split] = self._parts(dataset, quantity_sizes(_length(dataset), ratios), seed)
         return parts
 
-    def _ratios_for(self, dataset: Dataset, seed: int) -> list[float]:
-        if self.alpha is None:
-            assert self.ratios is not None
-            return self.ratios
-        least = 10 if self.min_samples is None else self.min_samples
-        return dirichlet_ratios(_length(dataset), self.num_clients, self.alpha, seed, min_samples=least)
+    def _draw_ratios(self, num_samples: int, seed: int) -> list[float]:
+        assert self.alpha is not None  # given where there are no ratios
+        return dirichlet_ratios(num_samples, self.num_clients, self.alpha, seed, min_samples=self.min_samples or 10)
 
     def describe(self) -> dict[str, Any]:
-        """Name and the arguments that are given, for the run's record."""
-        told = super().describe()
-        drawn = ("alpha", "min_samples")
-        return {name: value for name, value in told.items() if name not in drawn or value is not None}
+        """Name and arguments, for the run's record; without ``alpha`` and ``min_samples`` where they are not set."""
+        return {
+            name: value
+            for name, value in super().describe().items()
+            if name not in ("alpha", "min_samples") or value is not None
+        }
 
 
 class Sizes(_BySize):
-    """Parts of given numbers of training samples; what remains of the training data is nobody's.
+    """Parts of given numbers of training samples; the remaining training samples stay unused.
 
-    Separate validation and test data are shared out in equal parts. A split without data of its own is cut from these
-    parts, so that fewer training samples are left then.
+    Separate validation and test data are divided into equal parts. A split without data of its own is cut from these
+    parts, which leaves fewer training samples.
 
     Args:
-        train: samples of the training data for every client, each at least 1, such as ``[2100, 2100, 14]``.
-        stratified: every client gets the classes in the proportions of the whole, as for :class:`IID`.
+        train: training samples of every client, such as ``[2100, 2100, 14]``.
+        stratified: every client gets the classes in proportion, as for :class:`IID`.
     """
 
-    def __init__(self, *, train: list[int], stratified: bool = True) -> None:
-        super().__init__(stratified=stratified)
-        check_counts(self, train=train)
+    @checked
+    def __init__(self, *, train: list[Count], stratified: bool = True) -> None:
         check_sizes(train)
+        self.stratified = stratified
         self.num_clients = len(train)
         self.train = train
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """See :func:`lightning_fl.data.partition.by_sizes` and ``by_sizes_stratified`` there."""
+        """Partition one data set; see :func:`lightning_fl.data.partition.by_sizes` and ``by_sizes_stratified``."""
         return self._parts(dataset, self.train, seed)
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """The sizes for the training data, equal parts of the others."""
+        """Use the sizes for the training data and equal parts for the others."""
         equal = IID(num_clients=len(self.train), stratified=self.stratified)
         parts = {}
         for split, dataset in datasets.items():
-            with faults_of(split):
+            with name_split(split):
                 parts[split] = self(dataset, seed) if split == "train" else equal(dataset, seed)
         return parts
 

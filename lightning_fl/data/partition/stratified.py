@@ -1,4 +1,4 @@
-"""Parts of given sizes in which the classes occur in the same proportions as in the whole."""
+"""Stratified parts: given sizes, with the classes in the same proportions as in the whole."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ __all__ = ["check_classes", "split_stratified", "stratified_parts"]
 def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
     """Divide samples at random into parts of given sizes, each with the classes in proportion.
 
-    One part after the other takes its share of what every class has left, by largest remainders; which classes come
-    first in a tie is drawn, so that small parts do not all favour the same class.
+    Each part in turn gets its share of the remaining samples of every class, by largest remainders. Ties are broken at
+    random, so that small parts do not all favour the same class.
 
     Args:
         labels: classes, integers, shape [n].
-        sizes: samples of every part, each >= 0; samples beyond their sum are in no part.
+        sizes: samples of every part, each >= 0; samples beyond their sum stay unused.
         rng: generator of the draws.
 
     Returns:
@@ -30,7 +30,7 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     check_classes(labels)
     if sum(sizes) > len(labels):
         raise DataError(
-            f"parts of {list(sizes)} samples need {sum(sizes)} of {len(labels)} samples: take fewer or smaller parts."
+            f"parts of sizes={list(sizes)} need {sum(sizes)} of {len(labels)} samples: use fewer or smaller parts."
         )
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order
@@ -50,19 +50,9 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
 def split_stratified(
     indices: Tensor, labels: Tensor, fractions: Sequence[float], seed: int, client: int
 ) -> dict[Split, Tensor]:
-    """Divide one client's samples into training, validation and test samples with the classes in proportion.
+    """Stratified form of :func:`~lightning_fl.data.partition.split_indices`, with parts of the same sizes.
 
-    The sizes are those of :func:`~lightning_fl.data.partition.split_indices`.
-
-    Args:
-        indices: the client's samples, int64, shape [n], n >= 1.
-        labels: their classes, integers, shape [n].
-        fractions: shares of train, val and test, the first > 0, the others >= 0, with sum 1.
-        seed: seed of the partition.
-        client: number of the client.
-
-    Returns:
-        Ascending indices under "train", "val" and "test" that together are ``indices``.
+    ``labels`` are the samples' classes, integers, shape [n].
     """
     sizes = [len(part) for part in split_indices(indices, fractions, seed, client).values()]
     parts = stratified_parts(labels, sizes, generator(seed, "split", "stratified", client))
@@ -73,6 +63,6 @@ def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DataError(
-            f"targets of shape {list(labels.shape)} and type {labels.dtype} are no classes: a stratified division needs"
-            " one integer class per sample, [n]; leave out stratified for other targets."
+            f"targets of shape {list(labels.shape)} and type {labels.dtype} are not classes: stratified needs one"
+            " integer class per sample, [n]; leave it out for other targets."
         )

@@ -2,17 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_tiny import Molecules, assert_partition
 from torch.utils.data import TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.partition import Quantity, ScaffoldLDA, dirichlet_ratios, group_lda
-
-
-class Smiles(TensorDataset):
-    def __init__(self, smiles):
-        super().__init__(torch.zeros(len(smiles)))
-        self.smiles = smiles
-
 
 # ---- over groups
 
@@ -25,8 +18,8 @@ class Smiles(TensorDataset):
 )
 def test_every_sample_has_one_client_and_every_client_some(groups, clients, alpha):
     parts = group_lda(groups, clients, alpha, 0)
-    assert torch.cat(parts).sort().values.tolist() == list(range(len(groups)))
-    assert all(len(part) and (part.diff() > 0).all() for part in parts)
+    assert_partition(parts, len(groups))
+    assert all(map(len, parts))
 
 
 def test_small_alpha_keeps_groups_whole_and_large_alpha_divides_them_evenly():
@@ -57,21 +50,12 @@ def test_the_groups_count_and_not_their_names_in_the_order_of_rows():
 
 def test_molecules_by_scaffold():
     smiles = [f"{'C' * tail}{ring}" for ring in ("c1ccccc1", "C1CCCCC1", "c1ccncc1") for tail in range(20)]
-    train, test = Smiles(smiles[:45]), Smiles(smiles[45:])
+    train, test = Molecules(smiles[:45]), Molecules(smiles[45:])
     parts = ScaffoldLDA(num_clients=3, alpha=0.5).partition_splits({"train": train, "test": test}, 2)
-    together = ScaffoldLDA(num_clients=3, alpha=0.5)(Smiles(smiles), 2)
+    together = ScaffoldLDA(num_clients=3, alpha=0.5)(Molecules(smiles), 2)
     for client in range(3):
         joined = parts["train"][client].tolist() + [45 + i for i in parts["test"][client].tolist()]
         assert joined == together[client].tolist()
-    with pytest.raises(DataError, match="TensorDataset has no attribute smiles .*: ScaffoldLDA needs molecules"):
-        ScaffoldLDA(num_clients=2, alpha=1.0)(TensorDataset(torch.zeros(4)), 0)
-
-
-def test_what_cannot_be_shared_out():
-    with pytest.raises(DataError, match="3 clients with at least 5 of 10 samples each: ask for at most 2 clients"):
-        group_lda(range(10), 3, 1.0, 0, min_samples=5)
-    with pytest.raises(DataError, match="none of 1000 draws with alpha=0.001 gave each of 3 clients 1 samples"):
-        group_lda([0] * 10, 3, 0.001, 0)
 
 
 # ---- over sizes
@@ -107,24 +91,3 @@ def test_all_parts_have_the_same_ratios():
     parts = Quantity(num_clients=3, alpha=1.0).partition_splits({"train": train, "test": test}, 0)
     for large, small in zip(parts["train"], parts["test"], strict=True):
         assert abs(len(large) - 2 * len(small)) <= 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"ratios=None with num_clients=None, alpha=None, min_samples=None: give ratios alone, or num_clients and"),
-        ({"num_clients": 3}, r"alpha=None, min_samples=None: give ratios alone"),
-        ({"ratios": [1.0], "min_samples": 3}, r"min_samples=3: give ratios alone"),
-        ({"ratios": [1.0], "num_clients": 1, "alpha": 1.0}, r"alpha=1.0: give one of them, the ratios or how they"),
-    ],
-)
-def test_ratios_are_given_or_drawn(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Quantity(**options)
-
-
-def test_draws_that_leave_a_client_too_little():
-    with pytest.raises(DataError, match=r"^none of 1000 draws with alpha=0.01 gave each of 9 clients 10 of 100 sam"):
-        dirichlet_ratios(100, 9, 0.01, 0)
-    with pytest.raises(DataError, match="11 clients with at least 10 of 100 samples each: ask for at most 10 clients"):
-        dirichlet_ratios(100, 11, 1.0, 0)

@@ -5,21 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_tiny import assert_partition, same
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.data import partition
 
 LABELS = torch.arange(10).repeat_interleave(60)
-
-
-def _assert_partition(parts, num_samples):
-    """Disjoint, ascending, covering."""
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(num_samples))
-    assert all(part.dtype == torch.int64 and (part.diff() > 0).all() for part in parts)
-
-
-def _same(parts, others):
-    return all(torch.equal(part, other) for part, other in zip(parts, others, strict=True))
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
@@ -38,13 +29,6 @@ def test_apportion_by_hand():
     assert partition.apportion(5, [1, 0, 1]) == [3, 0, 2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("total", "ratios"), [(-1, [1]), (3, [0, 0]), (3, [-1, 2]), (3, [float("nan")])])
-def test_apportion_refuses(total, ratios):
-    with pytest.raises(ConfigurationError, match="at least one ratio above 0"):
-        partition.apportion(total, ratios)
-
-
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
 def test_iid_sizes_differ_by_at_most_one(num_samples, num_clients, seed):
@@ -53,32 +37,21 @@ def test_iid_sizes_differ_by_at_most_one(num_samples, num_clients, seed):
             partition.iid(num_samples, num_clients, seed)
         return
     parts = partition.iid(num_samples, num_clients, seed)
-    _assert_partition(parts, num_samples)
+    assert_partition(parts, num_samples)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_quantity_has_exact_sizes_and_depends_on_the_seed_alone():
     parts = partition.quantity(1128, [7, 2, 1], seed=3)
-    _assert_partition(parts, 1128)
+    assert_partition(parts, 1128)
     assert [len(part) for part in parts] == [790, 225, 113]
     state = torch.get_rng_state()
-    assert _same(parts, partition.quantity(1128, [0.7, 0.2, 0.1], seed=3))
+    assert same(parts, partition.quantity(1128, [0.7, 0.2, 0.1], seed=3))
     assert torch.equal(state, torch.get_rng_state())
-    assert not _same(parts, partition.quantity(1128, [7, 2, 1], seed=4))
+    assert not same(parts, partition.quantity(1128, [7, 2, 1], seed=4))
     # Random: the first client's share of the first half is 0.7 within 5 standard deviations of sqrt(.21 / 564).
     assert abs((parts[0] < 564).sum() / 564 - 0.7) < 0.1
-
-
-def test_quantity_refuses():
-    with pytest.raises(ConfigurationError, match=r"ratios=\[1, 0\].*positive number per client"):
-        partition.quantity(10, [1, 0], 0)
-    with pytest.raises(ConfigurationError, match="positive number per client"):
-        partition.quantity(10, [], 0)
-    with pytest.raises(DataError, match="leave client 1 without any of the 10 samples"):
-        partition.quantity(10, [1000, 1], 0)
-    with pytest.raises(ConfigurationError, match="num_clients=0"):
-        partition.iid(10, 0, 0)
 
 
 def test_bins_are_equally_full_ascending_and_invariant_to_increasing_maps():
@@ -97,17 +70,10 @@ def test_bins_keep_ties_together_and_missing_targets_apart():
     assert partition.bin_targets(torch.tensor([5.0, 5.0]), 10).tolist() == [0, 0]
 
 
-def test_bins_refuse():
-    with pytest.raises(ConfigurationError, match="num_bins=0"):
-        partition.bin_targets(torch.ones(3), 0)
-    with pytest.raises(ConfigurationError, match="one target per sample"):
-        partition.bin_targets(torch.ones(3, 2), 2)
-
-
 def test_shares_are_met_exactly():
     labels = torch.tensor([0, 1] * 20)
     parts = partition.by_shares(labels, torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]), seed=0)
-    _assert_partition(parts, 40)
+    assert_partition(parts, 40)
     assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 20], [5, 0]]
 
 
@@ -115,7 +81,7 @@ def test_shares_that_sum_to_1_but_for_rounding_deal_every_sample():
     """Without the rest, 60,000 samples times 0.99999 would be 0.6 short, which rounds to one."""
     labels = torch.zeros(60_000, dtype=torch.long)
     parts = partition.by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64), seed=0)
-    _assert_partition(parts, 60_000)
+    assert_partition(parts, 60_000)
 
 
 def test_shares_below_1_leave_samples_unused():
@@ -126,18 +92,13 @@ def test_shares_below_1_leave_samples_unused():
     assert len(torch.cat(parts).unique()) == 15
 
 
-def test_counts_are_met_exactly_and_refuse():
+def test_counts_are_met_exactly():
     labels = torch.tensor([0, 1, 1] * 10)
     counts = torch.tensor([[3, 7], [0, 12]])
     parts = partition.by_counts(labels, counts, seed=1)
     assert torch.equal(torch.stack([labels[part].bincount(minlength=2) for part in parts], dim=1), counts)
     assert all((part.diff() > 0).all() for part in parts)
     assert len(torch.cat(parts).unique()) == 22
-    with pytest.raises(DataError, match="class 0 has 10 samples, the clients need 11 of it"):
-        partition.by_counts(labels, torch.tensor([[4, 7], [0, 0]]), 0)
-    for wrong in (torch.tensor([[-1, 1]]), torch.tensor([[1.0]]), torch.tensor([1])):
-        with pytest.raises(ConfigurationError, match="matrix .classes, clients. of whole"):
-            partition.by_counts(labels, wrong, 0)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 3))
@@ -152,32 +113,11 @@ def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
         assert (labels[part].bincount(minlength=4) - size / 4).abs().max() < 2
 
 
-def test_sizes_refuse():
-    for make in (partition.by_sizes, lambda n, *rest: partition.by_sizes_stratified(torch.zeros(n).long(), *rest)):
-        with pytest.raises(DataError, match="2 clients need 11 samples together, there are 10"):
-            make(10, [5, 6], 0)
-        with pytest.raises(ConfigurationError, match=r"sizes=\[3, 0\]: give a whole number"):
-            make(10, [3, 0], 0)
-        with pytest.raises(ConfigurationError, match=r"sizes=\[\]"):
-            make(10, [], 0)
-
-
-def test_shares_refuse():
-    with pytest.raises(ConfigurationError, match="rows sum to 1"):
-        partition.by_shares(torch.tensor([0, 1]), torch.ones(2, 2), 0)
-    with pytest.raises(ConfigurationError, match="rows sum to 1"):
-        partition.by_shares(torch.tensor([0, 1]), torch.tensor([[-1.0, 2.0]] * 2), 0)
-    with pytest.raises(DataError, match="labels go up to 2"):
-        partition.by_shares(torch.tensor([0, 2]), torch.full((2, 2), 0.5), 0)
-    with pytest.raises(DataError, match="number the classes from 0"):
-        partition.by_shares(torch.tensor([-1, 0]), torch.full((2, 2), 0.5), 0)
-
-
 @given(st.floats(0.05, 50), st.integers(1, 8), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_dirichlet_is_a_partition_with_no_empty_client(alpha, num_clients, seed):
     parts = partition.dirichlet(LABELS, num_clients, alpha, seed)
-    _assert_partition(parts, len(LABELS))
+    assert_partition(parts, len(LABELS))
     assert len(parts) == num_clients
     assert min(len(part) for part in parts) >= 1
 
@@ -195,40 +135,14 @@ def test_dirichlet_limits():
 def test_dirichlet_keeps_the_least_number_of_samples_and_its_seed():
     parts = partition.dirichlet(LABELS, 5, 0.3, seed=1, min_samples=50)
     assert min(len(part) for part in parts) >= 50
-    assert _same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=1, min_samples=50))
-    assert not _same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=2, min_samples=50))
-
-
-@pytest.mark.slow
-def test_dirichlet_gives_up_with_the_mend():
-    # Ten classes of one owner each cannot feed 20 clients.
-    with pytest.raises(DataError, match=r"none of 50 draws.*best left one client 0.*raise alpha, take fewer clients"):
-        partition.dirichlet(LABELS, 20, 1e-4, seed=0, max_draws=50)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"alpha": 0.0}, ConfigurationError, "alpha=0.0"),
-        ({"alpha": float("nan")}, ConfigurationError, "alpha=nan"),
-        ({"num_clients": 0}, ConfigurationError, "num_clients=0"),
-        ({"num_clients": 601}, DataError, "at most 600 clients"),
-        ({"min_samples": 200}, DataError, "at most 3 clients"),
-        ({"min_samples": -1}, ConfigurationError, "min_samples=-1"),
-        ({"max_draws": 0}, ConfigurationError, "max_draws=0"),
-        ({"labels": LABELS.float()}, DataError, "bin_targets"),
-        ({"labels": LABELS[:0]}, DataError, "one integer class per sample"),
-    ],
-)
-def test_dirichlet_refuses(arguments, error, message):
-    with pytest.raises(error, match=message):
-        partition.dirichlet(**({"labels": LABELS, "num_clients": 4, "alpha": 0.5, "seed": 0} | arguments))
+    assert same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=1, min_samples=50))
+    assert not same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=2, min_samples=50))
 
 
 @pytest.mark.parametrize(("num_clients", "classes"), [(10, 1), (7, 3), (20, 3), (2, 10), (5, 2)])
 def test_pathological_gives_every_client_its_number_of_classes(num_clients, classes):
     parts = partition.pathological(LABELS, num_clients, classes, seed=0)
-    _assert_partition(parts, len(LABELS))
+    assert_partition(parts, len(LABELS))
     held = [LABELS[part].unique().tolist() for part in parts]
     assert {len(labels) for labels in held} == {classes}
     holders = Counter(label for labels in held for label in labels)
@@ -237,18 +151,12 @@ def test_pathological_gives_every_client_its_number_of_classes(num_clients, clas
     for label, count in holders.items():
         sizes = [int((LABELS[part] == label).sum()) for part in parts]
         assert all(abs(size - 60 / count) < 1.0 for size in sizes if size)
-    assert _same(parts, partition.pathological(LABELS, num_clients, classes, seed=0))
+    assert same(parts, partition.pathological(LABELS, num_clients, classes, seed=0))
 
 
-def test_pathological_copes_with_an_unused_label_and_refuses():
+def test_pathological_copes_with_an_unused_label():
     parts = partition.pathological(torch.tensor([0, 0, 2, 2]), 2, 1, seed=0)
     assert sorted(part.tolist() for part in parts) == [[0, 1], [2, 3]]
-    with pytest.raises(ConfigurationError, match="classes_per_client=11: the data have 10 classes"):
-        partition.pathological(LABELS, 3, 11, 0)
-    with pytest.raises(ConfigurationError, match="cannot hold all 10 classes: raise classes_per_client to 4"):
-        partition.pathological(LABELS, 3, 2, 0)
-    with pytest.raises(DataError, match="class 1 has 1 samples for 3 clients"):
-        partition.pathological(torch.tensor([0, 0, 0, 1]), 3, 2, 0)
 
 
 def test_each_group_is_a_client_in_sorted_order():
@@ -264,11 +172,11 @@ GROUPS = [name for name, size in enumerate([40, 25, 25, 20, 10, 10, *[3] * 10, *
 @pytest.mark.parametrize("seed", range(4))
 def test_dealt_groups_stay_whole_and_meet_the_ratios(ratios, seed):
     parts = partition.by_group(GROUPS, 3, seed, ratios)
-    _assert_partition(parts, len(GROUPS))
+    assert_partition(parts, len(GROUPS))
     owners = [{GROUPS[i] for i in part.tolist()} for part in parts]
     assert sum(len(owner) for owner in owners) == len(set(GROUPS))
     assert [len(part) for part in parts] == partition.apportion(len(GROUPS), ratios or [1, 1, 1])
-    assert _same(parts, partition.by_group(GROUPS, 3, seed, ratios))
+    assert same(parts, partition.by_group(GROUPS, 3, seed, ratios))
 
 
 def test_seeds_deal_really_different_clients():
@@ -300,45 +208,26 @@ def test_no_client_is_left_without_a_group(groups, num_clients, seed, uneven):
         return
     ratios = [1000.0] + [1.0] * (num_clients - 1) if uneven else None
     parts = partition.by_group(groups, num_clients, seed, ratios)
-    _assert_partition(parts, len(groups))
+    assert_partition(parts, len(groups))
     assert min(len(part) for part in parts) >= 1
-
-
-def test_groups_refuse():
-    with pytest.raises(DataError, match="2 samples have no group, the first at position 1"):
-        partition.by_group(["a", None, float("nan")], None, 0)
-    with pytest.raises(DataError, match="no samples"):
-        partition.by_group([], None, 0)
-    with pytest.raises(DataError, match="4 clients but only 2 groups"):
-        partition.by_group(["a", "b", "a", "b"], 4, 0)
-    with pytest.raises(ConfigurationError, match="2 ratios for 3 clients"):
-        partition.by_group(["a", "b", "c"], 3, 0, [1, 2])
-    with pytest.raises(ConfigurationError, match="each group is a client"):
-        partition.by_group(["a", "b"], None, 0, [1, 2])
-    with pytest.raises(ConfigurationError, match="num_clients=0"):
-        partition.by_group(["a", "b"], 0, 0)
 
 
 def test_scaffolds_are_ring_systems_with_their_linkers():
     smiles = ["CCO", "Cc1ccccc1", "OC(=O)c1ccccc1", "c1ccccc1CCC1CC1", "C[C@H]1CCCC(=O)N1", ""]
     benzene = "c1ccccc1"
     assert partition.murcko_scaffolds(smiles) == ["", benzene, benzene, "c1ccc(CCC2CC2)cc1", "O=C1CCCCN1", ""]
-    with pytest.raises(DataError, match=r"smiles\[1\]='C\(' cannot be read"):
-        partition.murcko_scaffolds(["C", "C("])
 
 
 def test_scaffold_partition_keeps_scaffolds_together():
     rings = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1", "C1CCCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1"]
     smiles = [tail + ring for ring in rings for tail in ("C", "CC", "CCC")] + ["CCO", "CCC", "O"]
     parts = partition.scaffold(smiles, 3, seed=0)
-    _assert_partition(parts, 27)
+    assert_partition(parts, 27)
     assert [len(part) for part in parts] == [9, 9, 9]
     scaffolds = partition.murcko_scaffolds(smiles)
     assert sum(len({scaffolds[i] for i in part.tolist()}) for part in parts) == 9
     sizes = [len(part) for part in partition.scaffold(smiles, 3, seed=0, ratios=[7, 1, 1])]
     assert sizes == [21, 3, 3]
-    with pytest.raises(DataError, match="3 clients but only 2 scaffolds"):
-        partition.scaffold(["CC", "CCC", "C1CC1"], 3, 0)
 
 
 @given(st.integers(1, 60), st.tuples(st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1)), st.integers(0, 3))
@@ -363,17 +252,6 @@ def test_split_by_hand_and_seeded_per_client():
     assert sizes == {1: [1, 0, 0], 2: [2, 0, 0], 3: [1, 1, 1], 10: [8, 1, 1], 376: [301, 38, 37]}
     indices = torch.arange(50, 100)
     first = partition.split_indices(indices, [0.8, 0.1, 0.1], 0, 0)
-    assert _same(first.values(), partition.split_indices(indices.flip(0), [0.8, 0.1, 0.1], 0, 0).values())
-    assert not _same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 0, 1).values())
-    assert not _same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 1, 0).values())
-
-
-@pytest.mark.parametrize("fractions", [[0.8, 0.1], [0.8, 0.1, 0.2], [0.0, 0.5, 0.5], [1.2, -0.1, -0.1]])
-def test_split_refuses_fractions(fractions):
-    with pytest.raises(ConfigurationError, match="shares of train, val and test"):
-        partition.split_indices(torch.arange(10), fractions, 0, 0)
-
-
-def test_split_refuses_an_empty_client():
-    with pytest.raises(DataError, match="client 4 has no samples"):
-        partition.split_indices(torch.arange(0), [0.8, 0.1, 0.1], 0, 4)
+    assert same(first.values(), partition.split_indices(indices.flip(0), [0.8, 0.1, 0.1], 0, 0).values())
+    assert not same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 0, 1).values())
+    assert not same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 1, 0).values())

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import partition
 from lightning_fl.data.partition import OneClassShards
 
@@ -113,29 +112,3 @@ def test_test_data_follow_in_the_same_shares_of_classes():
         "scale": 3.0,
         "shard_size": 30,
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_clients": 0}, "num_clients=0"),
-        ({"num_clients": 11, "num_shards": 10}, "num_shards=10 for num_clients=11: give at least one shard per client"),
-        ({"scale": 0.0}, "scale=0.0: give a number above 0"),
-        ({"scale": float("inf")}, "scale=inf"),
-        ({"shard_size": 0}, "shard_size=0"),
-        ({"num_bins": 0}, "num_bins=0"),
-    ],
-)
-def test_arguments_are_checked_at_once(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        OneClassShards(**arguments)
-
-
-def test_refuses_too_few_samples():
-    few = TensorDataset(torch.arange(10).repeat(9))
-    with pytest.raises(DataError, match="100 shards of 1 samples of one class each, but the 90 samples make only 90"):
-        OneClassShards()(few, 0)
-    with pytest.raises(DataError, match="20 shards of 6 samples of one class each, but the 90 samples make only 10"):
-        OneClassShards(num_shards=20, shard_size=6)(few, 0)
-    with pytest.raises(DataError, match=r"test data: class \d has 9 samples for 1\d shards: take fewer shards"):
-        OneClassShards(shard_size=1).partition_splits({"train": TensorDataset(LABELS), "test": few}, 0)
