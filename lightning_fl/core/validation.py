@@ -29,6 +29,7 @@ __all__ = [
     "Fraction",
     "NonNegative",
     "Positive",
+    "Seed",
     "Size",
     "check_counts",
     "check_fields",
@@ -49,6 +50,7 @@ Size = Annotated[int, Interval(ge=0, le=_MAX_COUNT)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
+Seed = Annotated[int, Interval(ge=0, le=2**64 - 1)]
 
 
 def checked(function: F) -> F:

@@ -1,4 +1,4 @@
-"""A user's loader: found in a data module, checked, and made anew over a part of its data."""
+"""User loaders: find them in a data module, check them, and rebuild them over a part of their data."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -43,12 +43,12 @@ __all__ = [
     "sampled_dataset",
 ]
 
-#: One ``DataLoader``, or anything else that gives batches, in Lightning's own wrapping.
+#: One ``DataLoader``, or any other iterables of batches in Lightning's wrapper.
 Loader = DataLoader | CombinedLoader
 
 
 def is_loader(value: object) -> bool:
-    """Whether something gives batches of its own making, as opposed to samples (:func:`is_dataset`)."""
+    """Whether a value yields ready batches, as opposed to samples (:func:`is_dataset`)."""
     if isinstance(value, DataLoader | CombinedLoader) or _is_web_loader(value):
         return True
     sample = isinstance(value, torch.Tensor | Mapping | str | bytes) or is_graph(value)
@@ -56,10 +56,7 @@ def is_loader(value: object) -> bool:
 
 
 def is_dataset(value: object) -> bool:
-    """Whether something is a data set: torch's, or what has a length and samples by number, such as a list.
-
-    Of Hugging Face the ``Dataset`` is one by its length, the ``IterableDataset`` by its class.
-    """
+    """Whether a value is a data set: torch's, or an object with a length and samples by number, such as a list."""
     if isinstance(value, DataLoader | CombinedLoader | torch.Tensor | Mapping | str | bytes) or is_graph(value):
         return False
     if isinstance(value, Dataset):
@@ -68,13 +65,13 @@ def is_dataset(value: object) -> bool:
 
 
 def _is_web_loader(value: object) -> bool:
-    """Whether it is a ``WebLoader`` of webdataset: a pipeline, by its class a data set, that begins with a loader."""
+    """Whether it is a ``WebLoader`` of webdataset: a pipeline (an ``IterableDataset``) that starts with a loader."""
     pipeline = getattr(value, "pipeline", None) if isinstance(value, IterableDataset) else None
     return isinstance(pipeline, list) and bool(pipeline) and isinstance(pipeline[0], DataLoader)
 
 
 def holds_several(value: object) -> bool:
-    """Whether a list, tuple or mapping is one of loaders or data sets, not of samples."""
+    """Whether a list, tuple or mapping contains loaders or data sets, not samples."""
     parts = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
     return bool(parts) and all(
         isinstance(part, DataLoader | CombinedLoader | Dataset) or is_loader(part) or holds_several(part)
@@ -83,21 +80,21 @@ def holds_several(value: object) -> bool:
 
 
 def combined(loaders: Any, split: Split) -> CombinedLoader:
-    """Loaders as Lightning combines them: in training all at once, the short ones anew; else one after another."""
+    """Combine loaders as in Lightning: in training all at once, restarting short ones; else one after another."""
     return CombinedLoader(loaders, "max_size_cycle" if split == "train" else "sequential")
 
 
 def combined_size(loader: CombinedLoader, sizes: list[Any]) -> float:
-    """Batches or samples in one pass over combined loaders of these sizes: infinite where one ``None`` makes it so."""
+    """Batches or samples in one pass over combined loaders of these sizes; ``None`` is an unknown size."""
     known: list[Any] = [float("inf") if size is None else size for size in sizes]
     return _SUPPORTED_MODES[loader._mode]["fn"](known)
 
 
 def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
-    """The data module's own loader of a split; ``None`` where it has none. Call its ``setup`` before.
+    """The data module's loader of a split, or ``None``. Call its ``setup`` before.
 
     Raises:
-        ConfigurationError: if it returns something that gives no batches.
+        ConfigurationError: it returns something that yields no batches.
     """
     hook = f"{split}_dataloader"
     if not is_overridden(hook, datamodule):
@@ -106,15 +103,15 @@ def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
 
 
 def as_loader(given: Any, split: Split, source: str) -> Loader | None:
-    """What a data module returns for a split as Lightning reads it: any iterable gives batches, a list has several.
+    """Convert a data module's return value to a loader as Lightning does: a list has several loaders.
 
     Args:
         given: a loader, any iterable, or a list, tuple or dict of such; ``None`` or an empty one for no data.
-        split: of the loader.
-        source: for errors, such as "train_dataloader() returned".
+        split: split of the loader.
+        source: beginning of errors, such as "train_dataloader() returned".
 
     Raises:
-        ConfigurationError: something gives no batches, or can be iterated only once, or the mode is not for training.
+        ConfigurationError: a part yields no batches, can be iterated only once, or the mode does not support training.
     """
     if isinstance(given, DataLoader):
         return given
@@ -127,8 +124,8 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
         return None
     if split == "train" and loader._mode == "sequential":
         raise ConfigurationError(
-            f"{source} a CombinedLoader in the mode 'sequential', in which Lightning does not train: choose min_size,"
-            " max_size or max_size_cycle, or one DataLoader over a ConcatDataset."
+            f"{source} a CombinedLoader in mode 'sequential', which Lightning does not support in training: use"
+            " min_size, max_size or max_size_cycle, or one DataLoader over a ConcatDataset."
         )
     for part in loader.flattened:
         _check_iterable(part, source if part is given else f"{source} a {type(given).__name__} with")
@@ -139,22 +136,22 @@ def _check_iterable(loader: Any, source: str) -> None:
     iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
     if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
         raise ConfigurationError(
-            f"{source} a {type(loader).__name__}, which gives no batches: give a DataLoader or another iterable of"
-            " batches. A list, tuple or dict is one of loaders."
+            f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader or another iterable of"
+            " batches, or a list, tuple or dict of loaders."
         )
-    # What begins anew may be its own iterator; these of Python's own do not.
+    # A restartable object may be its own iterator; Python's built-in iterators cannot restart.
     if isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools"):
         raise ConfigurationError(
-            f"{source} a {type(loader).__name__}, which can be read only once: a client reads its data every round."
-            " Give an object whose __iter__ begins anew, such as a DataLoader over an IterableDataset."
+            f"{source} a {type(loader).__name__}, which can be read only once, but a client reads its data every round:"
+            " give an object with a restarting __iter__, such as a DataLoader over an IterableDataset."
         )
 
 
 def divisible_loader(datamodule: LightningDataModule, split: Split) -> DataLoader | None:
-    """The data module's one ``DataLoader`` of a split, whose samples can be divided among clients.
+    """The data module's single ``DataLoader`` of a split, with samples that can be divided among clients.
 
     Raises:
-        ConfigurationError: if it returns several loaders or something else.
+        ConfigurationError: it returns several loaders or something else.
     """
     loader = find_loader(datamodule, split)
     if isinstance(loader, CombinedLoader):
@@ -164,19 +161,19 @@ def divisible_loader(datamodule: LightningDataModule, split: Split) -> DataLoade
         raise ConfigurationError(
             f"{type(datamodule).__name__}.{split}_dataloader() returned a {type(given).__name__}"
             + (f" of {len(given)}" if isinstance(given, list | tuple | dict) else "")
-            + ", which cannot be divided among clients: return one DataLoader, over a ConcatDataset where there are"
-            " several data sets, or give each client its own data with Silos."
+            + ", which cannot be divided among clients: return one DataLoader (over a ConcatDataset for several data"
+            " sets), or give each client its own data with Silos."
         )
     return loader
 
 
 def is_shuffled(loader: DataLoader) -> bool:
-    """Whether the loader draws its samples in random order."""
+    """Whether the loader visits its samples in random order."""
     return isinstance(loader.sampler, RandomSampler | SubsetRandomSampler)
 
 
 def has_plain_batches(loader: DataLoader) -> bool:
-    """Whether batches are what torch's or PyG's default collation makes of samples, without worker processes."""
+    """Whether the loader uses torch's or PyG's default collation, without worker processes."""
     collate = loader.collate_fn
     plain_graphs = is_graph_collater(collate) and not collate.follow_batch and not collate.exclude_keys
     return (collate is default_collate or plain_graphs) and loader.num_workers == 0
@@ -188,31 +185,31 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     Args:
         loader: the loader of the whole data.
         split: its split, for errors.
-        replace_order: the order is chosen by other means, so a sampler of the user's own may be left out.
-        replace_batches: the batch size is chosen by other means, so a batch sampler may be left out.
+        replace_order: the user sets the order, so a custom sampler is ignored.
+        replace_batches: the user sets the batch size, so a custom batch sampler is ignored.
 
     Raises:
-        ConfigurationError: if the loader does something that its parts could not do: an iterable data set, a sampler
-            or batch sampler or loader class of the user's own.
-        DataError: if there are no samples.
+        ConfigurationError: the loader cannot be divided: it has an iterable data set, or a custom sampler, batch
+            sampler or loader class.
+        DataError: there are no samples.
     """
     where = f"the {split} loader"
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
-            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: give each client a data"
-            " module of its own, with Silos."
+            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: give each client its own"
+            " data module with Silos."
         )
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigurationError(
-            f"{where} is a {type(loader).__name__} with its own __iter__, which cannot be made anew for each client:"
+            f"{where} is a {type(loader).__name__} with its own __iter__, which cannot be rebuilt for each client:"
             " return a plain DataLoader, or use Silos."
         )
     if not replace_batches and (loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler):
         name = "batch_size" if split == "train" else "eval_batch_size"
         raise ConfigurationError(
-            f"{where} has a {type(loader.batch_sampler).__name__} of its own, which cannot be divided among clients:"
-            f" give {name} to replace it."
+            f"{where} has a custom {type(loader.batch_sampler).__name__}, which cannot be divided among clients: set"
+            f" {name} to replace it."
         )
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise DataError(f"{where} has no samples.")
@@ -223,15 +220,15 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
         type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     )
     if not plain and not replace_order:
-        mend = "give shuffle to replace it" if split == "train" else "use a Subset and no sampler"
+        remedy = "set shuffle to replace it" if split == "train" else "use a Subset without a sampler"
         raise ConfigurationError(
-            f"{where} has a {type(sampler).__name__} of its own, which cannot be divided among clients: {mend}."
+            f"{where} has a custom {type(sampler).__name__}, which cannot be divided among clients: {remedy}."
         )
     return dataset
 
 
 def collate(samples: list[Any]) -> Any:
-    """PyG's collation for samples that are or hold graphs, torch's for all others."""
+    """Collate samples that are or contain graphs as PyG does, others as torch does."""
     first = samples[0]
     parts = first.values() if isinstance(first, Mapping) else first if isinstance(first, tuple | list) else (first,)
     if any(is_graph(part) for part in parts):
@@ -250,9 +247,9 @@ def make_loader(
     collate_fn: Callable[[list[Any]], Any],
     pin_memory: bool = False,
 ) -> DataLoader:
-    """A loader over a data set, in whose own order a stream comes. Its generator is its own, for the engine to seed.
+    """A loader over a data set, with its own generator for the engine to seed; a stream is not shuffled.
 
-    ``drop_last`` never leaves out the only batch. ``pin_memory`` lets batches go to a GPU without a wait.
+    ``drop_last`` never leaves out the only batch. ``pin_memory`` allows asynchronous copies to a GPU.
     """
     length = None if isinstance(dataset, IterableDataset) else len(dataset)
     known = length if length is not None else sized_len(dataset)
@@ -268,10 +265,7 @@ def make_loader(
 
 
 def loader_like(loader: DataLoader, dataset: Dataset, *, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:
-    """A loader over other data with the collation, workers and memory settings of ``loader``.
-
-    Its generator is its own, for the engine to seed. ``drop_last`` never leaves out the only batch.
-    """
+    """Rebuild a loader over other data, with its collation, workers and memory settings; see :func:`make_loader`."""
     return DataLoader(
         dataset,
         batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""One data set, or the data of an ordinary ``LightningDataModule``, shared out among simulated clients."""
+"""Data module that partitions one data set, or an ordinary ``LightningDataModule``, among simulated clients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.seeding import run_seed, seed_default_generators
-from lightning_fl.core.validation import check_counts, check_numbers
-from lightning_fl.data.division import Division, DivisionSettings, divide_clients
+from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
+from lightning_fl.data.division import Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.loaders import (
     divisible_loader,
     has_plain_batches,
@@ -24,57 +24,56 @@ from lightning_fl.data.loaders import (
 )
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.data.partition.partitioner import sample_rows
-from lightning_fl.data.partition.sizes import check_fractions
+from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
 from lightning_fl.data.shared import pooled_indices, warn_of_missing_parts
 
 __all__ = ["Partitioned"]
 
 
 class Partitioned(FederatedDataModule):
-    """Clients made from one data set by a partitioner; each client's samples are then split inside the client.
+    """Clients made from one data set by a partitioner; each client's samples are then divided inside the client.
 
-    A data module's own validation and test data are shared out along with its training data; a split that it lacks is
-    cut from each client's training samples. Clients hold ``Subset`` objects of the shared data sets, so data are in
-    memory once. Where the data module's loader collates in its own way or has workers, clients get such a loader.
+    A data module's validation and test data are partitioned along with its training data; a missing split is cut from
+    each client's training samples. Clients hold ``Subset`` objects of the shared data sets, so data are in memory once.
+    If the data module's loader has a custom collation or workers, clients get such a loader.
 
     Args:
-        data: a data module, or a data set with a length (a list of samples will do).
-        partitioner: who gets which samples.
-        split: shares of train, val and test inside a client, with sum 1. Of these, a data module uses those it lacks
-            a loader for, in proportion.
+        data: a data module, or a data set with a length (such as a list of samples).
+        partitioner: divides the samples among clients.
+        split: shares of train, val and test inside a client, with sum 1. If a data module has some of the splits, the
+            shares of the others are used in proportion.
         split_seed: seed of the partition and of the splits; ``None`` for the run's seed.
-        division: by what a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at
-            random.
+        division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
         folds: K for K-fold cross-validation inside every client; see
             :class:`~lightning_fl.data.shared.SharedDataModule`.
-        fold: which fold, 0..K-1.
-        batch_size: samples in a local training step; ``None`` for the training loader's own, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's own, or four
-            times ``batch_size``.
-        shuffle: a fresh order every round; ``None`` for what the training loader does, or true for a data set.
-        drop_last: leave out a last training batch that is not full; ``None`` for what the training loader does, or
+        fold: the fold for testing, 0..K-1.
+        batch_size: samples in a local training step; ``None`` for the training loader's value, or 32 for a data set.
+        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's value, or four times
+            ``batch_size``.
+        shuffle: reshuffle every round; ``None`` for the training loader's setting, or true for a data set.
+        drop_last: leave out a last training batch that is not full; ``None`` for the training loader's setting, or
             false for a data set.
-        collate_fn: makes a batch of a list of samples, for a data set whose samples torch's and PyG's own collation
-            cannot put together.
+        collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
+            cannot handle.
 
     Raises:
-        ConfigurationError: if an argument is out of range, or the data module's loaders cannot be divided.
-        DataError: if the data are too few or cannot be partitioned, or a client has no training samples.
+        ConfigurationError: an argument is out of range, or the data module's loaders cannot be divided.
+        DataError: the data are too few or cannot be partitioned, or a client has no training samples.
     """
 
+    @checked
     def __init__(
         self,
         data: AnyDataModule | Dataset,
         partitioner: Partitioner,
         *,
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
+        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
+        split_seed: Seed | None = None,
         division: Division | None = None,
-        folds: int | None = None,
-        fold: int = 0,
-        batch_size: int | None = None,
-        eval_batch_size: int | None = None,
+        folds: Folds | None = None,
+        fold: Size = 0,
+        batch_size: Count | None = None,
+        eval_batch_size: Count | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -85,26 +84,18 @@ class Partitioned(FederatedDataModule):
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
-        check_numbers(self, split=split, at_least=0, at_most=1)
-        check_fractions(split)
-        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
         self._settings = DivisionSettings(division, tuple(split), folds, fold)
-        self._settings.check(self)
-        if partitioner.exact and not self._settings.is_default:
-            raise ConfigurationError(
-                f"{type(partitioner).__name__} gives every client's parts as they are: leave out division and folds."
-            )
+        self._settings.check_partitioner(partitioner)
         if isinstance(data, FederatedDataModule):
-            raise ConfigurationError(f"data is a {type(data).__name__}, which has clients already: use it as it is.")
+            raise ConfigurationError(f"data is a {type(data).__name__}, which already has clients: use it directly.")
         if collate_fn is not None and isinstance(data, AnyDataModule):
             raise ConfigurationError(
-                f"collate_fn is for a data set, and data is a {type(data).__name__}, whose loaders collate as they are"
-                " told: give it to those."
+                f"collate_fn is for a data set, but data is a {type(data).__name__}: give it to its loaders."
             )
         if isinstance(data, IterableDataset) or not (isinstance(data, AnyDataModule) or hasattr(data, "__len__")):
             raise ConfigurationError(
                 f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
-                " map-style data set or a LightningDataModule, or each client a data module of its own, with Silos."
+                " map-style data set or a LightningDataModule, or one data module per client with Silos."
             )
         self.data = data
         self.partitioner = partitioner
@@ -120,10 +111,10 @@ class Partitioned(FederatedDataModule):
             "shuffle": shuffle,
             "drop_last": drop_last,
         }
-        self._seed: int | None = None  # known once set up
+        self._seed: int | None = None  # set by setup
         self._names: list[str] | None = None
-        self._datasets: dict[Split, Dataset] = {}  # the splits that have a data set of their own
-        self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders whose settings clients keep
+        self._datasets: dict[Split, Dataset] = {}  # without the splits that are cut from the training data
+        self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders, for their settings
         self._indices: list[dict[Split, Tensor]] = []
         self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
         self._pooled = False
@@ -133,14 +124,14 @@ class Partitioned(FederatedDataModule):
                     setattr(self, hook, getattr(data, hook))
 
     def prepare_data(self) -> None:
-        """The data module's own."""
+        """Call the data module's ``prepare_data``."""
         if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data (the data module's ``setup`` for "fit" and, where it has test data, "test") and partition them.
+        """Open and partition the data; calls the data module's ``setup`` for "fit" and, if it has test data, "test".
 
-        All splits are partitioned at once whatever the stage, so that training and test samples never overlap. Further
+        All splits are partitioned at once for every stage, so that training and test samples never overlap. Further
         calls change nothing. A data module's own random splits are the same in every process.
         """
         if self._indices:
@@ -154,16 +145,12 @@ class Partitioned(FederatedDataModule):
             self.source = source
         parts = self.partitioner.partition_clients(self._datasets, self.split, seed)
         self._names = self.partitioner.names
-        if not self._settings.is_default and len(parts) == len(SPLITS):
-            raise ConfigurationError(
-                "every client has validation and test samples, nothing is left to be divided: leave out division, folds"
-                " and fold."
-            )
+        self._settings.check_parts(parts)
         for client, train in enumerate(parts["train"]):
             if len(train) == 0:
                 name = self._names[client] if self._names else client
                 raise DataError(
-                    f"client {name} has no training samples: take fewer clients, another partitioner or another"
+                    f"client {name} has no training samples: use fewer clients, another partitioner or another"
                     " split_seed."
                 )
         names = self._names or list(map(str, range(len(parts["train"]))))
@@ -172,11 +159,11 @@ class Partitioned(FederatedDataModule):
         self._indices, self._seed = indices, seed
 
     def _open(self, datamodule: LightningDataModule, seed: int) -> None:
-        """Take over the data sets and settings of the data module's loaders."""
+        """Read the data sets and settings of the data module's loaders."""
         given = self._given
         for split in SPLITS:
             if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
-                # One seed for both stages: a random split that is drawn in each must be the same in each.
+                # One seed for both stages, so that a random split drawn in each is the same.
                 with isolate_rng(include_cuda=False):
                     seed_default_generators(seed, "setup")
                     datamodule.setup("fit" if split == "train" else "test")
@@ -205,15 +192,15 @@ class Partitioned(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients N; where the data tell, after ``setup``."""
+        """Number of clients N; if it depends on the data, known after ``setup``."""
         if self._indices:
             return len(self._indices)
         if self.partitioner.num_clients is None:
-            raise DataError("the number of clients is not known yet, it depends on the data: call setup() first.")
+            raise DataError("the number of clients depends on the data: call setup() first.")
         return self.partitioner.num_clients
 
     def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
-        """The client's samples: a ``Subset`` of a shared data set, or the user's kind of loader over it."""
+        """The client's samples: a ``Subset`` of a shared data set, or a loader like the user's over it."""
         indices = self._samples(client, split)
         if len(indices) == 0:
             return None
@@ -235,33 +222,33 @@ class Partitioned(FederatedDataModule):
         return self._kept[client, split]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Of all splits: they are opened together."""
+        """Digests of all splits, which are opened together."""
         return self._digests(client)
 
     def pool_training(self, pooled: bool) -> None:
-        """Give the first client the training samples of all, in ascending order; or no longer."""
+        """Give the first client the training samples of all, in ascending order, or undo that."""
         self._pooled = pooled
         self._kept.pop((0, "train"), None)
 
     def _samples(self, client: int, split: Split) -> Tensor:
         """The ascending indices of a client's samples in the data set that holds the split."""
-        shares = self._set_up()
+        shares = self._shares
         if self._pooled and split == "train" and client == 0:
             return pooled_indices([of_client["train"] for of_client in shares])
         return shares[client][split]
 
     def see_trainer(self, trainer: Any) -> None:
-        """Make the trainer known to the data module that is divided."""
+        """Set the trainer here and in the data module that is divided."""
         super().see_trainer(trainer)
         if isinstance(self.data, AnyDataModule):
             self.data.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
-        """The data module that was divided, if it is one."""
+        """The data module that is divided, if there is one."""
         return self.data if isinstance(self.data, AnyDataModule) else self
 
     def client_names(self) -> list[str]:
-        """The names of the groups, where each group is a client."""
+        """The groups' names if each group is a client, else numbers."""
         return list(self._names or super().client_names())
 
     def client_sizes(self) -> Sequence[int] | None:
@@ -270,11 +257,11 @@ class Partitioned(FederatedDataModule):
 
     def num_samples(self, split: Split) -> list[int]:
         """Samples of every client in a split."""
-        return [len(self._samples(client, split)) for client in range(len(self._set_up()))]
+        return [len(self._samples(client, split)) for client in range(len(self._shares))]
 
     def describe(self) -> Mapping[str, Any]:
         """Source, partitioner, seed and sizes."""
-        sizes = {split: [len(of_client[split]) for of_client in self._set_up()] for split in SPLITS}
+        sizes = {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS}
         return {
             **super().describe(),
             "partitioner": self.partitioner.describe(),
@@ -284,15 +271,14 @@ class Partitioned(FederatedDataModule):
         }
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """The numbers of a client's samples in each split: of rows where the data have them, else of samples from 0."""
-        found: dict[Split, Sequence[int]] = {}
-        for split, indices in self._set_up()[client].items():
-            rows = sample_rows(self._datasets[self._source(split)])
-            found[split] = indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
-        return found
+        """Row numbers of a client's samples in each split, or sample numbers from 0 if the data have no rows."""
+        return {
+            split: row_numbers(self._datasets[self._source(split)], indices)
+            for split, indices in self._shares[client].items()
+        }
 
     def held_source(self) -> Mapping[str, Any]:
-        """What these numbers are of."""
+        """Source of these numbers."""
         rows = sample_rows(self._datasets["train"])
         return {
             "numbering": "samples from 0" if rows is None else "rows",
@@ -302,22 +288,23 @@ class Partitioned(FederatedDataModule):
         }
 
     def _source(self, split: Split) -> Split:
-        """The split whose data set a split's samples are of."""
+        """The split with the data set of a split's samples."""
         return split if split in self._datasets else "train"
 
     def teardown(self, stage: str | None = None) -> None:
-        """The data module's own."""
+        """Call the data module's ``teardown``."""
         if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)  # type: ignore[arg-type]
 
-    def _set_up(self) -> list[dict[Split, Tensor]]:
+    @property
+    def _shares(self) -> list[dict[Split, Tensor]]:
         if not self._indices:
             raise DataError("the data are not partitioned yet: call setup() first.")
         return self._indices
 
 
 def _subset(dataset: Any, indices: Tensor) -> Subset:
-    """A subset of the data set at the bottom, so that data which several splits share are one object."""
+    """A subset of the innermost data set, so that several splits share one object."""
     while type(dataset) is Subset:
         indices = torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
         dataset = dataset.dataset

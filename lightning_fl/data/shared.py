@@ -1,23 +1,24 @@
-"""One data set held in memory, shared out among clients by a partitioner and then divided inside every client."""
+"""Data module of one data set in memory, partitioned among clients and then divided inside every client."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt, Le
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator, run_seed
+from lightning_fl.core.validation import Fraction, Size, checked
 from lightning_fl.data.digest import data_digest
-from lightning_fl.data.division import ClientShares, Division, DivisionSettings, cut_splits, divide_clients
+from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, cut_splits, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.data.partition.partitioner import sample_rows
-from lightning_fl.data.partition.sizes import check_fractions
+from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
 from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
 
@@ -34,12 +35,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OpenedData:
-    """Data sets and where they come from.
+    """Data sets and their origin.
 
     Attributes:
         datasets: ``{"train": all}``, or training data and separate validation or test data, the training data first.
-        source: for :attr:`~lightning_fl.data.module.FederatedDataModule.source`.
-        record: what the run's record says of them: plain numbers, strings, lists and dicts.
+        source: see :attr:`~lightning_fl.data.module.FederatedDataModule.source`.
+        record: the run's record of them: plain numbers, strings, lists and dicts.
     """
 
     datasets: Mapping[Split, Dataset]
@@ -48,82 +49,68 @@ class OpenedData:
 
 
 class SharedDataModule(FederatedDataModule):
-    """Samples of one data set, shared out among clients and then divided inside each client.
+    """Samples of one data set, partitioned among clients and then divided inside each client.
 
-    ``prepare_data`` (once per machine) downloads where that is needed; ``setup`` (in every process, with the same
-    result in each) reads the data and shares them out. Data may come in separate parts for training and test (or
-    validation): the partitioner then shares out all parts together, so that a client's test samples follow its
-    training samples, and a split that has no part of its own is cut from the client's training samples.
+    ``prepare_data`` (once per machine) downloads if needed; ``setup`` (in every process, with the same result in each)
+    reads and partitions the data. If the data have separate parts for training and test (or validation), the
+    partitioner divides them together, so that a client's test samples match its training samples. A split without its
+    own part is cut from the client's training samples.
 
-    A subclass says in ``_open`` where the data come from. The engine gathers batches fastest from a plain
-    ``TensorDataset``; a subclass whose data sets are of another kind (because partitioners need their columns) gives
-    the tensors in ``_hold``.
+    A subclass opens the data in ``_open``. The engine gathers batches fastest from a plain ``TensorDataset``; a
+    subclass with other data sets (because partitioners need their columns) returns the tensors in ``_hold``.
 
     Args:
-        partitioner: who gets which samples; it may leave samples to nobody.
-        split: shares of every client's samples for training, validation and test; they sum to 1. Where the data have
-            parts of their own, the shares of the others are used in proportion.
+        partitioner: divides the samples among clients; it may leave samples unused.
+        split: shares of every client's samples for training, validation and test, with sum 1. If the data have separate
+            parts, the shares of the other splits are used in proportion.
         split_seed: seed of partition and division; ``None`` for the run's seed.
-        division: by what a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at
-            random.
+        division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
         folds: K for K-fold cross-validation inside every client: the shares of ``split`` then only say whether there
             is validation.
-        fold: which fold is tested on, 0..K-1; the next one is for validation. Where test samples are given, it is for
+        fold: the fold for testing, 0..K-1; the next one is for validation. If test samples are given, it is for
             validation.
-        stratified: the division inside a client keeps the proportions of its classes as nearly as integers allow
+        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow
             (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels, and a partitioner
             that leaves the division to this module.
-        train_shares: for every client the share in (0, 1] of its training samples that it keeps, at least one sample;
-            the others are used by nobody. Stratified if ``stratified``. ``None`` to keep all.
-        unlabelled: what becomes of a client none of whose training samples has a target (all are NaN): "refuse" it
-            with an error when training begins, or "leave_out" of the federation, which a warning says.
+        train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
+            stay unused. Stratified if ``stratified``. ``None`` to keep all.
+        unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
+            training begins, or "leave_out" such clients with a warning.
         **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if an argument is not allowed; from ``setup``, if ``train_shares``
-            does not fit the number of clients that the data tell, or the partitioner leaves nothing to stratify.
-        DataError: from ``prepare_data`` and ``setup``, if the data are missing or damaged, a client gets no sample, or
-            they are to be stratified and have no classes.
+        ConfigurationError: an argument is not allowed; in ``setup``, ``train_shares`` does not fit the number of
+            clients, or the partitioner leaves nothing to divide.
+        DataError: in ``prepare_data`` and ``setup``, the data are missing or damaged, a client gets no sample, or
+            there are no classes to stratify.
     """
 
-    #: What messages call a sample.
+    #: Name of a sample in messages.
     sample_noun: str = "sample"
 
+    @checked
     def __init__(
         self,
         *,
         partitioner: Partitioner,
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
         split_seed: int | None = None,
         division: Division | None = None,
-        folds: int | None = None,
-        fold: int = 0,
+        folds: Folds | None = None,
+        fold: Size = 0,
         stratified: bool = False,
-        train_shares: list[float] | None = None,
+        train_shares: list[Annotated[float, Gt(0), Le(1)]] | None = None,
         unlabelled: Literal["refuse", "leave_out"] = "refuse",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_fractions(split)
-        self._settings = DivisionSettings(division, split, folds, fold)
-        self._settings.check(self, stratified=stratified)
-        if partitioner.exact and not (self._settings.is_default and train_shares is None and not stratified):
-            raise ConfigurationError(
-                f"{type(partitioner).__name__} gives every client's parts as they are: leave out division, folds,"
-                " stratified and train_shares."
-            )
-
-        if unlabelled not in ("refuse", "leave_out"):
-            raise ConfigurationError(f"unlabelled={unlabelled!r}: give one of 'refuse', 'leave_out'.")
-        if train_shares is not None:
-            if not all(0 < share <= 1 for share in train_shares):
-                raise ConfigurationError(
-                    f"train_shares={train_shares}: give every client a share of its training samples above 0 and at"
-                    " most 1."
-                )
-            if partitioner.num_clients is not None:
-                _check_length(train_shares, partitioner.num_clients)
+        self._settings = DivisionSettings(division, split, folds, fold, stratified)
+        self._settings.check_partitioner(partitioner)
+        if partitioner.exact and train_shares is not None:
+            raise ConfigurationError(f"train_shares={train_shares}: leave it out with {type(partitioner).__name__}.")
+        if train_shares is not None and partitioner.num_clients is not None:
+            _check_length(train_shares, partitioner.num_clients)
         self.partitioner = partitioner
         self.split = split
         self.split_seed = split_seed
@@ -146,28 +133,27 @@ class SharedDataModule(FederatedDataModule):
         """Find and read the data."""
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """The data sets that the clients' ``Subset`` views refer to: the same samples in the same order.
+        """Convert the data sets to those behind the clients' ``Subset`` views; samples and order stay the same.
 
         Args:
-            datasets: what ``_open`` gave.
-            shares: for every client and split, the client's samples; a split without a data set of its own is part
-                of the training data (see :meth:`_part_of`).
+            datasets: the data sets from ``_open``.
+            shares: for every client and split, the client's samples in the data set of :meth:`_part_of`.
         """
         return datasets
 
-    #: Whether a client's samples of the same thing stay in one part.
+    #: Whether a client's samples of one identity stay in one part.
     _copies_together: bool = False
 
     def _identities(self) -> Sequence[str] | None:
-        """Which thing every training sample is of, where samples may be of the same one; ``None`` if not known."""
+        """Identity (such as the molecule) of every training sample; ``None`` if not known."""
         return None
 
     def prepare_data(self) -> None:
-        """Find or download the data (one process per machine)."""
+        """Find or download the data."""
         self._load(allow_download=True)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the data and share them out (every process; the same in each). Further calls change nothing."""
+        """Read and partition the data, with the same result in every process. Further calls change nothing."""
         if self._indices is not None:
             return
         opened = self._load(allow_download=False)
@@ -177,15 +163,10 @@ class SharedDataModule(FederatedDataModule):
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
-                f"stratified=True: {type(self.partitioner).__name__} divides every client's {self.sample_noun}s itself,"
-                " nothing is left to be divided by class. Leave stratified out."
+                f"stratified=True: {type(self.partitioner).__name__} already divides every client's"
+                f" {self.sample_noun}s. Leave stratified out."
             )
-        if not self._settings.is_default and len(parts) == len(SPLITS):
-            whose = "the data have" if len(datasets) == len(SPLITS) else f"{type(self.partitioner).__name__} gives"
-            raise ConfigurationError(
-                f"{whose} validation and test {self.sample_noun}s, nothing is left to be divided: leave out division,"
-                " folds and fold."
-            )
+        self._settings.check_parts(parts)
         num_clients = len(parts["train"])
         if self.train_shares is not None:
             _check_length(self.train_shares, num_clients)
@@ -196,7 +177,7 @@ class SharedDataModule(FederatedDataModule):
             if len(indices) == 0:
                 raise DataError(
                     f"client {name} of {num_clients} gets no {self.sample_noun} of the"
-                    f" {len(datasets['train'])}: take fewer clients or a more even partition."  # type: ignore[arg-type]
+                    f" {len(datasets['train'])}: use fewer clients or a more even partition."  # type: ignore[arg-type]
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
@@ -215,7 +196,7 @@ class SharedDataModule(FederatedDataModule):
                 shares[client]["train"] = self._keep(shares[client]["train"], labels, share, client)
         self._names = self.partitioner.names
         if self.unlabelled == "leave_out":
-            shares = self._labelled(shares, dataset_targets(datasets["train"]))
+            shares = self._leave_out_unlabelled(shares, dataset_targets(datasets["train"]))
         self._held = dict(self._hold(datasets, shares))
         self._indices = shares
 
@@ -226,7 +207,7 @@ class SharedDataModule(FederatedDataModule):
         return self._opened
 
     def _keep(self, train: Tensor, labels: Tensor | None, share: float, client: int) -> Tensor:
-        """The share of its training samples that a client keeps."""
+        """Draw the training samples that a client keeps."""
         size = max(1, round(share * len(train)))
         rng = generator(self._seed, "train_shares", client)
         if labels is None:
@@ -235,8 +216,8 @@ class SharedDataModule(FederatedDataModule):
             (chosen,) = stratified_parts(labels[train], [size], rng)
         return train[chosen]
 
-    def _labelled(self, shares: ClientShares, targets: Tensor) -> ClientShares:
-        """The shares of the clients that have a target in their training samples; the others are named."""
+    def _leave_out_unlabelled(self, shares: ClientShares, targets: Tensor) -> ClientShares:
+        """Leave out clients without a target in their training samples, with a warning."""
         if not targets.is_floating_point():
             return shares
         labelled = ~targets.reshape(len(targets), -1).isnan().all(1)
@@ -273,7 +254,7 @@ class SharedDataModule(FederatedDataModule):
     def _shares(self) -> ClientShares:
         if self._indices is None:
             raise DataError(
-                f"the {self.sample_noun}s are not shared out yet: call prepare_data() and setup('fit') first."
+                f"the {self.sample_noun}s are not partitioned yet: call prepare_data() and setup('fit') first."
             )
         return self._indices
 
@@ -285,12 +266,12 @@ class SharedDataModule(FederatedDataModule):
         return len(self._shares)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
-        """A view of the data set that all clients share; ``None`` where the client has nothing in this split."""
+        """A view of the data set that all clients share; ``None`` if the client has no sample in this split."""
         indices = self._samples(client, split)
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Of all splits: they are in memory."""
+        """Digests of all splits, which are in memory."""
         parts = {
             split: Subset(self._held[self._part_of(split)], self._samples(client, split))  # type: ignore[arg-type]
             for split in self._shares[client]
@@ -298,7 +279,7 @@ class SharedDataModule(FederatedDataModule):
         return {split: data_digest(part) for split, part in parts.items() if len(part)}
 
     def pool_training(self, pooled: bool) -> None:
-        """Give the first client the training samples of all, in ascending order; or no longer."""
+        """Give the first client the training samples of all, in ascending order, or undo that."""
         self._pooled = pooled
 
     def _samples(self, client: int, split: Split) -> Tensor:
@@ -308,15 +289,14 @@ class SharedDataModule(FederatedDataModule):
         return self._shares[client][split]
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """The numbers of a client's samples in each split: of rows where the data have them, else of samples from 0."""
-        found: dict[Split, Sequence[int]] = {}
-        for split, indices in self._shares[client].items():
-            rows = sample_rows(self._data.datasets[self._part_of(split)])
-            found[split] = indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
-        return found
+        """Row numbers of a client's samples in each split, or sample numbers from 0 if the data have no rows."""
+        return {
+            split: row_numbers(self._data.datasets[self._part_of(split)], indices)
+            for split, indices in self._shares[client].items()
+        }
 
     def held_source(self) -> Mapping[str, Any]:
-        """What these numbers are of."""
+        """Source of these numbers."""
         record = self._data.record
         rows = sample_rows(self._data.datasets["train"])
         named = {"file": record.get("file"), "sha256": record.get("sha256")}
@@ -328,7 +308,7 @@ class SharedDataModule(FederatedDataModule):
         }
 
     def client_names(self) -> list[str]:
-        """The groups' names where each group is a client."""
+        """The groups' names if each group is a client, else numbers."""
         return list(self._names or super().client_names())
 
     def client_sizes(self) -> Sequence[int]:
@@ -358,15 +338,15 @@ class SharedDataModule(FederatedDataModule):
 
 
 def pooled_indices(parts: Sequence[Tensor]) -> Tensor:
-    """The samples of all clients, each once, ascending: clients may share some."""
+    """The samples of all clients, ascending, each once: clients may share some."""
     return torch.cat(list(parts)).unique(sorted=True)
 
 
 def class_labels(dataset: Dataset) -> Tensor:
-    """The classes of a data set by which clients' samples are divided, integers, shape [n].
+    """The classes of a data set for a stratified division, integers, shape [n].
 
     Raises:
-        DataError: its targets cannot be found, or are not one integer per sample.
+        DataError: the targets cannot be found, or are not one integer per sample.
     """
     labels = dataset_targets(dataset)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -376,30 +356,30 @@ def class_labels(dataset: Dataset) -> Tensor:
 
 
 def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:
-    """Say, in one line, who has no validation or test samples where others have some: a client of one or two samples.
+    """Warn of clients without validation or test samples (those with one or two samples) if others have some.
 
     Args:
-        names: the clients'.
-        shares: for every client the samples in each split.
+        names: names of the clients.
+        shares: for every client, the samples in each split.
     """
-    words = []
+    missing = []
     for split in SPLITS:
         without = [name for name, of_client in zip(names, shares, strict=True) if not len(of_client[split])]
         if 0 < len(without) < len(names):
-            words.append(f"{len(without)} of {len(names)} clients have no {split} samples ({listed(without, 5)})")
-    if words:
-        rank_zero_warn(f"{', '.join(words)}: they train, and are not in the figures of that split.")
+            missing.append(f"{len(without)} of {len(names)} clients have no {split} samples ({listed(without, 5)})")
+    if missing:
+        rank_zero_warn(f"{', '.join(missing)}: they train, but do not count in the metrics of that split.")
 
 
 def _check_length(train_shares: list[float], num_clients: int) -> None:
     if len(train_shares) != num_clients:
         raise ConfigurationError(
-            f"train_shares has {len(train_shares)} entries for {num_clients} clients: give one for each client."
+            f"train_shares has {len(train_shares)} entries for {num_clients} clients: give one per client."
         )
 
 
 def _check_groups(parts: Mapping[Split, list[Tensor]], names: list[str]) -> None:
-    """Refuse clients that are groups of which the training data have nothing, or the other parts nothing of any."""
+    """Refuse groups as clients if the training data lack one, or another part lacks all."""
     for split, of_clients in parts.items():
         held = [len(indices) > 0 for indices in of_clients]
         unknown = [name for name, has, train in zip(names, held, parts["train"], strict=True) if has and not len(train)]
@@ -407,6 +387,6 @@ def _check_groups(parts: Mapping[Split, list[Tensor]], names: list[str]) -> None
             who = f"{len(unknown)} clients, such as {unknown[0]}, have" if unknown else "no client has"
             lack = " but none in the train part" if unknown else ""
             raise DataError(
-                f"{who} samples in the {split} part of the data{lack}: put the parts together (ImageData's"
-                " pooled: true), or take data whose groups are in every part (of LEAF's, those made with -t sample)."
+                f"{who} samples in the {split} part of the data{lack}: join the parts (pooled: true in ImageData), or"
+                " use data with every group in every part (LEAF data made with -t sample)."
             )

@@ -1,4 +1,4 @@
-"""Data that are separate already: for each client a data module, loaders, or data sets of its own."""
+"""Data module of separate clients, each with its own data module, loaders, or data sets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,13 +10,12 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.seeding import run_seed, seed_default_generators
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.loaders import (
-    Loader,
     as_loader,
     collate,
     combined,
@@ -35,25 +34,25 @@ from lightning_fl.data.shared import cut_splits
 
 __all__ = ["Silos", "are_silos", "is_splits"]
 
-#: What a client may bring, as far as a recipe can say it.
+#: Data of one client, as far as a recipe can express it.
 Silo = AnyDataModule | Dataset | DataLoader
 
 
 def is_splits(value: object) -> bool:
-    """Whether something is a dict of loaders or data sets by split, such as ``{"train": ..., "val": ...}``."""
+    """Whether a value is a dict of loaders or data sets by split, such as ``{"train": ..., "val": ...}``."""
     return isinstance(value, Mapping) and "train" in value and all(key in SPLIT_NAMES for key in value)
 
 
 def are_silos(data: Sequence[Any]) -> bool:
-    """Whether a list has an entry for each silo, rather than samples.
+    """Whether a list holds silos rather than samples.
 
     Raises:
-        ConfigurationError: it can be read as both.
+        ConfigurationError: both are possible.
     """
 
     def is_silo(part: Any) -> bool:
         given = isinstance(part, AnyDataModule | Dataset) or is_loader(part)
-        # Others that have samples by number, such as those of Hugging Face; not arrays, which may be samples.
+        # Others with samples by number, such as those of Hugging Face; not arrays, which may be samples.
         own = is_dataset(part) and not isinstance(part, list | tuple) and not hasattr(part, "ndim")
         return given or own or (is_splits(part) and all(_holds_data(value) for value in part.values()))
 
@@ -61,16 +60,15 @@ def are_silos(data: Sequence[Any]) -> bool:
     if any(found) and not all(found):
         kinds = sorted({type(part).__name__ for part in data})
         raise ConfigurationError(
-            f"data is a list of {', '.join(kinds)}: give one data module, loader or data set per silo, or samples"
-            " alone."
+            f"data is a list of {', '.join(kinds)}: give one data module, loader or data set per silo, or only samples."
         )
     if found and not found[0] and all(isinstance(part, list) for part in data):
         inner = [sample for part in data for sample in part]
         if inner and all(is_graph(sample) or isinstance(sample, tuple | dict) for sample in inner):
             return True
         raise ConfigurationError(
-            "data is a list of lists, which may be samples or one list of samples per silo: give samples as tuples, or"
-            " silos by their names, such as {'north': [...], 'south': [...]}."
+            "data is a list of lists, either samples or silos: give samples as tuples, or silos by name, such as"
+            " {'north': [...], 'south': [...]}."
         )
     return bool(found) and found[0]
 
@@ -80,58 +78,57 @@ def _holds_data(value: Any) -> bool:
 
 
 class Silos(FederatedDataModule):
-    """Clients with data of their own, each opened only in the process that hosts the client.
+    """Clients with separate data, each opened only in the process that hosts the client.
 
-    A client brings one of these:
+    A client's data are one of these:
 
-    - a data module: its ``prepare_data`` and ``setup`` are called when its data are first asked for, in the process
-      that asks, and its transfer hooks see the client's batches. Test data are opened only when they are asked for;
-    - a loader, that is a ``DataLoader`` or any other iterable of batches: training data alone;
-    - a data set with a length: cut into training, validation and test samples by ``split``; one without a length
-      (``IterableDataset``) gives training data alone. A list is a data set, of samples;
-    - a dict of the latter two by split, ``{"train": ..., "val": ..., "test": ...}`` ("validation" is "val", too); of
-      each split it may have a list or dict of several, which are combined as Lightning does.
-
-    A client without a loader for a split has no such data.
+    - a data module: ``prepare_data`` and ``setup`` are called when its data are first needed, in the hosting process,
+      and its transfer hooks see the client's batches. Test data are opened only when needed;
+    - a loader, that is a ``DataLoader`` or any other iterable of batches: training data only;
+    - a data set with a length: cut into training, validation and test samples by ``split``; without a length
+      (``IterableDataset``), training data only. A list is a data set of samples;
+    - a dict of the latter two by split, ``{"train": ..., "val": ..., "test": ...}`` (or "validation"). A split may be a
+      list or dict of several, combined as in Lightning.
 
     Args:
-        datamodules: what each client brings; a dict says the clients' names, too.
+        datamodules: data of each client; the keys of a dict are the clients' names.
         names: the clients' names; ``None`` for a dict's, or numbers.
-        batch_size: samples in a local training step; ``None`` for each loader's own, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for each loader's own, or four times ``batch_size``
+        batch_size: samples in a local training step; ``None`` for each loader's value, or 32 for a data set.
+        eval_batch_size: samples in an evaluation step; ``None`` for each loader's value, or four times ``batch_size``
             for a data set.
-        shuffle: a fresh order every round; ``None`` for what each training loader does, or true for a data set.
-        drop_last: leave out a last training batch that is not full; ``None`` for what each training loader does, or
+        shuffle: reshuffle every round; ``None`` for each training loader's setting, or true for a data set.
+        drop_last: leave out a last training batch that is not full; ``None`` for each training loader's setting, or
             false for a data set.
-        collate_fn: makes a batch of a list of samples, for data sets whose samples torch's and PyG's own collation
-            cannot put together.
-        split: shares of train, val and test of a data set that comes without splits, with sum 1.
-        split_seed: seed of this; ``None`` for the run's seed.
-        num_samples: what each client counts for in the averages, a list or name -> number; ``None`` for its number of
-            training samples. Data without a length are read once for it before the first round, an endless stream
-            (``trainer.local_steps``) as far as a turn goes.
+        collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
+            cannot handle.
+        split: shares of train, val and test of a data set without splits, with sum 1.
+        split_seed: seed of this division; ``None`` for the run's seed.
+        num_samples: weight of each client in the averages, a list or name -> number; ``None`` for its number of
+            training samples. Data without a length are read once before the first round to count them, an endless
+            stream (``trainer.local_steps``) for the length of a turn.
 
     Raises:
-        ConfigurationError: if there is no client, one's data are of no kind that it may bring or occur twice, or an
-            argument does not fit.
+        ConfigurationError: there is no client, a client's data are of the wrong kind or occur twice, or an argument
+            does not fit.
     """
 
-    #: Client i lives in process ``i % world_size``, whatever its size.
+    #: Client i belongs to process ``i % world_size``, whatever its size.
     pinned: bool = True
 
+    @checked
     def __init__(
         self,
         datamodules: list[Silo] | dict[str, Silo],
         names: list[str] | None = None,
         *,
-        batch_size: int | None = None,
-        eval_batch_size: int | None = None,
+        batch_size: Count | None = None,
+        eval_batch_size: Count | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        split: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
-        num_samples: list[int] | dict[str, int] | None = None,
+        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
+        split_seed: Seed | None = None,
+        num_samples: list[Count] | dict[str, Count] | None = None,
     ) -> None:
         super().__init__(
             batch_size=32 if batch_size is None else batch_size,
@@ -139,21 +136,19 @@ class Silos(FederatedDataModule):
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
-        check_numbers(self, split=split, at_least=0, at_most=1)
         check_fractions(split)
-        check_counts(self, split_seed=split_seed, at_least=0, at_most=2**64 - 1)
         if not isinstance(datamodules, Mapping | list | tuple):
             raise ConfigurationError(
                 f"datamodules is a {type(datamodules).__name__}: give a list with one data module, loader or data set"
-                " per client, or a dict of them by name. One data set is cut into clients by Partitioned."
+                " per client, or a dict of them by name. Use Partitioned to divide one data set among clients."
             )
         if isinstance(datamodules, Mapping):
             if names is not None:
-                raise ConfigurationError(f"names={names}: datamodules is a dict, which has the names already.")
+                raise ConfigurationError(f"names={names}: leave them out, datamodules is a dict with names.")
             if is_splits(datamodules):
                 raise ConfigurationError(
-                    f"datamodules is a dict of {', '.join(datamodules)}, which are splits: give the clients by name,"
-                    " such as {'north': {'train': ..., 'val': ...}, 'south': ...}."
+                    f"datamodules is a dict of the splits {', '.join(datamodules)}: give clients by name, such as"
+                    " {'north': {'train': ..., 'val': ...}, 'south': ...}."
                 )
             names = [str(name) for name in datamodules]
             datamodules = list(datamodules.values())
@@ -161,11 +156,11 @@ class Silos(FederatedDataModule):
             raise ConfigurationError("datamodules=[]: give one data module, loader or data set per client.")
         if len({id(datamodule) for datamodule in datamodules}) < len(datamodules):
             raise ConfigurationError(
-                "datamodules has one object twice: make a data module, loader or data set for each client."
+                "datamodules has an object twice: make a separate data module, loader or data set for each client."
             )
         if names is not None and (len(names) != len(datamodules) or len(set(names)) < len(names)):
             raise ConfigurationError(
-                f"names={names} for {len(datamodules)} clients: give one name for each, all different."
+                f"names={names} for {len(datamodules)} clients: give one different name per client."
             )
         self.datamodules: list[Any] = list(datamodules)
         self.names = names
@@ -173,12 +168,11 @@ class Silos(FederatedDataModule):
             _check_silo(name, silo)
         if collate_fn is not None and not any(map(_has_dataset, datamodules)):
             raise ConfigurationError(
-                "collate_fn is for data sets, and every client brings a data module or loaders, which collate as they"
-                " are told: give it to those."
+                "collate_fn is for data sets, but every client has a data module or loaders: give it to those."
             )
         self.split = tuple(split)
         self.split_seed = split_seed
-        self._samples = self._check_samples(num_samples)
+        self._samples = self._samples_of_clients(num_samples)
         self._collate = collate_fn
         self._given: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last}
         self._batch_sizes: dict[str, int | None] = {
@@ -186,45 +180,43 @@ class Silos(FederatedDataModule):
             "val": eval_batch_size or batch_size,
             "test": eval_batch_size or batch_size,
         }
-        self._told_cut = False
+        self._has_logged_cut = False
         self._stages: set[tuple[int, str]] = set()
         self._loaders: dict[tuple[int, Split], Any] = {}
         self._parts: dict[int, Mapping[Split, Any]] = {}
 
-    def _check_samples(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
+    def _samples_of_clients(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
+        """``num_samples`` in the order of the clients."""
         if given is None:
             return None
-        check_counts(self, num_samples=given)
         names = self.client_names()
         fits = sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)
-        samples: list[Any] = [given[name] for name in names] if fits and isinstance(given, Mapping) else list(given)
-        if not fits or not all(isinstance(number, int) and number > 0 for number in samples):
+        if not fits:
             raise ConfigurationError(
-                f"num_samples={given}: give a whole number above 0 for each of the {len(names)} clients"
-                f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})."
+                f"num_samples={given}: must have one number for each of the {len(names)} clients ({listed(names, 3)})."
             )
-        return samples
+        return [given[name] for name in names] if isinstance(given, Mapping) else list(given)
 
     @property
     def num_clients(self) -> int:
-        """One for each that brings data."""
+        """Number of clients N."""
         return len(self.datamodules)
 
     def client_names(self) -> list[str]:
-        """The names given, else numbers."""
+        """The given names, else numbers."""
         return list(self.names or super().client_names())
 
     def given_samples(self, client: int) -> int | None:
-        """The number that was given for the client."""
+        """The client's entry in ``num_samples``."""
         return None if self._samples is None else self._samples[client]
 
     def transfer_hooks(self, client: int) -> LightningDataModule:
-        """The client's own data module, if it brings one."""
+        """The client's own data module, if it has one."""
         silo = self.datamodules[client]
         return silo if isinstance(silo, AnyDataModule) else self
 
     def open(self, client: int, stage: str = "fit") -> LightningDataModule:
-        """The client's data module, made ready: ``prepare_data`` and ``setup(stage)``, each called once.
+        """The client's data module after ``prepare_data`` and ``setup(stage)``, each called once.
 
         Random splits that a data module draws in ``setup`` depend on the run's seed and the client only, and are the
         same for every stage.
@@ -241,21 +233,21 @@ class Silos(FederatedDataModule):
         return datamodule
 
     def see_trainer(self, trainer: Any) -> None:
-        """Make the trainer known to every silo's data module."""
+        """Set the trainer here and in every client's data module."""
         super().see_trainer(trainer)
         for silo in self.datamodules:
             if isinstance(silo, AnyDataModule):
                 silo.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
-        """The client's own, made ready, where it has one; without a client the first as it is."""
+        """The client's own data module, opened, if it has one; without a client the first one, unopened."""
         silo = self.datamodules[client or 0]
         if not isinstance(silo, AnyDataModule):
             return self
         return silo if client is None else self.open(client, stage)
 
     def _call(self, client: int, hook: str, *arguments: Any) -> None:
-        """A hook of a client's data module, whose errors name the client."""
+        """Call a hook of a client's data module; errors name the client."""
         datamodule = self.datamodules[client]
         try:
             getattr(datamodule, hook)(*arguments)
@@ -264,7 +256,7 @@ class Silos(FederatedDataModule):
             raise
 
     def client_data(self, client: int, split: Split) -> Any:
-        """The client's own loader or data set, made once and kept."""
+        """The client's own loader or data set, made once."""
         key = (client, split)
         if key not in self._loaders:
             silo = self.datamodules[client]
@@ -272,19 +264,19 @@ class Silos(FederatedDataModule):
                 self._loaders[key] = self._held(client, split)
             elif is_overridden(f"{split}_dataloader", silo):
                 datamodule = self.open(client, "test" if split == "test" else "fit")
-                self._loaders[key] = self._settle(find_loader(datamodule, split), client, split)
+                self._loaders[key] = self._with_settings(find_loader(datamodule, split), client, split)
             else:
                 self._loaders[key] = None
         return self._loaders[key]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Of all splits, unless a data module would have to open them."""
+        """Digests of all splits, unless a data module would have to open them."""
         if isinstance(self.datamodules[client], AnyDataModule):
             return super().data_digests(client, stage)
         return self._digests(client)
 
     def _held(self, client: int, split: Split) -> Any:
-        """What a client without a data module has in a split."""
+        """The data of a client without a data module in a split."""
         if client not in self._parts:
             silo = self.datamodules[client]
             by_name = silo if is_splits(silo) else self._cut(client, silo)
@@ -296,27 +288,27 @@ class Silos(FederatedDataModule):
         source = f"{name}: the {split} data are"
         if holds_several(data):
             made = _map_parts(data, lambda part: self._collated(part, split) if is_dataset(part) else part)
-            return self._settle(combined(made, split), client, split)
-        return self._settle(as_loader(data, split, source), client, split)
+            return self._with_settings(combined(made, split), client, split)
+        return self._with_settings(as_loader(data, split, source), client, split)
 
     def _cut(self, client: int, silo: Any) -> dict[str, Any]:
-        """The splits of a client that brings one loader or data set."""
+        """The splits of a client with one loader or data set."""
         if is_loader(silo) or isinstance(silo, IterableDataset) or len(silo) == 0:
             return {"train": silo}
         seed = run_seed() if self.split_seed is None else self.split_seed
         parts = cut_splits(torch.arange(len(silo)), self.split, seed, client)
-        if not self._told_cut:  # of the first client that is opened, for all
-            self._told_cut = True
+        if not self._has_logged_cut:  # once, for all clients
+            self._has_logged_cut = True
             counts = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
             rank_zero_info(
-                f"{self.client_names()[client]}: its {len(silo)} samples are cut at random into {counts}, and so are"
-                " other data sets without splits. Silos(split=...) cuts otherwise; a dict such as {'train': ...,"
-                " 'test': ...} brings splits."
+                f"{self.client_names()[client]}: {len(silo)} samples are divided at random into {counts}, and other"
+                " data sets without splits alike. Set other shares by Silos(split=...), or give splits as a dict such"
+                f" as {'train': ..., 'test': ...}."
             )
         return {split: Subset(silo, part.tolist()) for split, part in parts.items() if len(part)}
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
-        """A loader over a data set, with the collation that was given."""
+        """A loader over a data set, with ``collate_fn``."""
         training = split == "train"
         return make_loader(
             dataset,
@@ -326,27 +318,21 @@ class Silos(FederatedDataModule):
             collate_fn=self._collate or collate,
         )
 
-    def _settle(self, loader: Loader | None, client: int, split: Split) -> Loader | None:
-        """The loader with the batch size and order that were given; the loader itself where nothing was."""
+    def _with_settings(self, loader: Any, client: int, split: Split) -> Any:
+        """The loader with the user's batch size and order; the loader itself if nothing is set."""
         training = split == "train"
         batch_size = self._batch_sizes[split]
         shuffle, drop_last = (self._given["shuffle"], self._given["drop_last"]) if training else (None, None)
         if loader is None or (batch_size is None and shuffle is None and drop_last is None):
             return loader
         if isinstance(loader, CombinedLoader):
-            parts = _map_parts(loader.iterables, lambda part: self._settle_part(part, client, split))
+            parts = _map_parts(loader.iterables, lambda part: self._with_settings(part, client, split))
             return CombinedLoader(parts, loader._mode)
-        return self._settle_part(loader, client, split)
-
-    def _settle_part(self, loader: Any, client: int, split: Split) -> DataLoader:
-        training = split == "train"
-        batch_size = self._batch_sizes[split]
-        shuffle, drop_last = (self._given["shuffle"], self._given["drop_last"]) if training else (None, None)
         dataset = loader.dataset if isinstance(loader, DataLoader) else loader
         if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
             raise ConfigurationError(
                 f"{self.client_names()[client]}: the {split} loader {'reads' if dataset is not loader else 'is'} a"
-                f" {type(dataset).__name__}, which makes its batches itself: leave out batch_size, eval_batch_size,"
+                f" {type(dataset).__name__}, which makes its own batches: leave out batch_size, eval_batch_size,"
                 " shuffle and drop_last."
             )
         try:
@@ -364,17 +350,17 @@ class Silos(FederatedDataModule):
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """Source and the clients' names; nothing is opened."""
+        """Source and the clients' names, without opening any data."""
         return {**super().describe(), "clients": self.client_names()}
 
     def teardown(self, stage: str | None = None) -> None:
-        """Of every data module that was opened."""
+        """Call ``teardown`` of every opened data module."""
         for client in sorted({client for client, _ in self._stages}):
             self.datamodules[client].teardown(stage)
 
 
 def _map_parts(parts: Any, change: Callable[[Any], Any]) -> Any:
-    """The same list, tuple or dict of others, or the one part there is."""
+    """Apply ``change`` to every part of nested lists, tuples and dicts."""
     if isinstance(parts, Mapping):
         return {name: _map_parts(part, change) for name, part in parts.items()}
     if isinstance(parts, list | tuple):
@@ -383,7 +369,7 @@ def _map_parts(parts: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _has_dataset(silo: Any) -> bool:
-    """Whether a client brings a data set that has to be put into batches."""
+    """Whether a client has a data set to be batched."""
     if isinstance(silo, AnyDataModule):
         return False
     if isinstance(silo, Mapping):
@@ -394,10 +380,10 @@ def _has_dataset(silo: Any) -> bool:
 
 
 def _check_silo(name: str, silo: Any) -> None:
-    """Refuse what cannot be one client's data."""
+    """Refuse anything that cannot be one client's data."""
     if isinstance(silo, FederatedDataModule):
         raise ConfigurationError(
-            f"{type(silo).__name__} has clients of its own: give ordinary data modules, one per client."
+            f"{name}: {type(silo).__name__} has clients itself: give ordinary data modules, one per client."
         )
     if isinstance(silo, AnyDataModule):
         return
@@ -405,21 +391,22 @@ def _check_silo(name: str, silo: Any) -> None:
     if isinstance(silo, Mapping):
         if not is_splits(silo):
             raise ConfigurationError(
-                f"{name}: the data are a dict of {', '.join(map(str, silo)) or 'nothing'}: give it by split{by_split}."
+                f"{name}: the data are a dict of {', '.join(map(str, silo)) or 'nothing'}: give a dict by"
+                f" split{by_split}."
             )
         for split, data in silo.items():
             _check_data(f"{name}: the {split} data are", data)
     elif holds_several(silo):
         raise ConfigurationError(
-            f"{name}: the data are a {type(silo).__name__} of {len(silo)} loaders or data sets: say what each is for by"
-            f" a dict{by_split}; several of one split go into a list there."
+            f"{name}: the data are a {type(silo).__name__} of {len(silo)} loaders or data sets: give a dict{by_split};"
+            " a split may have a list of several."
         )
     else:
         _check_data(f"{name}: the data are", silo)
 
 
 def _check_data(source: str, data: Any) -> None:
-    """Refuse what is neither a loader, nor a data set, nor several of these."""
+    """Refuse anything but a loader, a data set, or several of these."""
     if data is None or holds_several(data) or is_dataset(data):
         return
     if not is_loader(data):

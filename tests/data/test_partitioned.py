@@ -370,13 +370,13 @@ def test_refuses_data_and_arguments():
         Partitioned(Stream(), IID(num_clients=2))
     with pytest.raises(ConfigurationError, match="Partitioned, which has clients already"):
         Partitioned(Partitioned(DATA, IID(num_clients=2)), IID(num_clients=2))
-    with pytest.raises(ConfigurationError, match="shares of train, val and test"):
+    with pytest.raises(ConfigurationError, match="split="):
         Partitioned(DATA, IID(num_clients=2), split=(0.8, 0.1, 0.2))
     with pytest.raises(ConfigurationError, match="batch_size=0"):
         Partitioned(DATA, IID(num_clients=2), batch_size=0)
     with pytest.raises(DataError, match=r"not partitioned yet: call setup\(\)"):
         Partitioned(DATA, IID(num_clients=2)).client_data(0, "train")
-    with pytest.raises(DataError, match="train data: 101 clients share 100 samples"):
+    with pytest.raises(DataError, match="train data: 100 samples for 101 clients"):
         _ready(DATA, IID(num_clients=101))
     assert Partitioned(DATA, IID(num_clients=2)).client_sizes() is None
 

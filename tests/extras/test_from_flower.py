@@ -65,16 +65,16 @@ def test_a_seed_of_one_s_own_stays() -> None:
 
 
 def test_faults() -> None:
-    with pytest.raises(ConfigurationError, match=r"FromFlower.partitioner='Dirichlet': there are .*IidPartitioner"):
+    with pytest.raises(ConfigurationError, match=r"FromFlower.partitioner='Dirichlet'.*IidPartitioner"):
         FromFlower(partitioner="Dirichlet")
-    with pytest.raises(ConfigurationError, match=r"FromFlower.arguments: IidPartitioner refuses them: .*'alpha'"):
+    with pytest.raises(ConfigurationError, match=r"FromFlower.arguments .*IidPartitioner: .*'alpha'"):
         FromFlower(partitioner="IidPartitioner", arguments={"num_partitions": 2, "alpha": 1})
     partitioner = FromFlower(partitioner="NaturalIdPartitioner", arguments={"partition_by": "city"})
     with pytest.raises(DataError, match="'city' of every sample: FromFlower needs one"):
         partitioner(data(), 0)
     both = {"train": data(), "test": data(50)}
-    with pytest.raises(DataError, match=r"shares out one data set, these come in the parts train, test: put them"):
+    with pytest.raises(DataError, match="FromFlower .* train, test"):
         partitioner.partition_splits(both, 0)
     few = {"num_partitions": 4, "partition_by": "label", "num_classes_per_partition": 9}
-    with pytest.raises(DataError, match=r"PathologicalPartitioner of flwr-datasets refuses the data: "):
+    with pytest.raises(DataError, match="PathologicalPartitioner of flwr-datasets"):
         FromFlower(partitioner="PathologicalPartitioner", arguments=few)(data(), 0)

@@ -1,11 +1,11 @@
-"""How one client's samples are divided into training, validation and test samples.
+"""Division of one client's samples into training, validation and test samples.
 
-What is drawn for a client follows from the seed and the client alone, so that no division depends on who else takes
-part. ``data.division`` takes one of these classes; ``data.folds`` and ``data.fold`` choose parts of cross-validation.
+Random draws for a client depend on the seed and the client only, so that no division depends on the other clients.
+``data.division`` is one of these classes; ``data.folds`` and ``data.fold`` choose parts of cross-validation.
 """
 
 from lightning_fl.data.division.clients import ClientShares, DivisionSettings, divide_clients
-from lightning_fl.data.division.division import Cut, Division
+from lightning_fl.data.division.division import Cut, Division, Folds
 from lightning_fl.data.division.given import ColumnDivision, ListDivision
 from lightning_fl.data.division.grouped import GroupDivision, ScaffoldDivision
 from lightning_fl.data.division.hashed import HashDivision
@@ -18,6 +18,7 @@ __all__ = [
     "Cut",
     "Division",
     "DivisionSettings",
+    "Folds",
     "GroupDivision",
     "HashDivision",
     "ListDivision",

@@ -1,6 +1,6 @@
-"""All clients' divisions, each for itself."""
+"""Divisions of all clients, each independent of the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import check_counts
 from lightning_fl.data.division.division import Cut, Division, check_folds
 from lightning_fl.data.division.parts import group_numbers
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.sizes import remaining_fractions, split_clients
+from lightning_fl.data.partition.partitioner import Partitioner
+from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions, split_clients
 
 __all__ = ["ClientShares", "DivisionSettings", "divide_clients"]
 
@@ -23,51 +23,58 @@ ClientShares = list[dict[Split, Tensor]]
 
 @dataclass(frozen=True)
 class DivisionSettings:
-    """How clients' samples are divided.
+    """Settings for dividing clients' samples.
 
     Attributes:
-        division: by what; ``None`` for at random.
+        division: method; ``None`` for at random.
         fractions: shares of train, val and test.
         folds: K of K-fold cross-validation, or ``None``.
-        fold: which of the folds.
+        fold: the fold for testing, 0..K-1.
+        stratified: whether classes keep their proportions.
     """
 
     division: Division | None
     fractions: Sequence[float]
     folds: int | None = None
     fold: int = 0
+    stratified: bool = False
 
-    def check(self, owner: object, *, stratified: bool = False) -> None:
-        """Refuse settings that do not go together.
-
-        Args:
-            owner: whose options they are.
-            stratified: whether classes are to keep their proportions.
-        """
-        check_counts(owner, at_least=2, folds=self.folds)
-        check_counts(owner, at_least=0, fold=self.fold)
+    def __post_init__(self) -> None:
+        check_fractions(self.fractions)
         check_folds(self.folds, self.fold, self.fractions)
         name = type(self.division).__name__
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
             raise ConfigurationError(
-                f"folds={self.folds} with {name}: its parts follow one order, of which there are no folds. Leave folds"
-                " out, or take another division."
+                f"folds={self.folds} with {name}: its parts follow one order, which has no folds. Leave folds out, or"
+                " use another division."
             )
-        if stratified and self.division is not None and not isinstance(self.division, RandomDivision):
+        if self.stratified and self.division is not None and not isinstance(self.division, RandomDivision):
+            raise ConfigurationError(f"stratified=True with {name}: needs a random division. Leave one of them out.")
+
+    def check_partitioner(self, partitioner: Partitioner) -> None:
+        """Refuse settings next to a partitioner that already fixes every client's splits."""
+        if partitioner.exact and not (self.is_default and not self.stratified):
             raise ConfigurationError(
-                f"stratified=True with {name}: classes keep their proportions in a division at random only. Leave one"
-                " of them out."
+                f"{type(partitioner).__name__} fixes every client's splits: leave out division, folds and stratified."
+            )
+
+    def check_parts(self, parts: Collection[Split]) -> None:
+        """Refuse settings if all splits already have their samples."""
+        if not self.is_default and len(parts) == len(SPLITS):
+            raise ConfigurationError(
+                "validation and test samples are given by the data or the partitioner: leave out division, folds and"
+                " fold."
             )
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing but the shares is set."""
+        """Whether only the shares are set."""
         return self.division is None and self.folds is None
 
     def describe(self) -> dict[str, object]:
-        """What is set besides the shares, for the run's record."""
-        told: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}
-        return told if self.folds is None else told | {"folds": self.folds, "fold": self.fold}
+        """Settings other than the shares, for the run's record."""
+        record: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}
+        return record if self.folds is None else record | {"folds": self.folds, "fold": self.fold}
 
 
 def divide_clients(
@@ -86,15 +93,15 @@ def divide_clients(
     Args:
         datasets: the data sets, the training data under "train".
         parts: split -> every client's ascending indices; at least "train".
-        settings: how they are divided.
+        settings: settings of the division.
         seed: seed of the partition.
-        names: of the clients.
-        labels: classes of all training data, to keep their proportions; ``None`` for a division without them.
-        identities: which thing every training sample is of; ``None`` if that is not known.
-        together: keep a client's samples of one thing in one part.
+        names: names of the clients.
+        labels: classes of all training data, to keep their proportions; ``None`` to ignore classes.
+        identities: identity (molecule) of every training sample; ``None`` if it is not known.
+        together: keep a client's samples of one identity in one part.
 
     Returns:
-        For every client ascending indices under "train", "val" and "test".
+        For every client, ascending indices under "train", "val" and "test".
     """
     division = settings.division or RandomDivision()
     fractions = remaining_fractions(settings.fractions, list(parts))
@@ -133,12 +140,12 @@ def divide_clients(
 
 
 def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, division: Division) -> None:
-    """Refuse parts that divide copies, which were asked to be kept together."""
+    """Refuse parts that separate copies although they are to be kept together."""
     seen = [copies[part].unique() for part in parts.values()]
     molecules, counts = torch.cat(seen).unique(return_counts=True)
     if divided := int((counts > 1).sum()):
         raise DataError(
             f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
-            " into more than one part, and duplicates='together' keeps them in one: correct the file, merge the copies,"
-            " or take duplicates: report."
+            " into more than one part, against duplicates='together': correct the file, merge the copies, or use"
+            " duplicates: report."
         )

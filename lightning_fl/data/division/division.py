@@ -1,11 +1,12 @@
-"""What a division is: it divides the samples of one client into training, validation and test samples."""
+"""Base class of divisions of one client's samples into training, validation and test samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -14,25 +15,28 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import read_column, sample_rows
 
-__all__ = ["Cut", "Division", "check_folds", "read_texts"]
+__all__ = ["Cut", "Division", "Folds", "check_folds", "check_train", "read_texts"]
+
+#: K of K-fold cross-validation.
+Folds = Annotated[int, Ge(2)]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What is to be divided, and into what: of one client alone, so that no client's division depends on another.
+    """Task of dividing one client's samples.
 
     Attributes:
         size: samples of the client, n >= 1, in the order of the data set.
         fractions: shares of train, val and test, with sum 1; 0 for a split that is not cut here.
-        own: splits that have samples of their own, "train" among them: the others are cut.
-        seed: of the partition.
+        own: splits with samples of their own, including "train"; the others are cut.
+        seed: seed of the partition.
         client: number of the client.
-        name: the client's name: what is drawn by it stays the same whoever else takes part.
-        labels: classes, integers [n], whose proportions are kept; ``None`` if they do not matter.
-        copies: samples with the same number are the same thing (molecule) and are to stay in one part, int64 [n];
-            ``None`` if that does not matter.
+        name: name of the client; draws by name do not depend on the other clients.
+        labels: classes with proportions to keep, integers [n]; ``None`` to ignore classes.
+        copies: samples with equal numbers are the same molecule and stay in one part, int64 [n]; ``None`` to ignore
+            copies.
         folds: K for the parts of K-fold cross-validation; ``None`` for parts by ``fractions``.
-        fold: which of them, 0..K-1.
+        fold: the fold for testing, 0..K-1.
     """
 
     size: int
@@ -58,15 +62,14 @@ class Cut:
     def by_folds(self, folds: Tensor) -> dict[Split, Tensor]:
         """The parts, from the fold of every sample [n].
 
-        Fold ``fold`` is tested on and the next one (after the last the first) is for validation, unless validation
-        has no share. Where the test samples are given already, fold ``fold`` is for validation.
+        Fold ``fold`` is for testing and the next one (cyclically) for validation, unless validation has no share. If
+        the test samples are given, fold ``fold`` is for validation.
         """
-        assert self.folds is not None
         held_out: dict[Split, int] = {}
         if self.is_cut["test"]:
             held_out["test"] = self.fold
             if self.is_cut["val"] and self.fractions[1] > 0:
-                held_out["val"] = (self.fold + 1) % self.folds
+                held_out["val"] = (self.fold + 1) % (self.folds or 1)
         elif self.is_cut["val"]:
             held_out["val"] = self.fold
         parts = {split: (folds == number).nonzero()[:, 0] for split, number in held_out.items()}
@@ -81,20 +84,20 @@ class Cut:
 class Division(ABC):
     """Divides one client's samples into training, validation and test samples.
 
-    A division of one's own needs :meth:`divide` only, and :meth:`read` where it goes by something that the data set
-    knows of its samples.
+    A custom division needs only :meth:`divide`, and :meth:`read` if it depends on something that the data set knows
+    about its samples.
     """
 
-    #: Whether the parts may be those of cross-validation.
+    #: Whether it supports cross-validation.
     takes_folds: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[Any] | None:
-        """What the division goes by, one entry per sample of the whole data set; asked for once.
+        """Read one key per sample of the whole data set for :meth:`divide`; called once.
 
         Args:
             dataset: the training data of all clients.
-            identities: which thing every sample is of (the molecule), for divisions that keep copies together; ``None``
-                where samples are not known to be the same.
+            identities: identity (molecule) of every sample, for divisions that keep copies together; ``None`` if it is
+                not known.
         """
         return None
 
@@ -103,11 +106,11 @@ class Division(ABC):
         """Divide one client's samples.
 
         Args:
-            keys: of :meth:`read`, for the client's samples; empty where there are none.
+            keys: keys of the client's samples from :meth:`read`; empty if there are none.
             cut: sizes, shares and randomness.
 
         Returns:
-            Ascending positions 0..n-1 under "train", "val" and "test", disjoint; those in none are used by nobody.
+            Ascending positions 0..n-1 under "train", "val" and "test", disjoint; other samples stay unused.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -118,39 +121,33 @@ class Division(ABC):
 
 
 def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> None:
-    """Refuse a fold that is none of the folds, and folds that leave nothing to train on.
-
-    Args:
-        folds: K, a whole number of at least 2, or ``None``.
-        fold: which, a whole number of at least 0.
-        fractions: shares of train, val and test.
-    """
+    """Refuse a fold that does not exist, and folds that leave nothing for testing or training."""
     if folds is None:
         if fold != 0:
             raise ConfigurationError(f"fold={fold} without folds: give the number of folds too, such as folds=5.")
         return
     if fold >= folds:
-        raise ConfigurationError(f"fold={fold} with folds={folds}: give a number from 0 to {folds - 1}.")
+        raise ConfigurationError(f"fold={fold} with folds={folds}: must be from 0 to {folds - 1}.")
     if fractions[2] == 0:
         raise ConfigurationError(
-            f"folds={folds} with split={list(fractions)}: a fold is tested on, so give test a share above 0 (its size"
-            " does not matter)."
+            f"folds={folds} with split={list(fractions)}: one fold is for testing, so the share of test must be above 0"
+            " (its size does not matter)."
         )
     if folds == 2 and fractions[1] > 0:
         raise ConfigurationError(
-            f"folds=2 with split={list(fractions)}: a fold for test and one for validation leave nothing to train on."
-            " Give at least 3 folds, or validation the share 0."
+            f"folds=2 with split={list(fractions)}: testing and validation use both folds. Give at least 3 folds, or"
+            " validation the share 0."
         )
 
 
 def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool = False) -> list[str]:
-    """A column of the data set as texts; without a name, the numbers of the samples' rows, else of the samples.
+    """Read a column as texts; without a name, the row numbers of the samples, or their numbers from 0.
 
     Args:
         dataset: has a method ``column(name)``, which refuses empty cells.
         column: name of the column, or ``None``.
-        reader: who needs it, for the message.
-        gaps: take empty cells, as "", where the data set tells them by a method ``cells(name)``.
+        reader: class that needs it, for the message.
+        gaps: accept empty cells, as "", if the data set has a method ``cells(name)``.
 
     Raises:
         DataError: there is no such column.
@@ -163,8 +160,8 @@ def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool 
     return [str(row) for row in (range(len(dataset)) if rows is None else rows)]  # type: ignore[arg-type]
 
 
-def check_train(parts: dict[Split, Tensor], cut: Cut, mend: str) -> dict[Split, Tensor]:
-    """The parts, if there is something to train on."""
+def check_train(parts: dict[Split, Tensor], cut: Cut, remedy: str) -> dict[Split, Tensor]:
+    """Return the parts; refuse parts without training samples."""
     if len(parts["train"]) == 0:
-        raise DataError(f"client {cut.name}: none of its {cut.size} samples is for training: {mend}.")
+        raise DataError(f"client {cut.name}: none of its {cut.size} samples is for training: {remedy}.")
     return parts

@@ -1,9 +1,9 @@
-"""As published: by a column that says train, val or test, or by lists of identifiers."""
+"""Published divisions: by a column with train, val or test, or by lists of identifiers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.errors import cut as shortened
+from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
@@ -22,7 +23,7 @@ from lightning_fl.files.yaml import read_yaml
 
 __all__ = ["ColumnDivision", "ListDivision"]
 
-#: What the parts are called in columns and files, in small letters.
+#: Names of the parts in columns and files, in lower case.
 _WORDS: dict[str, Split] = {
     "train": "train",
     "training": "train",
@@ -32,39 +33,36 @@ _WORDS: dict[str, Split] = {
     "test": "test",
     "testing": "test",
 }
-#: What becomes of samples that a file of lists does not name.
-Unlisted = Literal["refuse", "leave_out"]
 
 
 class _GivenDivision(Division):
-    """The parts are given; a part that none of all clients' samples is in is cut from every client's training samples.
+    """Division with given parts; a part without any sample is cut from every client's training samples.
 
-    A key is the sample's part, for training samples followed by the parts that are to be cut from them; "" for a
-    sample that nobody uses.
+    A key is the sample's part, "train" followed by the parts to cut from the training samples; "" for an unused sample.
     """
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """The given parts; of the training samples those that are not given, at random or by folds.
+        """Use the given parts; cut missing ones from the training samples at random or by folds.
 
         Raises:
-            DataError: nothing is left to train on, samples of the given parts stand in the way of a data set that has
-                such a part itself, or there is nothing for folds.
+            DataError: a client has no training samples, the data set also has such a part itself, or no part is missing
+                although folds are set.
         """
         parts: dict[Split, Tensor] = {}
         for split in ("val", "test"):
-            parts[split] = _places(keys, split)
+            parts[split] = _positions(keys, split)
             if len(parts[split]) and not cut.is_cut[split]:
                 raise DataError(
                     f"{type(self).__name__}: {len(parts[split])} samples of client {cut.name} are for {split}, but the"
-                    f" data have a {split} part of their own. Leave the division out, or put the parts together."
+                    f" data have a separate {split} part. Leave the division out, or join the parts."
                 )
         rest = torch.tensor([place for place, key in enumerate(keys) if key.startswith("train")], dtype=torch.long)
-        check_train({"train": rest}, cut, "leave the client out, or divide otherwise")
+        check_train({"train": rest}, cut, "leave the client out, or use another division")
         missing = keys[int(rest[0])].split("+")[1:]
         if cut.folds is not None and not [split for split in missing if cut.is_cut[split]]:
             raise DataError(
-                f"folds={cut.folds}: {type(self).__name__} has samples for both val and test, so nothing is left to be"
-                " chosen by fold. Leave folds out, or the validation samples."
+                f"folds={cut.folds}: {type(self).__name__} has samples for both val and test, so no part is left for"
+                " folds. Leave folds out, or the validation samples."
             )
         own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing or not cut.is_cut[split])]
         inner = replace(
@@ -82,19 +80,19 @@ class _GivenDivision(Division):
 
 
 class ColumnDivision(_GivenDivision):
-    """By a column of the file that says train, val or test, such as a published split.
+    """Division by a column of the file with train, val or test, such as a published split.
 
-    Without arguments, ``train``, ``training``, ``val``, ``valid``, ``validation``, ``test`` and ``testing`` are
-    understood, in capitals or not. A part that no row of the file has is cut from every client's training samples by
-    the shares of ``split``, or by fold: where the test samples are published, ``folds`` divides the others.
+    By default the values are ``train``, ``training``, ``val``, ``valid``, ``validation``, ``test`` and ``testing``, in
+    any case. A part without any row is cut from every client's training samples by the shares of ``split``, or by fold:
+    if the test samples are published, ``folds`` divides the others.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``.
-        train: its values for training samples; ``None`` for the words above.
-        val: likewise, for validation.
-        test: likewise, for test.
-        leave_out: values whose samples nobody uses; ``""`` for empty cells, as where a published split covers some
-            rows only.
+        train: its values for training samples; ``None`` for those above.
+        val: its values for validation samples; ``None`` for those above.
+        test: its values for test samples; ``None`` for those above.
+        leave_out: its values for samples to leave unused; ``""`` for empty cells, if a published split covers only some
+            rows.
 
     Example:
         >>> tdc = ColumnDivision(column="split", train=["train_val"])
@@ -121,8 +119,8 @@ class ColumnDivision(_GivenDivision):
                 word = str(value).strip().lower()
                 if part_of.setdefault(word, part) != part and values is not None:
                     raise ConfigurationError(
-                        f"ColumnDivision: the value {value!r} stands for {part_of[word] or 'leave_out'} and for"
-                        f" {part or 'leave_out'}: name it once."
+                        f"ColumnDivision: the value {value!r} is in both {part_of[word] or 'leave_out'} and"
+                        f" {part or 'leave_out'}: give it once."
                     )
         self._part_of = part_of
 
@@ -130,45 +128,46 @@ class ColumnDivision(_GivenDivision):
         """The part of every sample.
 
         Raises:
-            DataError: a value is none of those that are known; the message lists them.
+            DataError: a value is unknown; the message lists the known ones.
         """
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
             raise DataError(
-                f"ColumnDivision.column={self.column!r} has the values {listed(list(map(repr, unknown)), 10)}, which"
-                f" are none of {listed(list(filter(None, self._part_of)))}: name them in train, val, test or leave_out."
+                f"ColumnDivision.column={self.column!r} has the unknown values {listed(list(map(repr, unknown)), 10)};"
+                f" known are {listed(list(filter(None, self._part_of)))}. Add them to train, val, test or leave_out."
             )
         return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
 class ListDivision(_GivenDivision):
-    """By lists of identifiers in a file.
+    """Division by lists of identifiers in a file.
 
     Args:
         path: a YAML or JSON file, ``{train: [...], val: [...], test: [...]}``, or a table (``.csv``) with the columns
-            ``id`` and ``split``. A part that is not there is cut from every client's training samples, as for
+            ``id`` and ``split``. A missing part is cut from every client's training samples, as for
             :class:`ColumnDivision`.
-        id_column: the column of the data that holds the identifiers; ``None`` for the numbers of rows as a spreadsheet
-            shows them (the header is row 1), and of data without rows for the numbers of samples, from 0.
-        unlisted: what becomes of samples that the file does not name: ``"refuse"``, or ``"leave_out"``.
+        id_column: the column of the data with the identifiers; ``None`` for row numbers as in a spreadsheet (the header
+            is row 1), or for sample numbers from 0 if the data have no rows.
+        unlisted: ``"refuse"`` or ``"leave_out"`` samples that are not in the file.
     """
 
-    def __init__(self, *, path: str, id_column: str | None = None, unlisted: Unlisted = "refuse") -> None:
-        if unlisted not in get_args(Unlisted):
-            raise ConfigurationError(f"unlisted={unlisted!r}: expected one of {', '.join(get_args(Unlisted))}.")
+    @checked
+    def __init__(
+        self, *, path: str, id_column: str | None = None, unlisted: Literal["refuse", "leave_out"] = "refuse"
+    ) -> None:
         if not path.endswith((".yaml", ".yml", ".json", ".csv", ".csv.gz")):
-            raise ConfigurationError(f"ListDivision.path={path!r}: expected a file that ends in .yaml, .json or .csv.")
+            raise ConfigurationError(f"ListDivision.path={path!r}: must end in .yaml, .json or .csv.")
         self.path = path
         self.id_column = id_column
-        self.unlisted: Unlisted = unlisted
+        self.unlisted = unlisted
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The part of every sample.
 
         Raises:
             ConfigurationError: the file has no such lists.
-            DataError: it cannot be read, names a sample for two parts, or not all samples.
+            DataError: it cannot be read, has a sample in two parts, or lacks samples.
         """
         path = existing_file(self.path, "ListDivision.path")
         part_of = _read_lists(path)
@@ -177,17 +176,17 @@ class ListDivision(_GivenDivision):
         absent = sorted(set(ids) - set(part_of))
         if absent and (self.unlisted == "refuse" or len(absent) == len(set(ids))):
             raise DataError(
-                f"{path} does not name {len(absent)} of the {what}, such as {listed(absent, 5)}: add them, name another"
+                f"{path} lacks {len(absent)} of the {what}, such as {listed(absent, 5)}: add them, give another"
                 " id_column, or leave these samples out with unlisted: leave_out."
             )
         spare = sorted(set(part_of) - set(ids))
         if spare:
-            rank_zero_warn(f"{path} names {len(spare)} that are none of the {what}: {listed(spare, 5)}.")
+            rank_zero_warn(f"{path} has {len(spare)} entries that are not among the {what}: {listed(spare, 5)}.")
         return _with_missing([part_of.get(name, "") for name in ids], str(path))
 
 
 def _with_missing(parts: list[str], place: str) -> list[str]:
-    """Parts of all samples; for training samples followed by the parts that none is in."""
+    """Add the parts without any sample to the key of training samples."""
     if "train" not in parts:
         raise DataError(f"{place} has no sample for training: check its values.")
     missing = [split for split in SPLITS if split not in parts]
@@ -209,18 +208,18 @@ def _read_lists(path: Path) -> dict[str, str]:
         lists = content if isinstance(content, Mapping) else {}
         if not lists or not all(isinstance(ids, list) for ids in lists.values()):
             raise ConfigurationError(
-                f"{path}: expected lists of identifiers, {{train: [...], val: [...], test: [...]}}."
+                f"{path}: must have lists of identifiers, {{train: [...], val: [...], test: [...]}}."
             )
         pairs = [(str(name).strip(), str(part)) for part, ids in lists.items() for name in ids]
     part_of: dict[str, str] = {}
     for name, word in pairs:
         part = _WORDS.get(word.strip().lower())
         if part is None:
-            raise ConfigurationError(f"{path} has the part {shortened(repr(word))}: name parts train, val and test.")
+            raise ConfigurationError(f"{path} has the part {shortened(repr(word))}: must be train, val or test.")
         if part_of.setdefault(name, part) != part:
-            raise DataError(f"{path} names {shortened(repr(name))} for {part_of[name]} and for {part}: name it once.")
+            raise DataError(f"{path} has {shortened(repr(name))} in both {part_of[name]} and {part}: give it once.")
     return part_of
 
 
-def _places(keys: Sequence[str], part: str) -> Tensor:
-    return torch.tensor([place for place, key in enumerate(keys) if key == part], dtype=torch.long)
+def _positions(keys: Sequence[str], part: str) -> Tensor:
+    return torch.tensor([position for position, key in enumerate(keys) if key == part], dtype=torch.long)

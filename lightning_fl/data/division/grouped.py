@@ -1,4 +1,4 @@
-"""By groups that are never cut: scaffolds, or a column such as the patient."""
+"""Divisions by groups that are never cut: scaffolds, or a column such as the patient."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +16,15 @@ __all__ = ["GroupDivision", "ScaffoldDivision"]
 
 
 class GroupDivision(Division):
-    """By a column whose values are never cut: the patient, the batch, a cluster of molecules made elsewhere.
+    """Division by a column with groups that are never cut: the patient, the batch, a cluster of molecules.
 
-    See :func:`~lightning_fl.data.division.parts.grouped_parts`; folds are those of
+    See :func:`~lightning_fl.data.division.parts.grouped_parts` and, for folds,
     :func:`~lightning_fl.data.division.parts.fold_numbers`.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``.
-        balanced: large groups are for training, the others in random order; otherwise the largest groups are for
-            training and the smallest for test.
+        balanced: put large groups into training and the others in random order into any part; otherwise the largest
+            groups are for training and the smallest for testing.
     """
 
     def __init__(self, *, column: str, balanced: bool = True) -> None:
@@ -32,11 +32,11 @@ class GroupDivision(Division):
         self.balanced = balanced
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The column."""
+        """The group of every sample."""
         return read_texts(dataset, self.column, type(self).__name__)
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Whole groups; copies of one molecule bring their groups together."""
+        """Divide into whole groups; groups with copies of one molecule are joined."""
         groups = group_numbers(keys)
         if cut.copies is not None:
             groups = joined_groups(groups, cut.copies)
@@ -47,10 +47,10 @@ class GroupDivision(Division):
 
 
 class ScaffoldDivision(GroupDivision):
-    """Molecules by Bemis-Murcko scaffold, so that test molecules have other scaffolds than those trained on.
+    """Division by Bemis-Murcko scaffold, so that test molecules have other scaffolds than training molecules.
 
     Molecules without a ring share one scaffold. The result depends on the client's molecules, its name and the seed,
-    not on the order of rows nor on other clients.
+    not on the order of rows or on other clients.
 
     Args:
         balanced: chemprop's ``SCAFFOLD_BALANCED``: scaffolds larger than half of a held-out part are for training,
@@ -62,5 +62,5 @@ class ScaffoldDivision(GroupDivision):
         self.balanced = balanced
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The scaffolds."""
+        """The scaffold of every molecule."""
         return murcko_scaffolds(read_smiles(dataset, "ScaffoldDivision"))

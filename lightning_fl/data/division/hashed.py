@@ -1,8 +1,8 @@
-"""By a keyed hash: the same thing is in the same part at every client, and none needs to see another's data."""
+"""Division by a keyed hash: a molecule is in the same part at every client, without sharing any data."""
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import murcko_scaffolds
@@ -17,49 +18,45 @@ from lightning_fl.data.partition.partitioner import read_smiles
 
 __all__ = ["HashDivision", "hash_shares"]
 
-#: What the hash is taken of.
-By = Literal["molecule", "scaffold"]
-
 
 def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
-    """A number in [0, 1) for every key, evenly spread, that depends on the key and the seed only; float64 [n]."""
+    """Uniform numbers in [0, 1) that depend on the key and the seed only; float64 [n]."""
     known = {key: derive_seed(seed, "division", "hash", key) / 2**63 for key in set(keys)}
     # the largest seeds round to 1
     return torch.tensor([known[key] for key in keys], dtype=torch.float64).clamp_(max=1 - 2**-53)
 
 
 class HashDivision(Division):
-    """By a hash of the molecule and the seed: a molecule that is tested by one client is trained on by none.
+    """Division by a hash of the molecule and the seed: no client trains on a molecule that another one tests on.
 
-    Where several clients hold the same molecules, as laboratories that measured one compound, an independent division
-    of each client lets one train on what another is tested on. Here the part of a molecule follows from a hash of it
-    keyed with the seed, so that it is the same at every client although none knows what the others hold, and copies of
-    a molecule are in one part; which molecules count as the same is the data module's ``identity``. Sizes follow the
-    shares only on average.
+    If several clients hold the same molecules, such as laboratories that measured one compound, independent divisions
+    let one client train on another's test molecules. Here the part of a molecule follows from its hash keyed with the
+    seed, so that it is the same at every client although no client knows the others' data, and copies of a molecule are
+    in one part; the data module's ``identity`` defines which molecules are the same. Sizes follow the shares only on
+    average.
 
     For the same aim, with hashes of scaffolds and other clusters: Simm et al., "Splitting chemical structure data sets
     for federated privacy-preserving machine learning", J. Cheminform. 13 (2021) 96.
 
     Args:
         by: ``"molecule"``, or ``"scaffold"``, so that all molecules of a Bemis-Murcko scaffold are in one part;
-            frequent scaffolds make very unequal parts, and tautomers, which ``identity: inchikey_no_stereo`` takes for
-            one molecule, may have several scaffolds.
-        column: hash this column instead, such as the patient; for data that are no molecules too.
+            frequent scaffolds make very unequal parts, and tautomers, one molecule for ``identity:
+            inchikey_no_stereo``, may have several scaffolds.
+        column: hash this column instead, such as the patient; also for data other than molecules.
     """
 
-    def __init__(self, *, by: By = "molecule", column: str | None = None) -> None:
-        if by not in get_args(By):
-            raise ConfigurationError(f"HashDivision.by={by!r}: expected one of {', '.join(get_args(By))}.")
+    @checked
+    def __init__(self, *, by: Literal["molecule", "scaffold"] = "molecule", column: str | None = None) -> None:
         if column is not None and by != "molecule":
             raise ConfigurationError(f"HashDivision.by={by!r} and column={column!r}: give one of them.")
-        self.by: By = by
+        self.by = by
         self.column = column
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """What is hashed.
+        """The key to hash of every sample.
 
         Raises:
-            DataError: the samples are no molecules, and no column is named.
+            DataError: the samples are not molecules, and no column is given.
         """
         if self.column is not None:
             return read_texts(dataset, self.column, "HashDivision")
@@ -67,13 +64,13 @@ class HashDivision(Division):
             return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
         if identities is None:
             raise DataError(
-                f"HashDivision: the samples of {type(dataset).__name__} are no molecules: name the column that says"
-                " which of them belong together."
+                f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"
+                " them."
             )
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """The parts of the client's samples."""
+        """Divide by the hashes."""
         shares = hash_shares(keys, cut.seed)
         if cut.folds is not None:
             parts = cut.by_folds((shares * cut.folds).long())
@@ -81,4 +78,4 @@ class HashDivision(Division):
             ends = torch.tensor(list(accumulate(cut.fractions[::-1])), dtype=torch.float64)  # test, val, train
             number = torch.searchsorted(ends[:2].contiguous(), shares, right=True)
             parts = cut.by_fractions([(number == place).nonzero()[:, 0] for place in (2, 1, 0)])
-        return check_train(parts, cut, "its samples are too few for a division by hash; leave the client out")
+        return check_train(parts, cut, "it has too few samples for HashDivision; leave the client out")

@@ -1,4 +1,4 @@
-"""By time, or any other order."""
+"""Division by time, or any other order."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ __all__ = ["OrderDivision"]
 
 
 class OrderDivision(Division):
-    """By a column that orders the samples, such as the date of measurement: the first train, the last are tested on.
+    """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
 
-    Samples of one date stay together, in the part of the first of them. Where copies of a molecule stay together, the
-    date of the first counts.
+    Samples of one date stay together, in the part of the first of them. If copies of a molecule stay together, the
+    earliest date counts.
 
     Args:
-        column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO's form
-            such as 2020-04-09; a time without a zone is UTC.
+        column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO format such
+            as 2020-04-09; a time without a zone is UTC.
     """
 
     takes_folds = False
@@ -35,10 +35,10 @@ class OrderDivision(Division):
         self.column = column
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
-        """The column as numbers; of dates, seconds.
+        """The column as numbers; dates as seconds.
 
         Raises:
-            DataError: values are neither all numbers nor all dates.
+            DataError: the values are neither all numbers nor all dates.
         """
         texts = read_texts(dataset, self.column, "OrderDivision")
         numbers = [_number(text) for text in texts]
@@ -52,12 +52,12 @@ class OrderDivision(Division):
         rows = [int(row) for row in read_texts(dataset, None, "OrderDivision")]
         shown = list_rows([rows[place] for place in wrong], [texts[place] for place in wrong])
         raise DataError(
-            f"OrderDivision.column={self.column!r}: {len(wrong)} values are no {kind} as the others are: {shown}."
-            " Give all as numbers, or all as dates in ISO's form such as 2020-04-09."
+            f"OrderDivision.column={self.column!r}: {len(wrong)} values are not {kind} like the others: {shown}."
+            " Give all as numbers, or all as dates in ISO format such as 2020-04-09."
         )
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """See :func:`~lightning_fl.data.division.parts.ordered_parts`."""
+        """Divide by :func:`~lightning_fl.data.division.parts.ordered_parts`."""
         times = torch.tensor(keys, dtype=torch.float64)
         if cut.copies is not None:
             first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How one client's samples are divided into parts: pure functions of groups, orders and sizes."""
+"""Pure functions that divide one client's samples into parts, by groups, orders and sizes."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,16 @@ __all__ = ["fold_numbers", "group_numbers", "grouped_parts", "joined_groups", "o
 
 
 def group_numbers(keys: Sequence[str]) -> Tensor:
-    """The group of every sample as a number, groups numbered in the order of their names, int64 [n]."""
+    """The group number of every sample, int64 [n]; groups are numbered in the order of their names."""
     number = {name: place for place, name in enumerate(sorted(set(keys)))}
     return torch.tensor([number[key] for key in keys], dtype=torch.long)
 
 
 def joined_groups(first: Tensor, second: Tensor) -> Tensor:
-    """The finest groups that cut none of two groupings: samples that share a group of either are together.
+    """Join two groupings: samples that share a group of either are in one group.
 
     Args:
-        first: groups, integers >= 0, shape [n]; what is joined has the order of these.
+        first: groups, integers >= 0, shape [n].
         second: other groups of the same samples, shape [n].
 
     Returns:
@@ -47,19 +47,18 @@ def grouped_parts(
 ) -> list[Tensor]:
     """Divide samples into training, validation and test samples without cutting a group.
 
-    Groups are taken one after another, each into the first of the three parts that it still fits into, else into the
-    last that has a share; the first group is always for training.
+    Each group in turn goes to the first of the three parts that it still fits into, else to the last with a share; the
+    first group is always for training. The result does not depend on the order of the samples.
 
     Args:
-        groups: the group of every sample, integers >= 0, shape [n], n >= 1; the result depends on their numbers and
-            not on the order of the samples.
+        groups: the group of every sample, integers >= 0, shape [n], n >= 1.
         fractions: shares of train, val and test, the first > 0, with sum 1.
-        rng: generator of the order of groups.
-        balanced: groups larger than half of a held-out part come first, so that they are trained on, the others in
-            random order: chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too, where here they come
-            from the largest on, so that none overfills a held-out part while training has room. Otherwise all groups
-            from the largest to the smallest (DeepChem's ``ScaffoldSplitter``), so that rare groups are tested on.
-            Ties are in random order.
+        rng: generator for the order of groups.
+        balanced: groups larger than half of a held-out part come first, so that they are for training, the others in
+            random order. Differs from chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too: here they
+            come from the largest on, so that none overfills a held-out part while training has room. Otherwise all
+            groups from the largest to the smallest (DeepChem's ``ScaffoldSplitter``), so that rare groups are for
+            testing. Ties are in random order.
 
     Returns:
         Ascending positions of train, val and test, int64.
@@ -89,10 +88,10 @@ def grouped_parts(
 def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
     """Divide samples by an order: the first are for training, then come validation and test.
 
-    Samples of one rank stay together, in the part of the first of them; parts may therefore differ from their shares.
+    Samples of one rank stay together, in the part of the first of them, so parts may differ from their shares.
 
     Args:
-        ranks: place of every sample in the order, integers, shape [n], n >= 1.
+        ranks: rank of every sample in the order, integers, shape [n], n >= 1.
         fractions: shares of train, val and test, the first > 0, with sum 1.
 
     Returns:
@@ -113,13 +112,13 @@ def fold_numbers(
     groups: Tensor | None = None,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """The fold of every sample: folds of equal size, or as nearly as groups that are not cut allow.
+    """The fold of every sample; folds have equal sizes, as nearly as whole groups allow.
 
     Args:
         num_samples: n.
         num_folds: K.
         rng: generator of the draws.
-        groups: the group of every sample, [n]: from the largest on, each into the fold that has least samples (as
+        groups: the group of every sample, [n]: from the largest on, each goes to the fold with the fewest samples (like
             scikit-learn's ``GroupKFold``), ties in random order.
         labels: classes of the samples, integers, [n], to keep their proportions in every fold; without ``groups``.
 
@@ -142,7 +141,7 @@ def fold_numbers(
             folds[part] = fold
         return folds
     names, counts = groups.unique(return_counts=True)
-    _check_units(len(names), num_folds, "groups that are not cut")
+    _check_units(len(names), num_folds, "groups")
     filled = torch.zeros(num_folds, dtype=torch.long)
     fold_of = torch.empty(len(names), dtype=torch.long)
     order = torch.randperm(len(names), generator=rng).tolist()
@@ -154,4 +153,4 @@ def fold_numbers(
 
 def _check_units(count: int, num_folds: int, noun: str) -> None:
     if count < num_folds:
-        raise DataError(f"{count} {noun} for folds={num_folds}: take fewer folds, or larger clients.")
+        raise DataError(f"{count} {noun} for folds={num_folds}: use fewer folds, or larger clients.")

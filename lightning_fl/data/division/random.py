@@ -1,4 +1,4 @@
-"""The default: at random."""
+"""Random division, the default."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ __all__ = ["RandomDivision", "cut_splits"]
 
 
 class RandomDivision(Division):
-    """At random, as without a division; with ``stratified`` the classes keep their proportions."""
+    """Random division, the default; with ``stratified`` the classes keep their proportions."""
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """See :func:`~lightning_fl.data.partition.split_indices`; copies are put as whole groups."""
+        """Divide by :func:`~lightning_fl.data.partition.split_indices`; copies of a molecule stay together."""
         if cut.folds is not None:
             rng = cut.generator("random folds")
             return cut.by_folds(fold_numbers(cut.size, cut.folds, rng, groups=cut.copies, labels=cut.labels))
@@ -40,15 +40,15 @@ def cut_splits(
     own: Sequence[Split] = ("train",),
     labels: Tensor | None = None,
 ) -> dict[Split, Tensor]:
-    """Divide a client's training samples into those and the splits that have no data set of their own.
+    """Cut the splits without a data set of their own from a client's training samples.
 
     Args:
         train: the client's samples in the training data, int64, shape [n], n >= 1.
-        fractions: shares of train, val and test; of these, the shares of what is divided are used in proportion.
+        fractions: shares of train, val and test; those of the splits in ``own`` are ignored.
         seed: seed of the partition.
         client: number of the client.
-        own: splits that have their samples, "train" among them.
-        labels: classes of all training data, integers, to keep their proportions; ``None`` to divide at random.
+        own: splits with samples of their own, including "train".
+        labels: classes of all training data, integers, to keep their proportions; ``None`` to ignore classes.
 
     Returns:
         Ascending indices under "train" and under every split that is not in ``own``.

@@ -14,7 +14,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import bin_targets
 from lightning_fl.data.targets import dataset_targets
 
-__all__ = ["Partitioner", "class_labels", "name_split", "read_column", "read_smiles", "sample_rows"]
+__all__ = ["Partitioner", "class_labels", "name_split", "read_column", "read_smiles", "row_numbers", "sample_rows"]
 
 
 class Partitioner(ABC):
@@ -145,6 +145,12 @@ def sample_rows(dataset: Any) -> Sequence[int] | None:
         return None if below is None else [below[index] for index in dataset.indices]
     rows = getattr(dataset, "rows", None)
     return rows if isinstance(rows, Sequence) and len(rows) == len(dataset) else None
+
+
+def row_numbers(dataset: Any, indices: Tensor) -> Sequence[int]:
+    """Row numbers of some samples, or the indices themselves if the data set has no rows."""
+    rows = sample_rows(dataset)
+    return indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
 
 
 def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
