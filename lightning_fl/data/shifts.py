@@ -1,37 +1,38 @@
-"""Shifts between clients: the same pictures look different, or the same labels mean different things.
+"""Shifts between clients: equal images look different, or equal labels mean different classes.
 
-A shift is a deterministic function of the client and its samples. It is applied once to all of a client's samples,
-training and test samples alike, when the data are shared out. (To corrupt training labels only, use the callback
+A shift is a deterministic function of the client and its samples, applied once to all of a client's samples, for
+training and testing, when the data are partitioned. (To corrupt training labels only, use the callback
 :class:`~lightning_fl.callbacks.LabelNoise`.)
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Size, checked
 
 __all__ = ["FedCollabConceptShift", "Inversion", "LabelPermutation", "Rotation", "Shift", "concept_permutations"]
 
 
 class Shift:
-    """Changes what some clients' samples look like or mean; by itself it changes nothing.
+    """Base class of shifts; by itself it changes nothing.
 
-    A shift of one's own overrides :meth:`images` or :meth:`labels`, and :meth:`check` where it does not fit every
-    number of clients and classes.
+    A custom shift overrides :meth:`images` or :meth:`labels`, and :meth:`check` if it does not fit every number of
+    clients and classes.
     """
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """The client's images as it sees them; the input is unchanged.
+        """Shift the images of client number ``client``; the input is unchanged.
 
         Args:
-            client: its number.
+            client: number of the client.
             images: uint8, shape [n, C, H, W].
-            labels: their labels, for shifts that differ between classes, int64, shape [n].
+            labels: labels of the images, for shifts that differ between classes, int64, shape [n].
 
         Returns:
             uint8, shape [n, C, H, W].
@@ -39,10 +40,10 @@ class Shift:
         return images
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
-        """The client's labels as it uses them; the input is unchanged.
+        """Shift the labels of client number ``client``; the input is unchanged.
 
         Args:
-            client: its number.
+            client: number of the client.
             labels: in ``0..num_classes-1``, int64, shape [n].
             num_classes: number of classes.
 
@@ -52,11 +53,7 @@ class Shift:
         return labels
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """Refuse numbers of clients and classes that the shift is not made for.
-
-        Raises:
-            ConfigurationError: if it does not fit.
-        """
+        """Refuse numbers of clients and classes that the shift does not fit, with ``ConfigurationError``."""
 
     def describe(self) -> dict[str, Any]:
         """Name and arguments, for the run's record."""
@@ -66,76 +63,79 @@ class Shift:
 
 
 class Rotation(Shift):
-    """Feature shift: images are turned, by an angle for each block of clients.
+    """Feature shift: rotate images, by an angle for each block of clients.
 
-    Client i gets ``degrees[i // clients_per_value]``. Positive angles turn counter-clockwise about the centre; the size
-    is kept, pixels are interpolated bilinearly, and corners that come in from outside are black. The default is the
-    feature shift of FedCollab (https://arxiv.org/abs/2306.06508, section 5.1).
+    Client i gets ``degrees[i // clients_per_value]``. Positive angles are counter-clockwise about the centre; images
+    keep their size, pixels are interpolated bilinearly, and new corners are black. The default is the feature shift of
+    FedCollab (https://arxiv.org/abs/2306.06508, section 5.1).
 
     Args:
-        degrees: the angles.
-        clients_per_value: clients that share an angle.
+        degrees: angles, in degrees.
+        clients_per_value: clients with the same angle.
     """
 
-    def __init__(self, *, degrees: tuple[float, ...] = (25, -25, 155, -155), clients_per_value: int = 5) -> None:
-        check_numbers(self, degrees=degrees)
+    @checked
+    def __init__(
+        self,
+        *,
+        degrees: tuple[Annotated[float, Interval()], ...] = (25, -25, 155, -155),
+        clients_per_value: Count = 5,
+    ) -> None:
         if len(degrees) == 0:
-            raise ConfigurationError("degrees=[]: give at least one angle.")
-        check_counts(self, clients_per_value=clients_per_value)
+            raise ConfigurationError("degrees=[]: must have at least one angle.")
         self.degrees = list(degrees)
         self.clients_per_value = clients_per_value
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """The images turned by the client's angle."""
+        """Rotate by the client's angle."""
         angle = self.degrees[client // self.clients_per_value]
         return rotate(images, angle, interpolation=InterpolationMode.BILINEAR)
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """One block of clients for every angle."""
+        """Require one block of clients per angle."""
         _check_blocks(self, len(self.degrees), self.clients_per_value, num_clients)
 
 
 class LabelPermutation(Shift):
-    """Concept shift: labels are renumbered, by a permutation for each block of clients.
+    """Concept shift: renumber labels, by a permutation for each block of clients.
 
     Client i's label ``y`` becomes ``permutations[i // clients_per_value][y]``.
 
     Args:
         permutations: permutations of the labels ``0..C-1``.
-        clients_per_value: clients that share a permutation.
+        clients_per_value: clients with the same permutation.
     """
 
-    def __init__(self, *, permutations: list[list[int]], clients_per_value: int = 5) -> None:
+    @checked
+    def __init__(self, *, permutations: list[list[Size]], clients_per_value: Count = 5) -> None:
         if len(permutations) == 0:
-            raise ConfigurationError("permutations=[]: give at least one.")
-        check_counts(self, permutations=permutations, at_least=0)
+            raise ConfigurationError("permutations=[]: must have at least one.")
+        num_classes = max(1, len(permutations[0]))
         for number, permutation in enumerate(permutations):
-            if sorted(permutation) != list(range(max(1, len(permutations[0])))):
+            if sorted(permutation) != list(range(num_classes)):
                 raise ConfigurationError(
-                    f"permutations[{number}]={list(permutation)}: give each of the labels"
-                    f" 0..{max(1, len(permutations[0])) - 1} once."
+                    f"permutations[{number}]={list(permutation)}: must have each label 0..{num_classes - 1} once."
                 )
-        check_counts(self, clients_per_value=clients_per_value)
         self.permutations = permutations
         self.clients_per_value = clients_per_value
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
-        """The labels renumbered by the client's permutation."""
+        """Renumber by the client's permutation."""
         permutation = self.permutations[client // self.clients_per_value]
         return torch.tensor(permutation, device=labels.device)[labels]
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """One block of clients for every permutation, and as many labels as classes."""
+        """Require one block of clients per permutation, and as many labels as classes."""
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if len(self.permutations[0]) != num_classes:
             raise ConfigurationError(
-                f"{type(self).__name__} renumbers {len(self.permutations[0])} labels, the data have {num_classes}"
-                " classes: the two must agree."
+                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels, the data {num_classes}"
+                " classes: the numbers must agree."
             )
 
 
 class FedCollabConceptShift(LabelPermutation):
-    """The concept shift of FedCollab: four types of clients that number the labels differently.
+    """Concept shift of FedCollab: four types of clients with different numbers for the same labels.
 
     Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning" (FedCollab), ICML 2023,
     https://arxiv.org/abs/2306.06508, section 5.1: of CIFAR-100's 20 superclasses 14 have the same label for the first
@@ -147,24 +147,25 @@ class FedCollabConceptShift(LabelPermutation):
         clients_per_type: clients of each of the four types.
     """
 
-    def __init__(self, *, num_classes: int = 20, num_permuted: int = 6, clients_per_type: int = 5) -> None:
-        check_counts(self, clients_per_type=clients_per_type)
-        check_counts(self, num_classes=num_classes, num_permuted=num_permuted, at_least=2, at_most=_MOST_CLASSES)
+    @checked
+    def __init__(
+        self,
+        *,
+        num_classes: Annotated[int, Interval(ge=2, le=100_000)] = 20,
+        num_permuted: Annotated[int, Interval(ge=2, le=100_000)] = 6,
+        clients_per_type: Count = 5,
+    ) -> None:
         super().__init__(
             permutations=concept_permutations(num_classes, num_permuted), clients_per_value=clients_per_type
         )
 
 
-#: Numberings are written out.
-_MOST_CLASSES = 100_000
-
-
 def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]:
-    """FedCollab's four numberings of C labels, of which the first s differ within a pair of types.
+    """FedCollab's four numberings of C labels; the first s labels differ within a pair of types.
 
-    Type 0 keeps the labels. Type 1 reverses the labels 0..s-1 among themselves; if s is odd, where the middle one would
-    stay, it moves each of them on by one instead (the paper has s = 6). Type 2 maps y to C-1-y, and type 3 maps it to
-    C-1 less what type 1 makes of it.
+    Type 0 keeps the labels. Type 1 reverses the labels 0..s-1; if s is odd, when the middle one would not change,
+    it shifts each of them by one instead (the paper has s = 6). Type 2 maps y to C-1-y, and type 3 maps it to C-1 minus
+    its label in type 1.
 
     The types 0 and 1 agree on C-s labels, as do 2 and 3. A type of the first pair and one of the second agree nowhere
     if C is even; if C is odd, on the middle label at most.
@@ -181,7 +182,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
         raise ConfigurationError(
-            f"num_permuted={num_permuted} of num_classes={num_classes}: give at least 2 and at most half of the"
+            f"num_permuted={num_permuted} of num_classes={num_classes}: must be at least 2 and at most half the"
             " classes."
         )
     kept, moved = list(range(num_classes)), list(range(num_permuted))
@@ -191,34 +192,34 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
 
 
 class Inversion(Shift):
-    """Feature shift: some clients see the negative of every image (value v becomes 255 - v).
+    """Feature shift: invert the images of some clients (value v becomes 255 - v).
 
     Args:
-        clients: the numbers of those clients.
+        clients: numbers of those clients.
     """
 
-    def __init__(self, *, clients: list[int]) -> None:
-        check_counts(self, clients=clients, at_least=0)
+    @checked
+    def __init__(self, *, clients: list[Size]) -> None:
         if len(clients) == 0 or len(set(clients)) < len(clients):
-            raise ConfigurationError(f"clients={clients}: name at least one client, by its number from 0, each once.")
+            raise ConfigurationError(f"clients={clients}: must have at least one client number, each once.")
         self.clients = clients
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """The negatives, where it is this client's turn."""
+        """Invert the images if the client is one of ``clients``."""
         return 255 - images if client in self.clients else images
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """The clients exist."""
+        """Require that the clients exist."""
         if max(self.clients) >= num_clients:
             raise ConfigurationError(
-                f"Inversion.clients={self.clients}: there are the clients 0..{num_clients - 1} only."
+                f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}; give some of these."
             )
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:
-    """Refuse a number of clients that is not that of all blocks together."""
+    """Refuse a number of clients other than that of all blocks together."""
     if num_blocks * size != num_clients:
         raise ConfigurationError(
-            f"{type(shift).__name__} is made for {num_blocks * size} clients ({num_blocks} blocks of {size}), there are"
+            f"{type(shift).__name__} is for {num_blocks * size} clients ({num_blocks} blocks of {size}), there are"
             f" {num_clients}: change the clients per block or the number of clients."
         )

@@ -303,7 +303,7 @@ class Silos(FederatedDataModule):
             rank_zero_info(
                 f"{self.client_names()[client]}: {len(silo)} samples are divided at random into {counts}, and other"
                 " data sets without splits alike. Set other shares by Silos(split=...), or give splits as a dict such"
-                f" as {'train': ..., 'test': ...}."
+                " as {'train': ..., 'test': ...}."
             )
         return {split: Subset(silo, part.tolist()) for split, part in parts.items() if len(part)}
 

@@ -259,7 +259,7 @@ def test_training_on_several_loaders(kind: str, tmp_path: Path) -> None:
 
 def test_training_on_loaders_in_turn_is_refused_as_by_lightning(tmp_path: Path) -> None:
     silos = Silos([Holds(lambda: CombinedLoader([loader(0, 10), loader(1, 5)], "sequential"))])
-    with pytest.raises(ConfigurationError, match="a CombinedLoader in the mode 'sequential', in which Lightning does"):
+    with pytest.raises(ConfigurationError, match="train_dataloader.* CombinedLoader .*'sequential'"):
         federated_trainer(tmp_path, max_rounds=1).fit(make(Linear), silos)
 
 
@@ -398,7 +398,7 @@ def test_what_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [3, "data.csv", torch.zeros(3)])
 def test_what_gives_no_batches_is_refused(wrong: Any, tmp_path: Path) -> None:
-    message = rf"Holds.train_dataloader\(\) returned a {type(wrong).__name__}, which gives no batches: give a DataLoa"
+    message = rf"Holds.train_dataloader\(\) returned a {type(wrong).__name__}"
     with pytest.raises(ConfigurationError, match=message):
         federated_trainer(tmp_path, max_rounds=1).fit(make(Linear), Silos([Holds(lambda: wrong)]))
     with pytest.raises(ConfigurationError, match=rf"client_0: the data are a {type(wrong).__name__}: give a Lightning"):

@@ -4,53 +4,20 @@ import warnings
 
 import pytest
 import torch
+from data_tiny import LABELS, Given, Lists, numbered, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import IID, Dirichlet, Partitioner, apportion, split_indices
-from lightning_fl.data.partition.stratified import check_classes, split_stratified, stratified_parts
+from lightning_fl.data.partition import IID, Dirichlet, apportion, split_indices
+from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.shared import OpenedData, SharedDataModule, class_labels, cut_splits
-
-LABELS = torch.tensor([0] * 30 + [1] * 50 + [2] * 20)
-
-
-def numbered(count, labels=None):
-    """Sample i is i."""
-    return TensorDataset(torch.arange(float(count)), LABELS[:count] if labels is None else labels)
-
-
-class Given(SharedDataModule):
-    def __init__(self, datasets, **kwargs):
-        super().__init__(**kwargs)
-        self.datasets = datasets
-
-    def _open(self, *, allow_download):
-        return OpenedData(self.datasets, "measured", {"title": "numbers"})
-
-
-def ready(datasets, **kwargs):
-    data = Given(datasets, **({"partitioner": IID(num_clients=4), "split_seed": 1} | kwargs))
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-class Lists(Partitioner):
-    """These samples, whatever the data."""
-
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def __call__(self, dataset, seed):
-        return [torch.tensor(part, dtype=torch.long) for part in self.parts]
+from lightning_fl.data.shared import class_labels, cut_splits
 
 
 def test_who_lacks_a_split_is_named_once():
-    names = r"1 of 3 clients have no val samples \(1\), 1 of 3 clients have no test samples \(1\): they train, and"
+    names = r"1 of 3 clients have no val samples \(1\), 1 of 3 clients have no test samples \(1\)"
     with pytest.warns(UserWarning, match=names):
         data = ready(
             {"train": numbered(40)}, partitioner=Lists(range(20), [20], range(21, 39)), split=(0.5, 0.25, 0.25)
@@ -105,17 +72,6 @@ def test_a_stratified_split_has_the_sizes_of_a_plain_one():
         assert torch.equal(torch.cat(list(split.values())).sort().values, indices)
     split = split_stratified(indices, LABELS, [0.8, 0.1, 0.1], 3, 1)
     assert torch.bincount(LABELS[split["test"] - 100]).tolist() == [3, 5, 2]
-
-
-def test_too_many_are_refused():
-    with pytest.raises(DataError, match=r"parts of \[60, 50\] samples need 110 of 100 samples"):
-        stratified_parts(LABELS, [60, 50], torch.Generator())
-
-
-@pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4, 2, dtype=torch.long), torch.zeros(4) > 0])
-def test_labels_that_are_no_classes_are_refused(labels):
-    with pytest.raises(DataError, match="are no classes: a stratified division needs one integer class"):
-        check_classes(labels)
 
 
 def test_a_column_of_classes_is_a_vector():
@@ -193,37 +149,7 @@ def test_a_share_of_the_training_samples_is_a_part_of_them():
     assert small.client_data(0, "train").indices == whole.client_data(0, "train").indices
 
 
-def test_training_shares_are_checked():
-    for share in (0.0, 1.1, -1.0, math.nan):
-        with pytest.raises(ConfigurationError, match=r"train_shares=.*: give every client a share .* above 0"):
-            Given({}, partitioner=IID(num_clients=1), train_shares=[share])
-    with pytest.raises(ConfigurationError, match="train_shares has 3 entries for 4 clients: give one for each client"):
-        Given({}, partitioner=IID(num_clients=4), train_shares=[1.0] * 3)
-    with pytest.raises(ConfigurationError, match="train_shares has 3 entries for 2 clients"):
-        ready({"train": numbered(10)}, partitioner=Lists([0, 1], [2, 3]), train_shares=[1.0] * 3)
-
-
-def test_a_wrong_split_is_refused_at_once():
-    with pytest.raises(ConfigurationError, match="split="):
-        Given({}, partitioner=IID(num_clients=1), split=(0.5, 0.1, 0.1))
-
-
-def test_stratified_division_needs_classes():
-    with pytest.raises(DataError, match="a stratified division needs one integer class per sample"):
-        ready({"train": numbered(10, torch.rand(10))}, stratified=True)
-
-
-def test_a_client_without_samples_is_refused():
-    with pytest.raises(DataError, match="client 1 of 2 gets no sample of the 10: take fewer clients"):
-        ready({"train": numbered(10)}, partitioner=Lists([0, 1], []))
-
-
-def test_nothing_is_known_too_early():
-    data = Given({"train": numbered(10)}, partitioner=Lists([0, 1], [2]))
-    with pytest.raises(DataError, match=r"the samples are not shared out yet: call prepare_data\(\) and setup"):
-        _ = data.num_clients
-    with pytest.raises(DataError, match="the samples are not read yet"):
-        _ = data._data
+def test_the_number_of_clients_is_the_partitioners():
     assert Given({}, partitioner=IID(num_clients=3)).num_clients == 3
 
 

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.shifts import (
     FedCollabConceptShift,
     Inversion,
@@ -98,32 +97,3 @@ def test_inversion_is_of_the_clients_named_and_its_own_inverse():
     assert negative.dtype == torch.uint8
     assert torch.equal(negative.int() + IMAGES.int(), torch.full_like(IMAGES, 255).int())
     assert torch.equal(inversion.images(1, negative, LABELS), IMAGES)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Rotation(degrees=[]), r"degrees=\[\]: give at least one angle"),
-        (lambda: Rotation(degrees=[float("nan")]), r"degrees\[\d\]=.*: give a finite number"),
-        (lambda: Rotation(clients_per_value=0), "clients_per_value=0: give a number of at least 1"),
-        (lambda: Rotation().check(19, 10), r"Rotation is made for 20 clients \(4 blocks of 5\), there are 19"),
-        (lambda: LabelPermutation(permutations=[]), r"permutations=\[\]: give at least one"),
-        (lambda: LabelPermutation(permutations=[[]]), r"permutations\[0\]=\[\]"),
-        (lambda: LabelPermutation(permutations=[[0, 1], [1, 1]]), r"permutations\[1\]=\[1, 1\]: give each of .* 0..1"),
-        (lambda: LabelPermutation(permutations=[[0, 1], [0, 2, 1]]), r"permutations\[1\]=\[0, 2, 1\]"),
-        (lambda: LabelPermutation(permutations=[[0, 1]], clients_per_value=0), "clients_per_value=0"),
-        (lambda: LabelPermutation(permutations=[[0, 1]]).check(10, 2), "made for 5 clients"),
-        (lambda: LabelPermutation(permutations=[[0, 1]]).check(5, 3), "renumbers 2 labels, the data have 3 classes"),
-        (lambda: FedCollabConceptShift(clients_per_type=0), "clients_per_type=0"),
-        (lambda: FedCollabConceptShift(num_permuted=11), "num_permuted=11 of num_classes=20: .* at most half"),
-        (lambda: FedCollabConceptShift(num_permuted=1), "num_permuted=1: give a number from 2"),
-        (lambda: FedCollabConceptShift().check(20, 10), "FedCollabConceptShift renumbers 20 labels"),
-        (lambda: Inversion(clients=[]), r"clients=\[\]: name at least one client"),
-        (lambda: Inversion(clients=[-1]), r"clients\[0\]=-1"),
-        (lambda: Inversion(clients=[1, 1]), "each once"),
-        (lambda: Inversion(clients=[3]).check(3, 10), r"Inversion.clients=\[3\]: there are the clients 0..2 only"),
-    ],
-)
-def test_refuses(make, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make()

@@ -553,7 +553,9 @@ def test_clients_without_labels(tmp_path):
         data.num_samples(split) for split in ("train", "val")
     ]
     with pytest.raises(DataError, match="none of the 2 clients has a target in its training molecules"):
-        data._leave_out_unlabelled([{"train": torch.tensor([0])}, {"train": torch.tensor([1])}], torch.full((2, 2), NAN))
+        data._leave_out_unlabelled(
+            [{"train": torch.tensor([0])}, {"train": torch.tensor([1])}], torch.full((2, 2), NAN)
+        )
     with pytest.raises(ConfigurationError, match="unlabelled='drop': give one of 'refuse', 'leave_out'"):
         csv_module(path, unlabelled="drop")
 

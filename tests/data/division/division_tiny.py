@@ -21,6 +21,15 @@ class Rows(TensorDataset):
     def column(self, name):
         return self.columns[name]
 
+    def without_rows(self):
+        del self.rows
+        return self
+
+
+def letters(text):
+    """A sample for every letter, in the column ``group``."""
+    return Rows({"group": list(text)})
+
 
 class GivenRows(SharedDataModule):
     """Data sets as they are; equal values of the column ``thing`` are the same thing."""

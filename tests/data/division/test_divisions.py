@@ -1,14 +1,12 @@
 import json
-import re
 from collections import Counter
 
 import pytest
 import torch
-from division_tiny import Rows, held, ready
+from division_tiny import Rows, held, letters, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import (
     ColumnDivision,
     GroupDivision,
@@ -21,7 +19,7 @@ from lightning_fl.data import (
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.division.parts import fold_numbers, grouped_parts, joined_groups, ordered_parts
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import IID, GroupBy, Mixture, Quantity, split_indices
+from lightning_fl.data.partition import IID, GroupBy, Quantity, split_indices
 from lightning_fl.data.partitioned import Partitioned
 
 SHARES = (0.8, 0.1, 0.1)
@@ -30,10 +28,6 @@ groupings = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(torch.tenso
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def letters(text):
-    return Rows({"group": list(text)})
 
 
 # ---- pure functions
@@ -169,47 +163,6 @@ def test_where_test_samples_are_given_a_fold_is_for_validation():
     assert sorted(n for run in runs for n in run["val"]) == list(range(5, 25))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fold": 1}, r"^fold=1 without folds: give the number of folds too, such as folds=5\.$"),
-        ({"folds": 5, "fold": 5}, r"^fold=5 with folds=5: give a number from 0 to 4\.$"),
-        ({"folds": 1}, r"folds=1: give a number of at least 2\.$"),
-        ({"folds": 3, "fold": -1}, r"fold=-1: give a number of at least 0\.$"),
-        (
-            {"folds": 2},
-            r"folds=2 with split=\[0\.8, 0\.1, 0\.1\]: a fold for test and one for validation leave",
-        ),
-        ({"folds": 3, "split": (0.9, 0.1, 0.0)}, r"folds=3 with split=.*: a fold is tested on, so give test a share"),
-        (
-            {"folds": 3, "division": OrderDivision(column="t")},
-            r"folds=3 with OrderDivision: its parts follow one",
-        ),
-        ({"stratified": True, "division": HashDivision()}, r"stratified=True with HashDivision: classes keep their"),
-    ],
-)
-def test_settings_that_do_not_go_together(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ready(letters("a" * 20), **options)
-
-
-def test_too_few_samples_for_the_folds():
-    with pytest.raises(DataError, match=r"^3 samples for folds=5: take fewer folds, or larger clients\.$"):
-        ready(letters("abc"), folds=5)
-    with pytest.raises(DataError, match=r"^2 groups that are not cut for folds=5"):
-        ready(letters("aaaabbbb"), folds=5, division=GroupDivision(column="group"))
-
-
-@pytest.mark.parametrize("options", [{"folds": 5}, {"division": RandomDivision()}])
-def test_nothing_is_left_to_be_divided(options):
-    rows = Rows({"group": list("ab" * 30)})
-    mixture = Mixture(num_clients=2, column="group", values_a=["a"], values_b=["b"], mixture="50:50")
-    with pytest.raises(ConfigurationError, match="Mixture gives validation and test samples, nothing is left"):
-        ready(rows, partitioner=mixture, **options)
-    with pytest.raises(ConfigurationError, match="the data have validation and test samples, nothing is left"):
-        ready(dict.fromkeys(SPLITS, rows), **options)
-
-
 # ---- at random
 
 
@@ -266,8 +219,6 @@ def test_groups_by_a_column_and_without_molecules():
     parts = held(ready(letters("aabbccddeeffgghhiijj"), division=GroupDivision(column="group")))
     assert [len(parts[split]) for split in SPLITS] == [16, 2, 2]
     assert all(n ^ 1 in part for part in parts.values() for n in part)
-    with pytest.raises(DataError, match="Rows has no attribute smiles with the SMILES of every sample: ScaffoldDiv"):
-        ready(letters("ab"), division=ScaffoldDivision())
 
 
 # ---- by hash
@@ -294,18 +245,6 @@ def test_hashes_are_spread_evenly_and_follow_the_shares():
         assert abs(len(held(data)[split]) - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5
 
 
-def test_hashes_need_something_to_hash():
-    with pytest.raises(DataError, match="HashDivision: the samples of Rows are no molecules: name the column"):
-        ready(letters("ab"), division=HashDivision())
-    with pytest.raises(ConfigurationError, match=r"HashDivision.by='atom': expected one of molecule, scaffold\."):
-        HashDivision(by="atom")
-    with pytest.raises(ConfigurationError, match="HashDivision.by='scaffold' and column='x': give one of them"):
-        HashDivision(by="scaffold", column="x")
-    everything = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
-    with pytest.raises(DataError, match="client 0: none of its 3 samples is for training: its samples are too few"):
-        ready(letters("aaa"), division=HashDivision(column="group"), split_seed=everything)
-
-
 # ---- by time
 
 
@@ -329,14 +268,6 @@ def test_a_copy_counts_by_its_first_date():
     assert parts == {"train": [0, 1, 2, 5], "val": [3], "test": [4]}
 
 
-def test_values_that_are_no_order():
-    wrong = Rows({"t": ["2020-01-01", "soon", "2021-01-01"]})
-    with pytest.raises(DataError, match=r"column='t': 1 values are no dates as the others are: row 3 'soon'\. Give"):
-        ready(wrong, division=OrderDivision(column="t"))
-    with pytest.raises(DataError, match=r"2 values are no numbers as the others are: row 2 'nan', row 5 '2020-01-01'"):
-        ready(Rows({"t": ["nan", "3", "4", "2020-01-01"]}), division=OrderDivision(column="t"))
-
-
 # ---- as given
 
 
@@ -358,42 +289,6 @@ def test_a_part_that_nobody_has_is_cut_from_training():
     assert [[len(held(data, c)[split]) for split in SPLITS] for c in (0, 1)] == [[32, 4, 4], [36, 4, 0]]
 
 
-@pytest.mark.parametrize(
-    ("values", "options", "message"),
-    [
-        (
-            ["train", "holdout", "x"],
-            {},
-            r"has the values 'holdout', 'x', which are none of train.*: name them in",
-        ),
-        (["test", "val"], {}, r"column 's' has no sample for training: check its values\."),
-        (["train", "val", "test"], {"folds": 5}, r"folds=5: ColumnDivision has samples for both val and test"),
-    ],
-)
-def test_a_column_that_says_something_else(values, options, message):
-    with pytest.raises(DataError, match=message):
-        ready(Rows({"s": values}), division=ColumnDivision(column="s"), **options)
-
-
-def test_a_client_whose_given_samples_are_all_held_out():
-    rows = Rows({"s": ["train", "test", "test"], "lab": ["a", "b", "b"]})
-    with pytest.raises(DataError, match="client b: none of its 2 samples is for training: leave the client out"):
-        ready(rows, partitioner=GroupBy(column="lab"), division=ColumnDivision(column="s"))
-    with pytest.raises(DataError, match="1 samples of client 0 are for test, but the data have a test part of their"):
-        ready({"train": Rows({"s": ["train", "test"]}), "test": letters("a")}, division=ColumnDivision(column="s"))
-
-
-def test_a_value_for_two_parts():
-    with pytest.raises(ConfigurationError, match="the value 'x' stands for train and for test: name it once"):
-        ColumnDivision(column="s", train=["x"], test=["x"])
-
-
-def test_given_parts_that_divide_copies():
-    rows = Rows({"s": ["train", "test", "train"], "thing": ["a", "a", "b"]})
-    with pytest.raises(DataError, match="ColumnDivision puts the copies of 1 of 2 molecules into more than one part"):
-        ready(rows, division=ColumnDivision(column="s"), together=True)
-
-
 @pytest.mark.parametrize("kind", ["json", "yaml", "csv"])
 def test_lists_in_a_file(tmp_path, kind):
     lists = {"train": ["m0", "m1", "m2", "m3"], "valid": ["m4"], "test": ["m5"]}
@@ -411,37 +306,10 @@ def test_lists_of_rows(tmp_path):
     path = tmp_path / "rows.yaml"
     path.write_text("train: [2, 3, 4]\ntest: [6]\n")
     rows = letters("abcdef")
-    with pytest.raises(DataError, match=r"does not name 2 of the rows, such as 5, 7: add them, name another id_column"):
-        ready(rows, division=ListDivision(path=str(path)))
     parts = held(ready(rows, division=ListDivision(path=str(path), unlisted="leave_out"), split=(0.8, 0.0, 0.2)))
     assert parts == {"train": [0, 1, 2], "val": [], "test": [4]}
-    with pytest.warns(UserWarning, match=r"rows.yaml names 1 that are none of the rows: 6\.$"):
+    with pytest.warns(UserWarning, match=r"rows\.yaml .*: 6\."):
         ready(letters("abc"), division=ListDivision(path=str(path)))
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("train: [1]\ntest: [1]\n", DataError, r"names '1' for train and for test: name it once\."),
-        ("train: [1]\nholdout: [2]\n", ConfigurationError, r"has the part 'holdout': name parts train, val and test\."),
-        ("- 1\n", ConfigurationError, r"expected lists of identifiers, \{train: \[\.\.\.\]"),
-        ("train: 1\n", ConfigurationError, r"expected lists of identifiers"),
-    ],
-)
-def test_files_without_lists(tmp_path, text, error, message):
-    (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(error, match=message):
-        ready(letters("ab"), division=ListDivision(path=str(tmp_path / "x.yaml")))
-
-
-def test_arguments_of_lists(tmp_path):
-    with pytest.raises(ConfigurationError, match="unlisted='x': expected one of refuse, leave_out"):
-        ListDivision(path="a.csv", unlisted="x")
-    with pytest.raises(ConfigurationError, match=r"ListDivision.path='a.txt': expected a file that ends in .yaml"):
-        ListDivision(path="a.txt")
-    (tmp_path / "x.csv").write_text("id,split\n1,train\n2,\n")
-    with pytest.raises(DataError, match=re.escape("1 rows, the first 3, lack id or split.")):
-        ready(letters("ab"), division=ListDivision(path=str(tmp_path / "x.csv")))
 
 
 # ---- any data set, and the record
@@ -459,8 +327,6 @@ def test_any_data_set_is_divided_so_too():
     folded.setup("fit")
     assert (folded.describe()["folds"], folded.describe()["fold"]) == (4, 3)
     assert folded.num_samples("test") == [5, 5]
-    with pytest.raises(ConfigurationError, match="fold=2 with folds=2"):
-        Partitioned(rows, IID(num_clients=2), folds=2, fold=2)
 
 
 def test_the_record_says_how_samples_were_divided():

@@ -1,0 +1,210 @@
+"""What divisions and split files refuse: the exception and the option or thing at fault."""
+
+import json
+import re
+
+import pytest
+from division_tiny import Rows, letters, ready
+
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.data import (
+    ColumnDivision,
+    FromFile,
+    GroupDivision,
+    HashDivision,
+    ListDivision,
+    OrderDivision,
+    RandomDivision,
+    ScaffoldDivision,
+)
+from lightning_fl.data.division.hashed import hash_shares
+from lightning_fl.data.module import SPLITS
+from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Mixture
+from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.data.split_file import read_split_file, split_file_text
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "name"),
+    [
+        (HashDivision, {"by": "atom"}, "HashDivision.by='atom'"),
+        (HashDivision, {"by": "scaffold", "column": "x"}, "HashDivision.by='scaffold' and column='x'"),
+        (ColumnDivision, {"column": "s", "train": ["x"], "test": ["x"]}, "ColumnDivision: the value 'x'"),
+        (ListDivision, {"path": "a.csv", "unlisted": "x"}, "ListDivision.unlisted='x'"),
+        (ListDivision, {"path": "a.txt"}, "ListDivision.path='a.txt'"),
+    ],
+)
+def test_arguments(kind, arguments, name):
+    with pytest.raises(ConfigurationError, match=re.escape(name)):
+        kind(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"fold": 1}, "fold=1 without folds"),
+        ({"folds": 5, "fold": 5}, "fold=5 with folds=5"),
+        ({"folds": 1}, "GivenRows.folds=1"),
+        ({"folds": 3, "fold": -1}, "GivenRows.fold=-1"),
+        ({"folds": 2}, "folds=2 with split=[0.8, 0.1, 0.1]"),
+        ({"folds": 3, "split": (0.9, 0.1, 0.0)}, "folds=3 with split="),
+        ({"folds": 3, "division": OrderDivision(column="t")}, "folds=3 with OrderDivision"),
+        ({"stratified": True, "division": HashDivision()}, "stratified=True with HashDivision"),
+    ],
+)
+def test_settings_that_contradict(options, name):
+    with pytest.raises(ConfigurationError, match=re.escape(name)):
+        ready(letters("a" * 20), **options)
+
+
+def test_folds_of_any_data_set():
+    with pytest.raises(ConfigurationError, match="fold=2 with folds=2"):
+        Partitioned(letters("aabb"), IID(num_clients=2), folds=2, fold=2)
+
+
+@pytest.mark.parametrize("options", [{"folds": 5}, {"division": RandomDivision()}])
+def test_all_splits_are_given_already(options):
+    rows = letters("ab" * 30)
+    mixture = Mixture(num_clients=2, column="group", values_a=["a"], values_b=["b"], mixture="50:50")
+    for data, partitioner in ((rows, mixture), (dict.fromkeys(SPLITS, rows), IID(num_clients=1))):
+        with pytest.raises(ConfigurationError, match="division, folds"):
+            ready(data, partitioner=partitioner, **options)
+
+
+COLUMN = ColumnDivision(column="s")
+BY_LAB = GroupBy(column="lab")
+#: A seed with which the one key is not in training.
+HELD_OUT = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "name"),
+    [
+        (letters("abc"), {"folds": 5}, "3 samples for folds=5"),
+        (letters("aaaabbbb"), {"folds": 5, "division": GroupDivision(column="group")}, "2 groups for folds=5"),
+        (letters("ab"), {"division": ScaffoldDivision()}, "Rows has no attribute smiles"),
+        (letters("ab"), {"division": HashDivision()}, "HashDivision: the samples of Rows"),
+        (letters("aaa"), {"division": HashDivision(column="group"), "split_seed": HELD_OUT}, "client 0: none of its 3"),
+        (
+            Rows({"t": ["2020-01-01", "soon", "2021-01-01"]}),
+            {"division": OrderDivision(column="t")},
+            "column='t': 1 values .*dates.* row 3 'soon'",
+        ),
+        (
+            Rows({"t": ["nan", "3", "4", "2020-01-01"]}),
+            {"division": OrderDivision(column="t")},
+            "2 values .*numbers.* row 2 'nan', row 5 '2020-01-01'",
+        ),
+        (Rows({"s": ["train", "holdout", "x"]}), {"division": COLUMN}, "column='s' .*'holdout', 'x'"),
+        (Rows({"s": ["test", "val"]}), {"division": COLUMN}, "column 's' has no sample for training"),
+        (Rows({"s": list(SPLITS)}), {"division": COLUMN, "folds": 5}, "folds=5: ColumnDivision"),
+        (
+            Rows({"s": ["train", "test", "test"], "lab": ["a", "b", "b"]}),
+            {"division": COLUMN, "partitioner": BY_LAB},
+            "client b: none of its 2 samples",
+        ),
+        (
+            {"train": Rows({"s": ["train", "test"]}), "test": letters("a")},
+            {"division": COLUMN},
+            "1 samples of client 0 are for test",
+        ),
+        (
+            Rows({"s": ["train", "test", "train"], "thing": ["a", "a", "b"]}),
+            {"division": COLUMN, "together": True},
+            "ColumnDivision .* copies of 1 of 2 molecules",
+        ),
+    ],
+)
+def test_data(data, options, name):
+    with pytest.raises(DataError, match=name):
+        ready(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error", "name"),
+    [
+        ("x.yaml", "train: [1]\ntest: [1]\n", DataError, "'1' in both train and test"),
+        ("x.yaml", "train: [1]\nholdout: [2]\n", ConfigurationError, "the part 'holdout'"),
+        ("x.yaml", "- 1\n", ConfigurationError, "x.yaml: .*lists"),
+        ("x.yaml", "train: 1\n", ConfigurationError, "x.yaml: .*lists"),
+        ("x.yaml", "train: [2]\n", DataError, "lacks 1 of the rows, such as 3"),
+        ("x.csv", "id,split\n1,train\n2,\n", DataError, "1 rows, the first 3, lack id or split"),
+    ],
+)
+def test_files_of_lists(tmp_path, file, text, error, name):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(error, match=name):
+        ready(letters("ab"), division=ListDivision(path=str(tmp_path / file)))
+
+
+# ---- split files
+
+
+@pytest.fixture
+def rows():
+    return Rows({"group": [f"g{number % 11}" for number in range(60)]}, labels=[n % 3 for n in range(60)])
+
+
+@pytest.fixture
+def path(tmp_path, rows):
+    data = ready(rows, partitioner=Dirichlet(num_clients=3, alpha=0.5))
+    path = tmp_path / "splits.json"
+    path.write_text(split_file_text(data, range(3)))
+    return path
+
+
+def change(path, edit):
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (lambda c: c.update(format=2), "format 2"),
+        (lambda c: c.pop("clients"), "'clients'"),
+        (lambda c: c["clients"][0].update(val=["x"]), "numbers"),
+        (lambda c: c["clients"][0].update(val=[5, 5]), "twice"),
+        (lambda c: c.update(numbering="x"), "splits.json"),
+    ],
+)
+def test_damaged_files(path, edit, name):
+    change(path, edit)
+    with pytest.raises(DataError, match=name):
+        read_split_file(path)
+
+
+def test_a_file_that_is_not_json(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(DataError, match=r"x\.json cannot be read as JSON"):
+        read_split_file(tmp_path / "x.json")
+
+
+def test_a_sample_of_two_clients(path, rows):
+    change(path, lambda c: c["clients"][1].update(test=c["clients"][0]["train"][:1]))
+    with pytest.raises(DataError, match=r"sample \d+ twice, .* test samples of client_1"):
+        ready(rows, partitioner=FromFile(path=str(path)))
+
+
+def test_other_data(path, rows):
+    again = FromFile(path=str(path))
+    with pytest.raises(DataError, match="sum 00ff, these have 00aa"):
+        ready(rows, partitioner=again, sha256="00aa")
+    with pytest.raises(DataError, match="1 rows that the data do not have: 61"):
+        ready(Rows({"group": ["g"] * 59}), partitioner=again)
+    with pytest.raises(DataError, match="the parts train, these have test, train"):
+        ready({"train": rows, "test": rows}, partitioner=again)
+    with pytest.raises(DataError, match="numbers rows, and these data do not"):
+        ready(letters("a" * 60).without_rows(), partitioner=again)
+
+
+@pytest.mark.parametrize("options", [{"folds": 3}, {"division": RandomDivision()}, {"train_shares": [1.0] * 3}])
+def test_nothing_else_divides(path, rows, options):
+    with pytest.raises(ConfigurationError, match="FromFile"):
+        ready(rows, partitioner=FromFile(path=str(path)), **options)
+
+
+def test_nothing_else_divides_any_data_set(path, rows):
+    with pytest.raises(ConfigurationError, match="FromFile"):
+        Partitioned(rows, FromFile(path=str(path)), folds=3)
