@@ -556,7 +556,7 @@ def test_clients_without_labels(tmp_path):
         data._leave_out_unlabelled(
             [{"train": torch.tensor([0])}, {"train": torch.tensor([1])}], torch.full((2, 2), NAN)
         )
-    with pytest.raises(ConfigurationError, match="unlabelled='drop': give one of 'refuse', 'leave_out'"):
+    with pytest.raises(ConfigurationError, match="unlabelled='drop'"):
         csv_module(path, unlabelled="drop")
 
 

@@ -107,7 +107,7 @@ def test_lists_of_samples_and_of_silos_are_told_apart() -> None:
 
     for data, message in (
         (rows, "say how the data are cut into clients"),
-        ([list(row) for row in rows], "data is a list of lists, which may be samples or one list of samples per silo"),
+        ([list(row) for row in rows], "data is a list of lists"),
         ([regression_set(5, seed=1), rows[0]], "data is a list of TensorDataset, tuple: give one data module, loader"),
         ({"train": rows, "val": rows}, "data is a dict of train, val, which are splits: give silos by name"),
         (DataLoader(rows), "data is a DataLoader: give a list with one LightningDataModule, loader or data set"),  # type: ignore[arg-type]

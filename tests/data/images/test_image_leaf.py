@@ -1,7 +1,6 @@
 """FEMNIST in LEAF's JSON files."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -181,20 +180,15 @@ def test_some_writers_are_drawn_by_the_seed(own_folder):
         ]
         assert data.num_samples("test") == [2] * 10
     assert drawn[0] != drawn[1]
-    with pytest.raises(DataError, match="10 of 30 groups have at least 6 samples for training, but 11 are wanted: ask"):
+    with pytest.raises(DataError, match="10 of 30 groups have min_samples=6 .* 11 "):
         ready(partitioner=GroupBy(column="writer", num_groups=11, min_samples=6))
 
 
 def test_parts_without_a_common_writer_need_pooling(own_folder):
     write_leaf(own_folder / "femnist", BY_USER)
-    message = (
-        "2 clients, such as f0002_00, have samples in the test part of the data but none in the train part: put the"
-        " parts together (ImageData's pooled: true), or take data whose groups are in every part (of LEAF's, those made"
-        " with -t sample)."
-    )
-    with pytest.raises(DataError, match=re.escape(message)):
+    with pytest.raises(DataError, match=r"2 clients, such as f0002_00, have .* test part.*pooled"):
         ready(partitioner=GroupBy(column="writer"))
-    with pytest.raises(DataError, match="no client has samples in the test part of the data: put the parts together"):
+    with pytest.raises(DataError, match="no client has samples in the test part"):
         ready(partitioner=GroupBy(column="writer", min_samples=1))  # which leaves the writers of the test part out
     data = ready(partitioner=GroupBy(column="writer"), pooled=True, split=(0.5, 0.25, 0.25))
     assert data.client_names() == ["f0000_14", "f0001_41", "f0002_00", "f0003_07"]

@@ -109,7 +109,7 @@ def test_options_are_refused(make, options, fault):
             image_data,
             {"shifts": [LabelPermutation(permutations=[[0, 1]] * 2, clients_per_value=1)]},
             ConfigurationError,
-            "LabelPermutation .* 2 labels.* 3",
+            "LabelPermutation.* 2 labels.* 3",
         ),
         (domains, {"source": "real", "missing": "skip"}, DataError, "2 of 2 domains"),
     ],
