@@ -76,6 +76,20 @@ class CornerModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
 
 
+class Network(CornerModule):
+    """Random weights, two layers: the first models differ in what they are good at."""
+
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(7)
+        self.linear = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))  # type: ignore[assignment]
+        with torch.no_grad():
+            for parameter in self.linear.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draws))
+        if frozen:
+            self.linear[0].requires_grad_(False)
+
+
 class Silent(BiddingPolicy):
     """Never bids."""
 

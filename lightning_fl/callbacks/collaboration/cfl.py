@@ -1,4 +1,4 @@
-"""CFL (FedCluster): one model for all, split in two wherever it stands still while its clients would still move.
+"""CFL: a cluster of clients is split in two when its model stops moving while its clients still would.
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
 Constraints", IEEE Transactions on Neural Networks and Learning Systems 2021 (https://arxiv.org/abs/1910.01991):
@@ -15,24 +15,23 @@ paper                  here                                                shape
 clusters               ``assignments``, ``splits``                         [N]
 =====================  ==================================================  ======
 
-Differs from the paper: ε1 and ε2 may be relative to the clients' norms, and then need no tuning by model and learning
-rate. In the round of a split clients are averaged with their own side already. Who took no part in that round, or
-arrives after a split, belongs to no cluster until it next takes part: it starts from the average of the clusters and
-joins the one whose mean update of that round is most similar to its own, or waits if it opposes all of them
-(:class:`ClientClusters`). The paper keeps the updates and models of all splits and has a new client descend the tree by
-the most similar update of either side.
+Differs from the paper: ε1 and ε2 may be relative to the clients' norms, and then need no tuning to model and learning
+rate. In the round of a split clients are already averaged with their own side. Clients absent in that round, or new
+after a split, belong to no cluster until they take part: they start from the average of the clusters and join the one
+with the most similar mean update of that round, or wait if none is similar (:class:`ClientClusters`). The paper keeps
+the updates and models of all splits, and a new client descends the tree by the more similar update.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import NonNegative, Positive, Size, checked
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.cfl import Bipartition, split_cluster
 from lightning_fl.runtime.surface import TrainerSurface
@@ -42,14 +41,14 @@ __all__ = ["CFL", "ClusterSplit"]
 
 @dataclass(frozen=True)
 class ClusterSplit:
-    """A cluster that became two. Clusters are numbered as they arise; 0 is all clients."""
+    """A split of a cluster in two. Clusters are numbered in order of creation; 0 is all clients."""
 
     round: int
     """The round, counted from 1."""
     cluster: int
-    """What was split."""
+    """The cluster that was split."""
     sides: tuple[int, int]
-    """What it became."""
+    """The two new clusters."""
     cross_similarity: float
     """Largest cosine similarity of two clients' updates on different sides."""
 
@@ -57,40 +56,34 @@ class ClusterSplit:
 class CFL(ClientClusters):
     """Splits clusters of clients by the cosine similarity of their updates, starting with all clients in one.
 
-    A cluster is split when its mean update is short and that of some client is not: its clients then pull in different
-    directions, and training on together would help nobody. For the rest see :class:`ClientClusters`.
+    A cluster is split when its mean update is short and some client's is not: its clients then pull in different
+    directions. For the rest see :class:`ClientClusters`.
 
     Args:
-        mean_norm: epsilon 1 > 0: a cluster is split only in a round in which the norm of its mean update, clients
-            weighted by their samples, is below it.
-        client_norm: epsilon 2 >= 0: and only if the largest norm of an update of its clients is above it.
-        norms: what the two are measured in. "relative": ``mean_norm`` as a share of the largest norm of the cluster's
-            clients in the same round, ``client_norm`` as a share of the largest norm of all clients in the first
-            round. "absolute": as norms of updates, as in the paper.
-        gamma_max: from 0 to 1; a split is made only if ``sqrt((1 - c) / 2)`` is above it, with c the largest
-            similarity across the sides. 0 splits whatever is not the same, 0.71 what is opposed.
+        mean_norm: epsilon 1: upper bound of the norm of the cluster's mean update, clients weighted by their samples.
+        client_norm: epsilon 2: lower bound of the largest norm of an update of its clients.
+        norms: unit of the two. "relative": ``mean_norm`` relative to the largest norm of the cluster's clients in the
+            same round, ``client_norm`` relative to the largest norm of all clients in the first round. "absolute":
+            norms of updates, as in the paper.
+        gamma_max: lower bound of ``sqrt((1 - c) / 2)``, with c the largest similarity across the sides: 0 splits all
+            that differ, 0.71 those that are opposed.
         warm_up_rounds: rounds before the first split.
 
     Attributes:
-        clusters: number of every client's cluster, as ``splits`` number them; -1 for none, length N.
+        clusters: cluster of every client, as numbered in ``splits``; -1 for none, length N.
         splits: every split so far.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        mean_norm: float = 0.25,
-        client_norm: float = 0.1,
+        mean_norm: Positive = 0.25,
+        client_norm: NonNegative = 0.1,
         norms: Literal["relative", "absolute"] = "relative",
-        gamma_max: float = 0.0,
-        warm_up_rounds: int = 0,
+        gamma_max: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        warm_up_rounds: Size = 0,
     ) -> None:
-        if norms not in ("relative", "absolute"):
-            raise ConfigurationError(f"CFL.norms={norms!r}: choose relative or absolute.")
-        check_numbers(self, mean_norm=mean_norm, above=0, mend=", such as 0.25 of the largest client's (relative)")
-        check_numbers(self, client_norm=client_norm, at_least=0, mend=", such as 0.1 of the first round's (relative)")
-        check_numbers(self, gamma_max=gamma_max, at_least=0, below=1)
-        check_counts(self, warm_up_rounds=warm_up_rounds, at_least=0)
         self.mean_norm = mean_norm
         self.client_norm = client_norm
         self.norms = norms
@@ -99,7 +92,7 @@ class CFL(ClientClusters):
         super().__init__()
 
     def reset(self, num_clients: int) -> None:
-        """Everybody is together."""
+        """Put all clients into one cluster."""
         super().reset(num_clients)
         self.clusters = [0] * num_clients
         self.splits: list[ClusterSplit] = []
@@ -108,7 +101,7 @@ class CFL(ClientClusters):
     def assign(
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
     ) -> dict[int, int] | None:
-        """Split what stands still; of a cluster that is split, who took no part belongs to none."""
+        """Split clusters that stand still; absent clients of a split cluster belong to none."""
         gram = self.gram(trainer, weights, clients)
         if self._first_norm is None:
             self._first_norm = math.sqrt(float(gram.diagonal().max()))
@@ -129,10 +122,8 @@ class CFL(ClientClusters):
         return moves or None
 
     def _split(self, gram: Tensor, samples: Sequence[int]) -> Bipartition | None:
-        """The two sides of a cluster's clients, if it is split."""
         unit, first = 1.0, 1.0
-        if self.norms == "relative":
-            assert self._first_norm is not None
+        if self.norms == "relative" and self._first_norm is not None:
             unit, first = math.sqrt(float(gram.diagonal().max())), self._first_norm
         return split_cluster(
             gram, samples, eps1=self.mean_norm * unit, eps2=self.client_norm * first, gamma_max=self.gamma_max
@@ -144,7 +135,7 @@ class CFL(ClientClusters):
         return {**super().state_dict(), "splits": splits, "first_norm": self._first_norm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         super().load_state_dict(state)
         self.splits = [
             ClusterSplit(done, cluster, (first, second), similarity)

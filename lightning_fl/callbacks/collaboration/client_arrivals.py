@@ -5,30 +5,30 @@ import torch
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
-from lightning_fl.core.validation import check_counts, warn_beyond_end
+from lightning_fl.core.validation import Count, checked, warn_beyond_end
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ClientArrivals"]
 
 
 class ClientArrivals(Callback):
-    """Some clients are absent at first: they neither train nor are evaluated before their round.
+    """Keeps clients absent before a given round: they neither train nor are evaluated.
 
-    A client arrives with the average of the models that the others use, weighted by their samples. A callback that
-    decides the collaboration then finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. Where
-    it trains a model that nobody else contributes to (``LocalTraining``), it goes on with that.
+    A client arrives with the average of the others' models, weighted by samples. The callback of the collaboration then
+    finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. With ``LocalTraining`` it continues
+    with its own model.
 
     Args:
-        rounds: client (its name, or its number as text) -> the first round that it takes part in, counted from 1.
+        rounds: client (its name, or its number as text) -> its first round, counted from 1.
 
     Raises:
-        ConfigurationError: a round is less than 1; at the start of a run, a client is not known or nobody is there.
+        ConfigurationError: a round is less than 1; at the start of a run, a client is unknown or none is present.
     """
 
     role = "arrival"
 
-    def __init__(self, *, rounds: dict[str, int]) -> None:
-        check_counts(self, rounds=rounds, mend=": rounds begin with 1")
+    @checked
+    def __init__(self, *, rounds: dict[str, Count]) -> None:
         self.rounds = rounds
         self._first: dict[int, int] = {}
 
@@ -39,19 +39,19 @@ class ClientArrivals(Callback):
         for name in self.rounds:
             if name not in numbers:
                 raise ConfigurationError(
-                    f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}; the data have"
+                    f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}. Clients are"
                     f" {listed(names, near=name)}."
                 )
         warn_beyond_end(self, trainer.max_rounds, rounds=self.rounds)
         self._first = {numbers[name]: first for name, first in self.rounds.items()}
         if all(self._first.get(client, 1) > 1 for client in range(len(names))):
             raise ConfigurationError(
-                "ClientArrivals.rounds: no client is present in round 1; leave at least one out of rounds."
+                "ClientArrivals.rounds: no client is present in round 1. Leave at least one out of rounds."
             )
         trainer.federation.absent_clients = self._absent(trainer)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Let in who arrives."""
+        """Add new clients."""
         absent = self._absent(trainer)
         newcomers = trainer.federation.absent_clients - absent
         if newcomers:
@@ -64,7 +64,7 @@ class ClientArrivals(Callback):
         trainer.federation.absent_clients = absent
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Who has trained alone, from the average of others' models, goes on with what it has learned."""
+        """Give clients that trained alone, from the average of others' models, their own model."""
         old = trainer.federation.collaboration
         alone = [
             client

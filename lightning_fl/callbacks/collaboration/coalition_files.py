@@ -1,4 +1,4 @@
-"""The files of a run with FedCollab: distances between clients, their coalitions, and the models that it exported."""
+"""Files of a FedCollab run: distances between clients, coalitions, and exported models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ __all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distanc
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
-    """Distances [N, N] from a file, NaN for pairs that it lacks.
+    """Read distances [N, N] from a file, NaN for missing pairs.
 
     Args:
         path: a CSV file with the clients' names in the first row and column, or a ``.npy`` matrix in their order.
         names: the clients.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its content is no matrix of distances of these clients.
+        ConfigurationError: the file cannot be read, or is not a matrix of distances of these clients.
     """
     import pandas as pd  # takes a second to import
 
@@ -57,12 +57,7 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
 
 
 def distance_table(names: Sequence[str], distances: Tensor) -> str:
-    """The content of ``distances.csv``.
-
-    Args:
-        names: the clients.
-        distances: D, shape [N, N].
-    """
+    """Content of ``distances.csv`` for distances [N, N]."""
     import pandas as pd  # takes a second to import
 
     table = pd.DataFrame(distances.numpy(), index=pd.Index(names, name="client"), columns=list(names))
@@ -70,14 +65,14 @@ def distance_table(names: Sequence[str], distances: Tensor) -> str:
 
 
 def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
-    """The coalitions of a finished run, of the clients that it had: client -> label.
+    """Read the coalitions of a finished run: client -> label.
 
     Args:
-        run: its folder.
-        names: the clients of this run.
+        run: folder of the run.
+        names: clients of this run.
 
     Raises:
-        ConfigurationError: ``coalitions.csv`` cannot be read, or has clients that this run has not.
+        ConfigurationError: ``coalitions.csv`` cannot be read, or has clients that this run lacks.
     """
     import pandas as pd  # takes a second to import
 
@@ -86,26 +81,19 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
         table = pd.read_csv(path, converters={"client": csv_value}).set_index("client")["coalition"].astype(int)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
-            f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a finished run"
-            " with FedCollab."
+            f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a FedCollab run."
         ) from error
     missing = sorted(set(table.index) - set(names))
     if missing:
         raise ConfigurationError(
-            f"FedCollab.structure={str(run)!r}: the data lack its clients {', '.join(missing)}. Give data with the"
-            " run's clients, under the same names, and new ones."
+            f"FedCollab.structure={str(run)!r}: the data lack its clients {', '.join(missing)}. Give data with all"
+            " clients of that run, with the same names, and new ones."
         )
     return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
 
 
 def coalition_table(names: Sequence[str], num_samples: Sequence[int], labels: Sequence[int]) -> str:
-    """The content of ``coalitions.csv``: client, samples and coalition of all that are there.
-
-    Args:
-        names: the clients.
-        num_samples: theirs, length N.
-        labels: their coalitions, -1 for those that are not there yet, length N.
-    """
+    """Content of ``coalitions.csv``: client, samples and coalition, without clients that have label -1."""
     import pandas as pd  # takes a second to import
 
     rows = [row for row in zip(names, num_samples, labels, strict=True) if row[2] >= 0]
@@ -113,25 +101,25 @@ def coalition_table(names: Sequence[str], num_samples: Sequence[int], labels: Se
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:
-    """The shared model of a coalition that a run exported.
+    """Read the exported model of a coalition.
 
     Args:
-        run: its folder.
-        label: the coalition.
+        run: folder of the run.
+        label: of the coalition.
         module: of the same kind; its weights are overwritten.
-        flat: the same module's weights.
+        flat: weights of ``module``.
 
     Raises:
-        ConfigurationError: there is no such file, or it is another kind of model.
+        ConfigurationError: there is no such file, or its model does not fit.
     """
     path = run / "models" / f"shared_{label}.ckpt"
-    mend = "Join a run with the same model, made with save_models (the default)."
+    advice = "Join a run with the same model, made with save_models (the default)."
     kind = f"a model of the kind {type(module).__name__} is"
-    content = read_torch(path, kind, mend, error=ConfigurationError, place=f"FedCollab.structure: {path}")
+    content = read_torch(path, kind, advice, error=ConfigurationError, place=f"FedCollab.structure: {path}")
     try:
         module.load_state_dict(content["state_dict"])
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         raise ConfigurationError(
-            f"FedCollab.structure: {path} is not {kind} ({str(error).splitlines()[0]}). {mend}"
+            f"FedCollab.structure: {path} is not {kind} ({str(error).splitlines()[0]}). {advice}"
         ) from error
     return flat.collect().clone()

@@ -1,4 +1,4 @@
-"""Coalitions of several clients, and which of them are the same from round to round."""
+"""Coalitions of several clients, and their identities over rounds."""
 
 import itertools
 from collections import Counter
@@ -13,36 +13,31 @@ __all__ = ["coalition_of", "coalitions", "track_coalitions"]
 
 
 def coalition_of(trainer: TrainerSurface, client: int) -> int:
-    """A client's coalition: the model that it uses, or the one that it uses most; who counts in none is alone."""
+    """A client's coalition: the model that it uses most; a client that contributes to none is alone."""
     if not trainer.federation.collaboration.aggregation[:, client].any():
         return trainer.federation.collaboration.num_models + client
     return int(trainer.federation.collaboration.personalisation[client].argmax())
 
 
 def coalitions(labels: Sequence[int]) -> dict[int, set[int]]:
-    """The clients of each coalition that has several, by ascending label.
-
-    Args:
-        labels: every client's coalition, N of them.
-    """
+    """The clients of each coalition of several, by ascending label."""
     several = sorted(label for label, count in Counter(labels).items() if count > 1)
     return {label: {client for client, own in enumerate(labels) if own == label} for label in several}
 
 
 def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Number coalitions so that one keeps its number from round to round.
+    """Renumber coalitions so that each keeps its number over rounds.
 
-    The last round keeps its numbers, so that they are those of other pictures of that round. From there backwards the
-    coalitions of a round are matched one to one with those known from later rounds, as these were when they were seen
-    nearest, such that the most clients stay in their coalition; of equal matches the one in the round next to it is
-    taken. A coalition that matches none gets a new number. A client alone is no coalition: it is not matched, and its
-    number says nothing about its numbers in other rounds.
+    The last round keeps its numbers, as in other figures of that round. Going backwards, a round's coalitions are
+    matched one to one with those of later rounds, in their nearest form, so that most clients keep their coalition; of
+    equal matches the next round's is taken. Coalitions without a match get a new number. Single clients are not
+    matched: their numbers differ between rounds.
 
     Args:
         assignments: every client's coalition in each round, [R][N].
 
     Returns:
-        The same partitions, [R][N], renumbered.
+        The same partitions, renumbered, [R][N].
     """
     if not assignments:
         return []
@@ -51,7 +46,7 @@ def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
     known = coalitions(assignments[-1])
     for labels in reversed(assignments[:-1]):
         own, near = coalitions(labels), set(tracked[-1])
-        # Whole clients count; being near decides between equals, for it adds less than one client in all.
+        # Numbers of common clients; being near decides between equal ones, as it adds less than one client.
         overlap = np.array(
             [
                 [len(members & other) * (len(labels) + 1) + (number in near) for number, other in known.items()]

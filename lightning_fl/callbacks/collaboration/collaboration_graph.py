@@ -1,4 +1,4 @@
-"""DPFL: every client has a model of its own and chooses, by its validation data, whose models to average it with.
+"""DPFL: every client has its own model and chooses by validation data with whose models to average it.
 
 Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
 https://arxiv.org/abs/2406.06520, algorithms 1 to 3.
@@ -15,8 +15,8 @@ B_c                ``budget``
 R(S)               minus the client's validation loss (``monitor``)
 =================  ==========================================================  ======
 
-Differs from the paper: the first round stands for the preprocessing. In a simulation every process holds all N models;
-what a client refers to at once is bounded by B_c.
+Differs from the paper: the first round is the preprocessing. In a simulation every process holds all N models; a client
+refers to at most B_c at once.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Size, checked
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
@@ -41,34 +41,32 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CollaborationGraph"]
 
-#: Models that a client without a budget refers to at a time.
+#: Models that a client without a budget holds at a time.
 _BATCH = 16
 
 
 class CollaborationGraph(Callback):
-    """A directed graph of collaboration: an edge from j to k means that k's model takes in j's.
+    """Directed graph of collaboration: an edge from j to k means that client k's average includes j's model.
 
-    Works with any strategy's local objective, with sampled clients (who takes no part keeps its model and is nobody's
-    collaborator in that round), with ``PersonalLayers`` and with ``ClientArrivals`` (a newcomer chooses among all who
-    are there; the others' candidates stay). Writes ``communication.csv``: how many models and bytes each client
-    received from which other in every round, and whether it chose that one.
+    Works with any strategy's local objective, with sampled clients (absent ones keep their models and are not
+    collaborators in that round), ``PersonalLayers`` and ``ClientArrivals`` (a newcomer chooses among all present
+    clients; the others keep their candidates). Writes ``communication.csv``: models and bytes that each client received
+    from each other one per round, and whether it chose that one.
 
     Args:
-        budget: B_c, the most collaborators a client has: a number, a share of the N clients (0.1), or ``None`` for no
+        budget: B_c, the most collaborators of a client: a number, a share of the N clients (0.1), or ``None`` for no
             limit. 0 is local training.
-        graph: "greedy" is DPFL; "random" gives every client ``budget`` others, drawn once; "full" everybody; else a
-            CSV file with the clients' names in its first row and column, row k with a 1 for everybody client k
-            collaborates with and a 0 for the others.
+        graph: "greedy" is DPFL; "random" gives every client ``budget`` others, drawn once; "full" all others;
+            otherwise a CSV file with the clients' names in its first row and column, and a 1 in row k for the
+            collaborators of client k, else 0.
         every_n_rounds: rounds between two greedy choices.
-        init_epochs: epochs of the first round, after which candidates are chosen; default the work of any round.
-        monitor: validation metric that the greedy choice improves; default the first one with "loss" in its name,
-            else the first.
-        never_worse: a client whose choice does worse on its validation data than its own model alone chooses nobody
-            in that round, the first one included; its candidates stay. The paper's rule does not see to it, though its
-            remark 3 says so: averages of models that trained apart are worse at first, and better after the next
-            local training.
-        loners: numbers of clients that choose nobody and keep their own models, while others may choose them.
-        watched: numbers of clients (of doubtful data, say) whose share of the other clients' edges is logged as
+        init_epochs: epochs of the first round, after which candidates are chosen; default as in other rounds.
+        monitor: validation metric of the greedy choice; default the first one with "loss" in its name, else the first.
+        never_worse: choose no collaborators in a round in which the choice is worse on validation data than the own
+            model; candidates stay. The paper's rule does not guarantee it, despite its remark 3: averages of models
+            that trained apart are worse at first, and better after the next local training.
+        loners: numbers of clients that choose no collaborators, while others may choose them.
+        watched: numbers of clients (of doubtful data, for example) whose share of the others' edges is logged as
             ``graph/watched_share``.
 
     Raises:
@@ -79,27 +77,25 @@ class CollaborationGraph(Callback):
     role = "collaboration"
     traits = ("model_per_client",)
 
+    @checked
     def __init__(
         self,
         *,
-        budget: int | float | None = None,
+        budget: Size | NonNegative | None = None,
         graph: str = "greedy",
-        every_n_rounds: int = 1,
-        init_epochs: int | None = None,
+        every_n_rounds: Count = 1,
+        init_epochs: Count | None = None,
         monitor: str | None = None,
         never_worse: bool = False,
-        loners: list[int] | None = None,
-        watched: list[int] | None = None,
+        loners: list[Size] | None = None,
+        watched: list[Size] | None = None,
     ) -> None:
-        check_numbers(self, budget=budget, at_least=0, mend=": clients, a share of them below 1, or null")
         if budget is not None and budget > 1 and budget != int(budget):
             raise ConfigurationError(
                 f"CollaborationGraph.budget={budget}: give a number of clients, a share of them below 1, or null."
             )
         if graph == "random" and budget is None:
-            raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: how many others a client gets.")
-        check_counts(self, every_n_rounds=every_n_rounds, init_epochs=init_epochs)
-        check_counts(self, loners=loners, watched=watched, at_least=0)
+            raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
         self.budget = budget
         self.graph = graph
         self.every_n_rounds = every_n_rounds
@@ -111,11 +107,11 @@ class CollaborationGraph(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        #: Client -> whom it may choose from (Omega_k); known once it took part.
+        #: Client -> its candidates (Omega_k), once it took part.
         self.candidates: dict[int, list[int]] = {}
-        #: Rounds done when each entry of :attr:`chosen` was made.
+        #: Number of finished rounds at each entry of :attr:`chosen`.
         self.rounds: list[int] = []
-        #: In each round, client -> whose models it took in (C_k).
+        #: In each round, client -> its collaborators (C_k).
         self.chosen: list[dict[int, list[int]]] = []
         #: In each round, rows (k, j, models that k received from j), int32 [E, 3].
         self.received: list[Tensor] = []
@@ -128,12 +124,12 @@ class CollaborationGraph(Callback):
         return max(1, round(self.budget * num_clients))
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give every client a model; read a given graph; check that there is something to choose by."""
+        """Give every client a model; read a given graph; check the validation data."""
         self._reset()
         for name, clients in (("loners", self.loners), ("watched", self.watched)):
             if not set(clients) <= set(range(trainer.num_clients)):
                 raise ConfigurationError(
-                    f"CollaborationGraph.{name}={clients}: there are the clients 0..{trainer.num_clients - 1} only."
+                    f"CollaborationGraph.{name}={clients}: clients are 0..{trainer.num_clients - 1}."
                 )
         if self.graph == "greedy":
             self._check_validation(trainer)
@@ -142,12 +138,12 @@ class CollaborationGraph(Callback):
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """The first round trains for ``init_epochs``."""
+        """Train for ``init_epochs`` in the first round."""
         if trainer.federation.current_round == 0 and self.init_epochs is not None:
             trainer.round.work = LocalWork(None, self.init_epochs)
 
     def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
-        """Every client that took part chooses."""
+        """Choose the collaborators of every participant."""
         clients = sorted(trainer.round.survivors)
         newcomers = [client for client in clients if client not in self.candidates]
         due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
@@ -160,27 +156,25 @@ class CollaborationGraph(Callback):
         if due or newcomers == clients:
             self._last_choice = trainer.federation.current_round
         edges = torch.zeros_like(received)
-        for k in clients:  # what was not received for the choice is received for the average
+        for k in clients:  # models not received for the choice are received for the average
             for j in chosen[k]:
                 edges[k, j] = 1
         received = torch.maximum(received, edges)
-        trainer.federation.communication.between_clients(received - edges)  # the average's own are counted with it
+        trainer.federation.communication.between_clients(received - edges)  # those of the average are counted with it
         self.rounds.append(trainer.federation.current_round + 1)
         self.chosen.append(chosen)
         self._log(trainer, clients, chosen, received)
         return Collaboration(self._aggregation(trainer, chosen))
 
-    # -- the greedy choice ---------------------------------------------------------------------------------------
-
     def _greedy(
         self, trainer: TrainerSurface, clients: list[int], newcomers: list[int], due: bool, received: Tensor
     ) -> dict[int, list[int]]:
-        """C_k of every client: of newcomers with their candidates, of the others anew where that is due."""
+        """C_k of every client: chosen by newcomers and, if due, by the others."""
         hosted = set(trainer.hosted_clients)
         total = self._sum(trainer, clients) if any(client in newcomers for client in hosted) else None
 
         def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
-            """C_k, the candidates of a newcomer, and whose models were asked for; ``None`` to stay as it is."""
+            """C_k, a newcomer's candidates, and the clients whose models it received; ``None`` to keep the choice."""
             if client in self.loners:
                 return [], [], []
             if client in newcomers:
@@ -210,7 +204,7 @@ class CollaborationGraph(Callback):
         return chosen
 
     def _last_of(self, client: int, last: dict[int, list[int]]) -> list[int]:
-        """Whom a client chose when it last took part."""
+        """A client's collaborators when it last took part."""
         if client in last:
             return last[client]
         return next((chosen[client] for chosen in reversed(self.chosen) if client in chosen), [])
@@ -218,7 +212,7 @@ class CollaborationGraph(Callback):
     def _choose(
         self, trainer: TrainerSurface, client: int, others: list[int], everybody: Model | None
     ) -> tuple[Collaborators, list[int]]:
-        """One client's choice, and whose models it asked for in the pass that decides."""
+        """One client's choice, and the clients whose models it received in the deciding pass."""
         asked: list[int] = []
 
         def fetch(batch: Sequence[int]) -> list[list[Tensor]]:
@@ -243,7 +237,7 @@ class CollaborationGraph(Callback):
         return result, asked
 
     def _sum(self, trainer: TrainerSurface, clients: list[int]) -> list[Tensor]:
-        """``sum_i p_i w_i`` of all, which every client's first pass would add up."""
+        """``sum_i p_i w_i`` of all clients, the result of every client's first pass."""
         total = [torch.zeros_like(v, dtype=torch.float64) for _, v in trainer.federation.models[clients[0]].floating()]
         for client in clients:
             for part, (_, vector) in zip(total, trainer.federation.models[client].floating(), strict=True):
@@ -262,13 +256,11 @@ class CollaborationGraph(Callback):
         metric = report.metrics[name]
         return metric.value if higher_is_better(name, metric.higher_is_better) else -metric.value
 
-    # -- checks, records -----------------------------------------------------------------------------------------
-
     def _check_validation(self, trainer: TrainerSurface) -> None:
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
-                " validation_step, or CollaborationGraph a graph."
+                " validation_step, or set CollaborationGraph.graph."
             )
         missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners))
         if missing:
@@ -278,7 +270,7 @@ class CollaborationGraph(Callback):
             )
 
     def _given(self, trainer: TrainerSurface) -> dict[int, list[int]]:
-        """Candidates of a graph that is not chosen by data."""
+        """Candidates of a graph that does not depend on data."""
         count = trainer.num_clients
         others = {k: [j for j in range(count) if j != k] for k in range(count)}
         if self.graph == "full":
@@ -293,7 +285,7 @@ class CollaborationGraph(Callback):
         return read_graph(Path(self.graph), trainer.datamodule.client_names())
 
     def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:
-        """A: row k p-weighted over k and those it chose; who took no part keeps its model."""
+        """A: row k is p-weighted over k and its collaborators; absent clients keep their models."""
         matrix = torch.eye(trainer.num_clients, dtype=torch.float64)
         samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         for k, others in chosen.items():
@@ -321,7 +313,7 @@ class CollaborationGraph(Callback):
         trainer.log("graph/megabytes_received", models * trainer.federation.models[0].num_bytes / 1e6)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write who received how much from whom."""
+        """Write ``communication.csv``."""
         if not trainer.is_global_zero or not self.received:
             return
         import pandas as pd  # takes a second to import
@@ -347,7 +339,7 @@ class CollaborationGraph(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the graph and its history."""
+        """Restore the graph and its history."""
         self.candidates = {int(k): list(v) for k, v in state["candidates"].items()}
         self.rounds = list(state["rounds"])
         self.chosen = [{int(k): list(v) for k, v in one.items()} for one in state["chosen"]]
@@ -356,14 +348,14 @@ class CollaborationGraph(Callback):
 
 
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
-    """Client -> its collaborators, of a CSV file with a row and a column per client.
+    """Read client -> its collaborators from a CSV file with a row and a column per client.
 
     Raises:
         ConfigurationError: there is no such file, a client is missing, or an entry is neither 0 nor 1.
     """
     if not path.is_file():
         raise ConfigurationError(
-            f"CollaborationGraph.graph={str(path)!r}: there is no such file; give greedy, random, full, or a CSV file."
+            f"CollaborationGraph.graph={str(path)!r}: file not found. Give greedy, random, full, or a CSV file."
         )
     import pandas as pd  # takes a second to import
 
@@ -372,13 +364,13 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
     missing = [name for name in names if name not in table.index or name not in table.columns]
     if missing:
         raise ConfigurationError(
-            f"{path}: no row or column of client {missing[0]}: give a row and a column for each of {', '.join(names)}."
+            f"{path}: no row or column of client {missing[0]}. Give a row and a column for each client."
         )
     matrix = table.loc[list(names), list(names)]
     bad = [(k, j) for k in names for j in names if matrix.loc[k, j] not in (0, 1)]
     if bad:
         k, j = bad[0]
         raise ConfigurationError(
-            f"{path}: row {k}, column {j} is {matrix.loc[k, j]!s}: give 1 for a collaborator, else 0."
+            f"{path}: row {k}, column {j} is {matrix.loc[k, j]!s}. Give 1 for a collaborator, else 0."
         )
     return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

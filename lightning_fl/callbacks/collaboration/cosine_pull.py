@@ -1,4 +1,4 @@
-"""The pull of clients' models to those that they were averaged with, by cosines: what pFedGraph adds to a gradient.
+"""Gradient term of pFedGraph: pulls a client's model towards those it was averaged with, by cosines.
 
 Ye, Ni, Wu, Chen, Wang, "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023,
 https://proceedings.mlr.press/v202/ye23b.html: ``Σ_j A_ij cos(w, w_j) = z_i·w / |w|``, ``z_i = Σ_j A_ij w_j / |w_j|``.
@@ -14,7 +14,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CosinePull"]
 
-#: What hosted clients keep: z_i.
+#: Name of the client store of z_i.
 _STORE = "pfedgraph"
 
 
@@ -22,10 +22,10 @@ class CosinePull:
     """Adds ``strength`` times the gradient of ``Σ_j A_ij cos(w, w_j)``, from a client's second turn on.
 
     Args:
-        strength: of the term in the loss; negative to pull, 0 for nothing at all.
+        strength: factor of the term in the loss; negative pulls, 0 disables it.
 
     Attributes:
-        clients: who has a z_i, on whatever rank: it takes part for the second time.
+        clients: clients with a z_i, on all ranks.
     """
 
     def __init__(self, strength: float) -> None:
@@ -33,7 +33,7 @@ class CosinePull:
         self.clients: set[int] = set()
 
     def correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
-        """What changes the gradients of a turn."""
+        """The gradient correction of a turn; ``None`` without one."""
         kept = trainer.client_store(_STORE).get(client)
         if kept is None or self.strength == 0:
             return None
@@ -48,12 +48,12 @@ class CosinePull:
         return correct_
 
     def keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
-        """z_i of those who took part, where they are hosted; that of the round before came down with the model.
+        """Store z_i of hosted participants; count the download of the previous ones.
 
         Args:
             trainer: after the turns of a round, before the models are averaged.
-            clients: who took part, ascending.
-            rows: how much of each of their models goes into that of each, [n, n].
+            clients: participants, ascending.
+            rows: weights of their models in each other's average, [n, n].
         """
         if self.strength == 0:
             return
@@ -69,6 +69,6 @@ class CosinePull:
                     (weight, trainer.federation.models[clients[place]]) for place, weight in centre_terms(row, norms)
                 ]
                 store[client] = linear_combination(trainer.federation.models[client], terms, spans).state_dict()
-        received = sorted(self.clients.intersection(trainer.round.reports))  # when their turns began
+        received = sorted(self.clients.intersection(trainer.round.reports))  # received with the model
         trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})
         self.clients |= set(clients)

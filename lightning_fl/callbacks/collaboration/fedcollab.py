@@ -1,4 +1,4 @@
-"""FedCollab: before training, clients find out with whom to train, from distances between their data and their counts.
+"""FedCollab: coalitions formed before training, from distances between clients' data and numbers of samples.
 
 Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federated Learning, ICML 2023
 (https://arxiv.org/abs/2306.06508), algorithms 1 and 2, equation 10.
@@ -14,16 +14,17 @@ L, its minimiser       :mod:`lightning_fl.functional.fedcollab`
 coalitions             ``assignment``                                      [N]
 =====================  ==================================================  ======
 
-Differs from the paper: coalitions also merge and are searched from several kinds of starts, not by single moves alone;
-targets of regression are standardised where classes are one-hot, and graphs of molecules enter as Morgan fingerprints.
-What the discriminators do otherwise is in the file named above.
+Differs from the paper: the search also merges coalitions and has several kinds of starts, not only single moves;
+regression targets are standardised (classes are one-hot), and molecules enter as Morgan fingerprints. Differences
+of the discriminators are in the module named above.
 """
 
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, doc
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ from lightning_fl.callbacks.collaboration.coalition_files import (
 )
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
 from lightning_fl.functional.client_discriminator import DiscriminatorSettings
 from lightning_fl.functional.client_distances import pairwise_distances
@@ -48,41 +49,40 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FedCollab"]
 
-# Coalitions that come out the same less often are warned of.
-_FIRM = 0.8
+#: Share of draws with the same coalitions below which a run warns.
+_STABLE = 0.8
 
 
 class FedCollab(ClientClusters):
     """Divides clients into coalitions before the first round; any strategy then trains one model in each.
 
-    Every pair of clients trains a small discriminator federatedly on its inputs and targets; the better it tells the
-    two apart, the further they are from each other. Coalitions minimise the mean over clients of
-    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Distances, their standard errors and
-    coalitions are written to the run's folder as ``distances.csv``, ``distance_errors.csv`` and ``coalitions.csv``. How
-    firm they are is told: the share of draws of all distances, normal with these errors, in which the coalitions come
-    out the same.
+    Every pair of clients trains a small discriminator federatedly on its inputs and targets; its accuracy is their
+    distance. Coalitions minimise the mean over clients of
+    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. The run's folder gets ``distances.csv``,
+    ``distance_errors.csv`` (standard errors) and ``coalitions.csv``. The share of draws of distances with these errors
+    that lead to the same coalitions is logged.
 
-    Clients that arrive later (``ClientArrivals``) are measured when they come and put where the objective is least;
-    nobody else moves. Likewise for clients that a finished run did not have, with ``structure``: its coalitions and
-    models are taken up, and only coalitions that a new client joins are trained on.
+    Clients that arrive later (``ClientArrivals``) are measured on arrival and join where the objective is least; the
+    others stay. The same holds for new clients of a finished run with ``structure``: its coalitions and models are
+    restored, and only coalitions with a new client train.
 
     Args:
-        capacity: C >= 0, the model's appetite for data: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the
-            paper; 0 leaves clients with different data alone. C / √m is the excess error of a model of m samples. The
-            study ``fedcollab_capacity`` chooses it by validation.
-        num_restarts: starts of the search for the best coalitions.
-        distances: known distances, as a file: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
-            [N, N] in the clients' order. Pairs that it lacks, or has NaN for, are measured.
+        capacity: C of the model class: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the paper; 0 leaves
+            clients with different data alone. C / √m is the excess error of a model of m samples. The study
+            ``fedcollab_capacity`` chooses it by validation.
+        num_restarts: starts of the search for coalitions.
+        distances: file of known distances: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
+            [N, N] in the clients' order. Missing pairs and NaN are measured.
         structure: folder of a finished FedCollab run to join.
         encoder: a frozen network from a batch's inputs to features [B, d] for the discriminators; ``None`` for the
             inputs themselves, or Morgan fingerprints of molecules.
-        warm_up_rounds: rounds in which all clients train together first; the shared model's ``layer`` is then the
-            frozen encoder, and coalitions go on from that model.
-        layer: submodule of the model whose output is the features, with ``warm_up_rounds``: "network.encoder" of a
+        warm_up_rounds: rounds in which all clients first train together; ``layer`` of the shared model is then the
+            frozen encoder, and coalitions start from that model.
+        layer: submodule whose output is the features, with ``warm_up_rounds``: "network.encoder" of a
             ``ClassificationModel``, "readout" of a ``MoleculeModel``.
-        discriminator: how the discriminators are trained; ``None`` for the defaults of ``DiscriminatorSettings``.
-        ignore: for ablations (section 5.5): "quantities" takes every client to have the mean number of samples,
-            "distances" takes every pair to be as far apart as all are on average.
+        discriminator: training of the discriminators; ``None`` for the defaults of ``DiscriminatorSettings``.
+        ignore: for ablations (section 5.5): "quantities" gives every client the mean number of samples, "distances"
+            gives every pair the mean distance.
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, a file does not fit, a client has fewer than
@@ -90,37 +90,33 @@ class FedCollab(ClientClusters):
         DataError: inputs or targets cannot be read.
     """
 
-    #: Coalitions are formed before the turns, so that no weights are kept.
+    #: Coalitions are formed before the turns, so no weights need to be kept.
     select_collaboration = Callback.select_collaboration
 
+    @checked
     def __init__(
         self,
         *,
-        capacity: float = 10.0,
-        num_restarts: int = 20,
+        capacity: Annotated[float, Ge(0), doc("10 in the paper")] = 10.0,
+        num_restarts: Count = 20,
         distances: str | None = None,
         structure: str | None = None,
         encoder: nn.Module | None = None,
-        warm_up_rounds: int = 0,
+        warm_up_rounds: Size = 0,
         layer: str | None = None,
         discriminator: DiscriminatorSettings | None = None,
         ignore: Literal["quantities", "distances"] | None = None,
     ) -> None:
-        if ignore not in (None, "quantities", "distances"):
-            raise ConfigurationError(f"FedCollab.ignore={ignore!r}: choose quantities, distances or null.")
-        check_numbers(self, capacity=capacity, at_least=0, mend=" (10 in the paper)")
-        check_counts(self, num_restarts=num_restarts)
-        check_counts(self, warm_up_rounds=warm_up_rounds, at_least=0)
         if distances is not None and structure is not None:
             raise ConfigurationError(
-                f"FedCollab.distances={distances!r} and structure={structure!r} are both set: a structure has its own"
-                " distances; drop one."
+                f"FedCollab.distances={distances!r} and structure={structure!r} are both set. Drop one: a structure has"
+                " its own distances."
             )
         if (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
             raise ConfigurationError(
                 f"FedCollab.warm_up_rounds={warm_up_rounds}, layer={layer!r}, encoder="
-                f"{None if encoder is None else type(encoder).__name__}: give a number of rounds and a layer, or"
-                " neither; an encoder goes with neither."
+                f"{None if encoder is None else type(encoder).__name__}: give both rounds and a layer, or neither; an"
+                " encoder excludes them."
             )
         self.warm_up_rounds = warm_up_rounds
         self.layer = layer
@@ -136,75 +132,73 @@ class FedCollab(ClientClusters):
     def reset(self, num_clients: int) -> None:
         """Forget the distances of an earlier run."""
         super().reset(num_clients)
-        #: D, float64 [N, N]; NaN where a pair was not measured (clients that are not there yet).
+        #: D, float64 [N, N]; NaN for pairs not measured (absent clients).
         self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
-        #: Of D, float64 [N, N]; NaN where a pair was not measured, also where its distance was given.
+        #: Standard errors of D, float64 [N, N]; NaN for pairs not measured, also for given distances.
         unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
         self.distance_errors: Tensor = unknown.fill_diagonal_(0.0)
 
     @property
     def assignment(self) -> list[int]:
-        """Coalition of every client, 0..K-1 as models are numbered, -1 for one that is not there yet, length N."""
+        """Coalition of every client, 0..K-1 as models are numbered, -1 for absent ones, length N."""
         return list(self.clusters)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Measure distances and form coalitions; a resumed run has them in its checkpoint."""
+        """Measure distances and form coalitions, unless resumed from a checkpoint."""
         super().on_fit_start(trainer)
         if self.layer is not None:
-            LayerOutput(trainer.module, self.layer)  # refuses a wrong name now
+            LayerOutput(trainer.module, self.layer)  # raises for a wrong name
         if self.warm_up_rounds >= trainer.max_rounds:
             rank_zero_warn(
-                f"FedCollab.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends"
-                " before coalitions are formed; give more rounds to train in them."
+                f"FedCollab.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds},"
+                " before coalitions are formed. Give more rounds."
             )
         if not trainer.resumes_fit and not self.warm_up_rounds:
-            self._begin(trainer)
+            self._form_coalitions(trainer)
 
-    def _begin(self, trainer: TrainerSurface) -> None:
+    def _form_coalitions(self, trainer: TrainerSurface) -> None:
         present = trainer.present_clients
-        self.distances = self._measured(trainer, self._known_distances(trainer), present)
+        self.distances = self._measure(trainer, self._known_distances(trainer), present)
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
             return
         labels = solve_coalitions(
-            *self._judged(trainer, present),
+            *self._objective_inputs(trainer, present),
             self.capacity,
             num_restarts=self.num_restarts,
             seed=derive_seed(trainer.seed, "coalitions"),
         )
-        self._form(trainer, dict(zip(present, labels, strict=True)))
-        self._judge(trainer, present, labels)
+        self._set_coalitions(trainer, dict(zip(present, labels, strict=True)))
+        self._log_stability(trainer, present, labels)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Let in who arrives: measure its distances and put it where the objective is least."""
+        """Measure new clients and add them where the objective is least."""
         if trainer.federation.current_round < self.warm_up_rounds:
             return
         if max(self.clusters) < 0:
-            self._begin(trainer)
+            self._form_coalitions(trainer)
         present = trainer.present_clients
         newcomers = [client for client in present if self.clusters[client] < 0]
         if newcomers:
-            self.distances = self._measured(trainer, self.distances, present)
+            self.distances = self._measure(trainer, self.distances, present)
             known = {client: label for client, label in enumerate(self.clusters) if label >= 0}
-            self._form(trainer, self._joined(trainer, known, newcomers))
+            self._set_coalitions(trainer, self._join(trainer, known, newcomers))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Keep the files with the run, also with one that was resumed."""
+        """Write the files, also in a resumed run."""
         if max(self.clusters) >= 0:
             self._write(trainer)
 
-    # -- distances -----------------------------------------------------------------------------------------------
-
     def _known_distances(self, trainer: TrainerSurface) -> Tensor:
-        """[N, N], NaN where nothing is known."""
+        """Known distances [N, N], NaN for the others."""
         count = trainer.num_clients
         path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
         if path is None:
             return torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0.0)
         return read_distances(Path(path), trainer.datamodule.client_names())
 
-    def _measured(self, trainer: TrainerSurface, known: Tensor, clients: list[int]) -> Tensor:
-        """The distances with those among ``clients`` that are not known measured."""
+    def _measure(self, trainer: TrainerSurface, known: Tensor, clients: list[int]) -> Tensor:
+        """The distances, with unknown ones among ``clients`` measured."""
         pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(known[i, j])]
         if not pairs:
             return known
@@ -242,10 +236,8 @@ class FedCollab(ClientClusters):
             self.distance_errors[i, j] = self.distance_errors[j, i] = error
         return measured
 
-    # -- coalitions ----------------------------------------------------------------------------------------------
-
-    def _judged(self, trainer: TrainerSurface, clients: list[int]) -> tuple[Tensor, Tensor]:
-        """The distances [n, n] and numbers of samples [n] of some clients by which their coalitions are judged."""
+    def _objective_inputs(self, trainer: TrainerSurface, clients: list[int]) -> tuple[Tensor, Tensor]:
+        """The distances [n, n] and numbers of samples [n] of some clients for the objective."""
         distances = self.distances[clients][:, clients]
         samples = torch.tensor([trainer.federation.num_samples[client] for client in clients], dtype=torch.float64)
         if self.ignore == "quantities":
@@ -255,26 +247,26 @@ class FedCollab(ClientClusters):
             distances = torch.where(pairs, distances[pairs].mean(), distances)
         return distances, samples
 
-    def _joined(self, trainer: TrainerSurface, labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
-        """Labels of those who are there, with the newcomers put where the objective is least."""
+    def _join(self, trainer: TrainerSurface, labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
+        """Labels of clients, with newcomers where the objective is least."""
         clients = sorted([*labels, *newcomers])
         places = {client: place for place, client in enumerate(clients)}
         joined = join_coalitions(
             [labels.get(client, 0) for client in clients],
-            *self._judged(trainer, clients),
+            *self._objective_inputs(trainer, clients),
             self.capacity,
             [places[client] for client in newcomers],
         )
         return dict(zip(clients, joined, strict=True))
 
-    def _form(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
-        """Make the coalitions those of the run; those who are not there yet belong to none."""
+    def _set_coalitions(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
+        """Set the run's coalitions; absent clients belong to none."""
         self.clusters = [labels.get(client, -1) for client in range(trainer.num_clients)]
         trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
         objective = coalition_objective(
             [labels[client] for client in clients],
-            *self._judged(trainer, clients),
+            *self._objective_inputs(trainer, clients),
             self.capacity,
         )
         names = trainer.datamodule.client_names()
@@ -283,36 +275,34 @@ class FedCollab(ClientClusters):
         rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
         self._write(trainer)
 
-    def _judge(self, trainer: TrainerSurface, clients: list[int], labels: list[int]) -> None:
-        """Tell how often errors of the size of the distances' lead to these coalitions."""
+    def _log_stability(self, trainer: TrainerSurface, clients: list[int], labels: list[int]) -> None:
+        """Log how often distances with errors lead to the same coalitions."""
         errors = self.distance_errors[clients][:, clients].nan_to_num(0.0)
         if self.ignore == "distances" or not errors.any():
             return
-        distances, samples = self._judged(trainer, clients)
+        distances, samples = self._objective_inputs(trainer, clients)
         seed = derive_seed(trainer.seed, "coalition stability")
         share = same_coalitions_share(labels, distances, errors, samples, self.capacity, seed=seed)
         trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
         rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
-        if share < _FIRM:
+        if share < _STABLE:
             rank_zero_warn(
-                f"FedCollab: distances with errors like theirs lead to other coalitions in {1 - share:.0%} of draws:"
-                " these are not firm. More samples, or a better encoder (warm_up_rounds, layer), tell clients apart"
-                " better; distance_errors.csv has each pair's standard error."
+                f"FedCollab: coalitions are unstable: distances drawn with their standard errors (distance_errors.csv)"
+                f" lead to others in {1 - share:.0%} of draws. Use more samples or a better encoder (warm_up_rounds,"
+                " layer)."
             )
 
-    # -- a finished run's structure ------------------------------------------------------------------------------
-
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
-        """Take up the coalitions and models of a finished run; coalitions without a newcomer rest."""
+        """Restore the coalitions and models of a finished run; coalitions without a newcomer rest."""
         known = read_coalitions(run, trainer.datamodule.client_names())
         newcomers = [client for client in trainer.present_clients if client not in known]
         if not newcomers:
             raise ConfigurationError(
-                f"FedCollab.structure={str(run)!r}: the data have no client that it lacks. Give data with the run's"
-                " clients, under the same names, and new ones."
+                f"FedCollab.structure={str(run)!r}: the data have no new client. Give data with all clients of that"
+                " run, with the same names, and new ones."
             )
         initial = trainer.federation.models[0]
-        self._form(trainer, self._joined(trainer, known, newcomers))
+        self._set_coalitions(trainer, self._join(trainer, known, newcomers))
         trainer.federation.models = [
             read_model(run, label, trainer.module, trainer.loop.flat) if label in known.values() else initial
             for label in range(trainer.federation.collaboration.num_models)
@@ -321,8 +311,6 @@ class FedCollab(ClientClusters):
         trainer.federation.resting_clients = {
             client for client, label in enumerate(self.clusters) if label >= 0 and label not in trains
         }
-
-    # -- keeping -------------------------------------------------------------------------------------------------
 
     def _write(self, trainer: TrainerSurface) -> None:
         if trainer.is_global_zero:
@@ -338,6 +326,6 @@ class FedCollab(ClientClusters):
         return {**super().state_dict(), "distances": self.distances, "distance_errors": self.distance_errors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore them."""
         super().load_state_dict(state)
         self.distances, self.distance_errors = state["distances"], state["distance_errors"]

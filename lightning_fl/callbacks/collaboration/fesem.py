@@ -1,4 +1,4 @@
-"""FeSEM: several centres; after every round each client goes to the one that its weights are nearest to.
+"""FeSEM: several centres; after every round each client joins the centre nearest to its weights.
 
 Long, Xie, Shen, Zhou, Wang, Jiang, "Multi-center federated learning: clients clustering for better personalization",
 World Wide Web 26, 2023, https://arxiv.org/abs/2005.01026, algorithm 1.
@@ -12,11 +12,11 @@ r_i^(k)                   ``assignments``                                       
 Dist(W_i, W~^(k))         :func:`~lightning_fl.functional.squared_distances`      [K]
 ========================  ======================================================  ========
 
-Differs from the paper: centres are averages weighted by samples. It leaves open where they begin: here all clients
-start the first round from one model, and k-means (k-means++ starts) of what they learned gives the first clusters.
-Distances are those of the shared, trainable parameters. A centre that loses its last client stays where it is, and may
-win clients back. A client that has not taken part yet uses, and starts from, the average of the centres by the samples
-of their clients. Of a cluster whose clients took part in part, the new centre is the average of these.
+Differs from the paper: centres are averages weighted by samples. The paper does not define the first centres: here all
+clients start the first round from one model, and k-means (k-means++ starts) of their weights gives the first clusters.
+Distances are those of the shared, trainable parameters. A centre without clients stays, and clients may return to it.
+A client that has not taken part yet starts from the average of the centres, weighted by samples. A new centre is the
+average of the participants of its cluster.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,10 +38,10 @@ __all__ = ["FeSEM"]
 
 
 class FeSEM(ClientClusters):
-    """A fixed number of clusters by k-means of the clients' weights, one step of it a round.
+    """A fixed number of clusters by k-means of the clients' weights, one step per round.
 
-    At least ``num_clusters`` clients have to take part in the first round. The mean distance from the nearest centre is
-    logged as ``fesem/distance``. For the rest see :class:`ClientClusters`.
+    At least ``num_clusters`` clients must take part in the first round. Logs ``fesem/distance``, the mean distance from
+    the nearest centre. For the rest see :class:`ClientClusters`.
 
     Args:
         num_clusters: K, at most the number of clients.
@@ -64,7 +64,7 @@ class FeSEM(ClientClusters):
         self._empty: dict[int, dict[str, Tensor]] = {}
 
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> dict[int, int]:
-        """Assign those who took part; the engine averages them to the new centres."""
+        """Assign participants; the engine averages them to the new centres."""
         centres = self._centres(trainer)
         if self.assignments:
             nearest = self._nearest(trainer, weights, clients, centres)
@@ -76,7 +76,7 @@ class FeSEM(ClientClusters):
         return found
 
     def _centres(self, trainer: TrainerSurface) -> list[Weights]:
-        """All K, as they were before the round; in the first one all are the initial model."""
+        """All K centres before the round; in the first round all are the initial model."""
         if not self.assignments:
             return [trainer.federation.models[0]] * self.num_clusters
         models = iter(trainer.federation.models)
@@ -89,10 +89,10 @@ class FeSEM(ClientClusters):
     def _first(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> Sequence[int]:
         if len(clients) < self.num_clusters:
             raise ConfigurationError(
-                f"FeSEM.num_clusters={self.num_clusters}, but {len(clients)} clients took part in the first round,"
-                " whose weights give the first centres: let more take part, or lower the number."
+                f"FeSEM.num_clusters={self.num_clusters}: only {len(clients)} clients took part in the first round."
+                " Let more take part, or lower the number."
             )
-        # All started from one model, so that updates are as far apart as weights.
+        # All started from one model, so updates have the distances of weights.
         gram, seed = self.gram(trainer, weights, clients), derive_seed(trainer.seed, "first centres")
         return kmeans_from_gram(
             gram, self.num_clusters, seed, weights=[trainer.federation.num_samples[client] for client in clients]
@@ -124,6 +124,6 @@ class FeSEM(ClientClusters):
         return {**super().state_dict(), "empty": self._empty}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore them."""
         super().load_state_dict(state)
         self._empty = {cluster: dict(centre) for cluster, centre in state["empty"].items()}

@@ -1,4 +1,4 @@
-"""FLSC: several models; in every round each client trains the average of the few that explain its data best.
+"""FLSC: several models; in every round each client trains the average of its n best ones.
 
 Li, Li, Varshney, "Federated Learning with Soft Clustering", IEEE Internet of Things Journal 9(10), 2022,
 https://doi.org/10.1109/JIOT.2021.3113927.
@@ -12,51 +12,53 @@ f_i(ω_k)                       ``losses``, mean loss of ``training_step``      
 a client's n clusters          the positive entries of its row of P, 1/n each       [N, K]
 =============================  ===================================================  ========
 
-A client starts from ``(1/n) Σ_k ω_k`` over the n models with the least loss on its training data, and what it learns
-enters the average, by samples, of each of them. A model that nobody chose stays as it is. One best model is IFCA.
+A client starts from ``(1/n) Σ_k ω_k`` over the n models with the least loss on its training data, and its result enters
+the average of each of them, weighted by samples. A model that no client chose stays. n = 1 is IFCA.
 
-Differs from the paper: as :class:`IFCA` does. Clients compare models with their losses of the present models, not of
-an earlier round.
+Differs from the paper: as :class:`IFCA`. Clients compare the current models, not those of an earlier round.
 """
 
 from lightning_fl.callbacks.collaboration.ifca import IFCA
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, Positive, checked
 
 __all__ = ["FLSC"]
 
 
 class FLSC(IFCA):
-    """A fixed number of models, of which every client uses, trains and feeds the few with the least loss.
+    """A fixed number of models; every client uses and trains the n models with its least losses.
 
-    Composes as :class:`IFCA` does. A client receives all models and sends what it learned once.
+    Composes with other parts as :class:`IFCA`. A client receives all models and sends one result.
 
     Args:
         num_clusters: K, at most the number of clients.
-        num_best: n, at most K: models that a client chooses, of equal losses the first. 1 is IFCA; with K of them all
-            clients train the average of all models.
-        num_samples: training samples of each client that models are compared on, drawn anew in every round; ``None``
+        num_best: n, at most K: models of a client, of equal losses the first. 1 is IFCA; with K all clients train the
+            average of all models.
+        num_samples: training samples of each client on which models are compared, drawn anew in every round; ``None``
             for all.
-        initial_noise: how the first models differ, as :class:`IFCA` has it.
+        initial_noise: difference of the first models, see :class:`IFCA`.
 
     Attributes:
-        clusters: the model with the least loss of each client when it last took part, -1 for none yet, length N.
-        losses: when each client last took part, its loss under every model, float64 [N, K]; NaN for none yet.
+        clusters: each client's best model when it last took part, -1 for none yet, length N.
+        losses: each client's loss under every model when it last took part, float64 [N, K]; NaN for none yet.
 
     Raises:
-        ConfigurationError: a value is out of range; further those of :class:`IFCA`.
+        ConfigurationError: a value is out of range, or as for :class:`IFCA`.
         TrainingError: a loss is not finite.
     """
 
     traits = ("soft_assignment",)
 
+    @checked
     def __init__(
-        self, *, num_clusters: int, num_best: int, num_samples: int | None = None, initial_noise: float | None = None
+        self,
+        *,
+        num_clusters: Count,
+        num_best: Count,
+        num_samples: Count | None = None,
+        initial_noise: Positive | None = None,
     ) -> None:
         super().__init__(num_clusters=num_clusters, num_samples=num_samples, initial_noise=initial_noise)
-        check_counts(self, num_best=num_best)
         if num_best > num_clusters:
-            raise ConfigurationError(
-                f"FLSC.num_best={num_best} of num_clusters={num_clusters} models: give at most as many."
-            )
+            raise ConfigurationError(f"FLSC.num_best={num_best}: must be at most num_clusters={num_clusters}.")
         self.num_best = num_best

@@ -1,4 +1,4 @@
-"""IFCA: several models; in every round each client trains the one that explains its training data best.
+"""IFCA: several models; in every round each client trains the one with its least training loss.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, algorithm 1, option II (model averaging).
@@ -10,14 +10,14 @@ theta_j, k models              ``trainer.models``, ``num_clusters`` of them     
 theta_j^(0)                    drawn anew for every model, or ``initial_noise``     K x [P]
 F_i(theta_j)                   ``losses``, mean loss of ``training_step``           [N, K]
 ĵ, cluster identity            ``assignments``                                      [N]
-M_t, who takes part            the run's cohort (``UniformSampling``, ...)
+M_t, participants              the run's cohort (``UniformSampling``, ...)
 tau, gamma                     the trainer's local steps, the module's optimiser
 =============================  ===================================================  ========
 
-Differs from the paper: a model is the average of its clients by samples, where the paper's all have as many. Layers
-that all models share (section 6.2's weight sharing) are not built in. When clients are evaluated they use the model
-that then has the least loss on their training data. As in the paper, the outcome depends on the draw of the first
-models; try several ``trainer.seed``.
+Differs from the paper: a model is the average of its clients weighted by samples, which are equally many in the paper.
+Layers shared by all models (section 6.2) are not implemented. Clients are evaluated with the model that then has the
+least loss on their training data. As in the paper, the result depends on the draw of the first models: try several
+``trainer.seed``.
 """
 
 import math
@@ -35,7 +35,7 @@ from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Positive, checked
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Span, Weights
@@ -47,31 +47,31 @@ __all__ = ["IFCA"]
 
 
 class IFCA(ClientClusters):
-    """A fixed number of clusters, each with a model; who is in which is chosen anew by those who train in a round.
+    """A fixed number of clusters with a model each; participants choose their cluster anew in every round.
 
-    Of the models with the least loss on a client's training data it trains the first; a model that nobody trains stays
-    as it is, and who has not chosen yet uses the first. Works with any strategy, with sampled clients,
-    ``PersonalLayers`` (a client compares models with its own ones) and ``ClientArrivals``. With
+    A client trains the model with the least loss on its training data, of equal ones the first. A model that no client
+    trains stays; clients that have not chosen yet use the first. Works with any strategy, with sampled clients,
+    ``PersonalLayers`` (a client compares models with its own layers) and ``ClientArrivals``. With
     ``optimizer_state="keep"`` a client has one optimiser for all models.
 
     Args:
         num_clusters: K, at most the number of clients.
-        num_samples: training samples of each client that models are compared on, drawn anew in every round; ``None``
-            for all. Of data that come from a ``DataLoader``, its first batches that hold as many.
-        initial_noise: ``None`` draws the parameters of each model but the first, the module's own, anew, by the
-            ``reset_parameters`` of its layers (or of the module, where it defines one). A positive number adds normal
-            noise to the module's own instead, of that share of each parameter's root mean square: for a network that
-            was trained before. Frozen and personal parameters are the same in all models.
+        num_samples: training samples of each client on which models are compared, drawn anew in every round; ``None``
+            for all. From a ``DataLoader`` the first batches with that many samples are taken.
+        initial_noise: ``None`` draws the parameters of all models but the first by ``reset_parameters`` of the layers
+            (or of the module, if it defines that). A number adds normal noise to the module's parameters, relative to
+            the root mean square of each: for a pretrained network. Frozen and personal parameters are equal in all
+            models.
 
     Attributes:
         clusters: the model that each client trained when it last took part, -1 for none yet, length N;
-            ``assignments`` has them of every round.
-        losses: when each client last took part, its loss under every model, float64 [N, K]; NaN for none yet.
+            ``assignments`` has those of every round.
+        losses: each client's loss under every model when it last took part, float64 [N, K]; NaN for none yet.
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, there are more models than clients, the
-            module optimises manually, or its models would start alike; in a round, the callback that selects clients
-            names models for them.
+            module optimises manually, or its models would start equal; in a round, the callback that selects clients
+            assigns models to them.
         TrainingError: a loss is not finite.
     """
 
@@ -81,12 +81,10 @@ class IFCA(ClientClusters):
     #: Clusters are chosen before the turns, so that no weights are kept.
     select_collaboration = Callback.select_collaboration
 
+    @checked
     def __init__(
-        self, *, num_clusters: int, num_samples: int | None = None, initial_noise: float | None = None
+        self, *, num_clusters: Count, num_samples: Count | None = None, initial_noise: Positive | None = None
     ) -> None:
-        check_counts(self, num_samples=num_samples)
-        anew = ", such as 0.1, or null to draw parameters anew"
-        check_numbers(self, initial_noise=initial_noise, above=0, mend=anew)
         self.num_samples = num_samples
         self.initial_noise = initial_noise
         super().__init__(num_clusters=num_clusters)
@@ -95,27 +93,27 @@ class IFCA(ClientClusters):
         """Forget the losses of an earlier run."""
         super().reset(num_clients)
         self.losses: Tensor = torch.full((num_clients, self.num_clusters), torch.nan, dtype=torch.float64)
-        #: What was found of the present models: they are compared once, for an evaluation and the round after it.
+        #: Client -> losses of the current models, which are compared once for an evaluation and the next round.
         self._found: dict[int, list[float]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Check the settings; clients that have not chosen yet use the first model."""
+        """Check the settings; clients start with the first model."""
         super().on_fit_start(trainer)
         refuse_manual_steps(trainer.loop.module, type(self).__name__)
         first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
         trainer.federation.collaboration = Collaboration.from_shares(first, trainer.federation.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Let the models start apart; all callbacks have said by now which layers are personal."""
+        """Make different first models, once all callbacks have set their personal layers."""
         if trainer.federation.current_round == 0:
             trainer.federation.models = self._initial_models(trainer)
 
     def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
-        """Everybody who takes part receives all models and trains the one with the least loss."""
+        """Participants receive all models and train the one with the least loss."""
         if any(participant.model is not None for participant in cohort.participants):
             raise ConfigurationError(
-                f"{type(self).__name__} lets clients choose which model they train; the callback that selects clients"
-                " names one for them. Keep one of the two in trainer.callbacks."
+                f"{type(self).__name__} lets clients choose their models, but the callback that selects clients assigns"
+                " them. Keep one of the two in trainer.callbacks."
             )
         clients = cohort.clients
         trainer.federation.communication.receive(clients, trainer.federation.models)
@@ -135,7 +133,7 @@ class IFCA(ClientClusters):
         )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Where clients are about to be evaluated, each uses what is best for it now."""
+        """Before an evaluation, let each client use its best current model."""
         super().on_aggregate_end(trainer)
         self._found = {}
         done = trainer.federation.current_round + 1
@@ -143,12 +141,12 @@ class IFCA(ClientClusters):
             self._choose(trainer, trainer.present_clients, done)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """The same where a run ended early."""
+        """Choose the best models after a run that ended early."""
         if trainer.federation.current_round:
             self._choose(trainer, trainer.present_clients, trainer.federation.current_round)
 
     def _choose(self, trainer: TrainerSurface, clients: Sequence[int], drawn_in: int) -> dict[int, list[int]]:
-        """Client -> its best models, the best one first; their average is what it uses from now on."""
+        """Client -> its best models, the best first; it uses their average from now on."""
         loss = HeldOutLoss(trainer.loop, "train", self.num_samples, "IFCA", drawn_in)
         self._found |= trainer.on_hosts(
             [client for client in clients if client not in self._found],
@@ -162,8 +160,6 @@ class IFCA(ClientClusters):
         trainer.federation.collaboration = Collaboration.from_shares(personalisation, trainer.federation.num_samples)
         return dict(zip(clients, best.tolist(), strict=True))
 
-    # -- the first models ----------------------------------------------------------------------------------------
-
     def _initial_models(self, trainer: TrainerSurface) -> list[Weights]:
         own, name = trainer.federation.models[0], type(self).__name__
         flat = trainer.loop.flat
@@ -176,14 +172,13 @@ class IFCA(ClientClusters):
             else:
                 models.append(_noisy(own, spans, self.initial_noise, generator(trainer.seed, *path)))
             if any(models[-1].equal(other) for other in models[:-1]):
-                mend = (
-                    "their layers have no reset_parameters that draws: define one in the module, or set"
-                    f" {name}.initial_noise"
+                advice = (
+                    "define a reset_parameters that draws, in the module or its layers, or set {name}.initial_noise"
                     if self.initial_noise is None
-                    else f"all its parameters are zero: leave {name}.initial_noise out"
+                    else "all its parameters are zero, so leave {name}.initial_noise out"
                 )
                 raise ConfigurationError(
-                    f"{name}: the models of {type(trainer.module).__name__} would start alike, and stay so; {mend}."
+                    f"{name}: the models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
                 )
         return models
 
@@ -192,14 +187,14 @@ class IFCA(ClientClusters):
         return {**super().state_dict(), "losses": self.losses}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         super().load_state_dict(state)
         self.losses = state["losses"].clone()
         self._found = {}
 
 
 def _part(models: list[int]) -> dict[str, Any]:
-    """What a client trains and contributes to: a model, or the average of several."""
+    """Model that a client trains, or the models whose average it trains."""
     return {"model": models[0]} if len(models) == 1 else {"feeds": tuple(models)}
 
 

@@ -1,4 +1,4 @@
-"""KMeans: clients train alone at first, are clustered once by what they have learned, and train on in their clusters.
+"""KMeans: clients train alone, are clustered once by their weights, and then train in their clusters.
 
 Ghosh, Hong, Yin, Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019
 (https://arxiv.org/abs/1906.06629), its three steps.
@@ -14,11 +14,11 @@ third step             the strategy's average in each cluster
 clusters               ``assignment``                                      [N]
 =====================  ==================================================  ======
 
-Differs from the paper: clients train alone for some rounds, not until their own risk is least, and all from one start;
-clusters start from the average of their clients, by samples, where the paper says nothing of the start. The average
-in a cluster is the strategy's, not one that is robust to Byzantine clients. The paper knows no clients that come later:
-who has not yet trained when clusters are formed starts from the average of the clusters, and joins the one whose mean
-update of that round is most similar to its own, or waits if it opposes all of them (:class:`ClientClusters`).
+Differs from the paper: clients train alone for some rounds, not until convergence, and all from one start; clusters
+start from the average of their clients, weighted by samples (the paper does not define the start). The average in a
+cluster is the strategy's, not one that is robust to Byzantine clients. The paper has no late clients: here clients that
+have not yet trained when clusters are formed start from the average of the clusters, and join the one with the most
+similar mean update of that round, or wait if none is similar (:class:`ClientClusters`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from torch import Tensor
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import gram_matrix
@@ -42,16 +42,16 @@ __all__ = ["KMeans"]
 
 
 class KMeans(ClientClusters):
-    """Every client trains alone, then k-means puts clients with similar weights together for the rest of the run.
+    """Clients train alone, then k-means groups clients with similar weights for the rest of the run.
 
-    While clients train alone they belong to no cluster, and there are as many models in memory as clients, besides the
-    weights of those who take part in a round. For the rest see :class:`ClientClusters`.
+    While clients train alone they belong to no cluster, and memory holds one model per client in addition to the
+    weights of the participants. For the rest see :class:`ClientClusters`.
 
     Args:
-        num_clusters: K, at most the number of clients. Fewer clusters are formed where fewer clients differ.
-        warm_up_rounds: rounds, at least 1, that clients train alone. Clusters are formed after them, or as soon as
-            ``num_clusters`` clients have trained.
-        num_restarts: starts of k-means, of which the best counts.
+        num_clusters: K, at most the number of clients. Fewer clusters are formed if fewer clients differ.
+        warm_up_rounds: rounds that clients train alone. Clusters are formed after them, once ``num_clusters`` clients
+            have trained.
+        num_restarts: starts of k-means; the best result counts.
 
     Attributes:
         clustering_round: the round after which clusters were formed, counted from 1; ``None`` before.
@@ -62,8 +62,8 @@ class KMeans(ClientClusters):
 
     num_clusters: int
 
-    def __init__(self, *, num_clusters: int, warm_up_rounds: int = 1, num_restarts: int = 10) -> None:
-        check_counts(self, warm_up_rounds=warm_up_rounds, num_restarts=num_restarts)
+    @checked
+    def __init__(self, *, num_clusters: Count, warm_up_rounds: Count = 1, num_restarts: Count = 10) -> None:
         self.warm_up_rounds = warm_up_rounds
         self.num_restarts = num_restarts
         super().__init__(num_clusters=num_clusters)
@@ -76,24 +76,24 @@ class KMeans(ClientClusters):
         self._trained: set[int] = set()
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Everybody alone."""
+        """Give every client its own model."""
         super().on_fit_start(trainer)
         if self.warm_up_rounds >= trainer.max_rounds:
             rank_zero_warn(
-                f"KMeans.warm_up_rounds={self.warm_up_rounds} of max_rounds={trainer.max_rounds}: this run ends before"
-                " anything is trained in clusters; give more rounds."
+                f"KMeans.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds}, before"
+                " clusters train. Give more rounds."
             )
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> None:
-        """Nobody moves; newcomers are let in once there are clusters."""
+        """Keep the clusters; newcomers join once there are some."""
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Form clusters, once."""
         if self.clustering_round is None:
             alone = Collaboration.local(trainer.num_clients)
             if trainer.federation.collaboration != alone:
-                trainer.federation.collaboration = alone  # who arrived with others' models goes on with its own
+                trainer.federation.collaboration = alone  # newcomers continue with their own models
             self._trained |= trainer.round.survivors
             if trainer.federation.current_round + 1 >= self.warm_up_rounds and len(self._trained) >= self.num_clusters:
                 self._form(trainer)
@@ -104,7 +104,7 @@ class KMeans(ClientClusters):
         trainer.federation.communication.send(clients)
         gram, seed = gram_matrix(self._centred_weights(trainer, clients)), derive_seed(trainer.seed, "k-means")
         found = kmeans_from_gram(gram, self.num_clusters, seed, self.num_restarts)
-        # One decision for all ranks, whatever their hardware makes of the last bits.
+        # All ranks use the decision of rank 0, as their last bits may differ.
         found = trainer.processes.of_ranks(found)[0]
         for client, cluster in zip(clients, found, strict=True):
             self.clusters[client] = cluster
@@ -116,7 +116,7 @@ class KMeans(ClientClusters):
 
     @staticmethod
     def _centred_weights(trainer: TrainerSurface, clients: Sequence[int]) -> Iterator[Tensor]:
-        """The models of clients that train alone less their mean, float64 [n, c] at a time."""
+        """The models of clients minus their mean, in blocks of float64 [n, c]."""
         for dtype, part in column_blocks(trainer.loop.averaged_spans()):
             block = torch.stack([trainer.federation.models[client].vectors[dtype][part] for client in clients]).double()
             yield block - block.mean(0)
@@ -130,6 +130,6 @@ class KMeans(ClientClusters):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore them."""
         super().load_state_dict(state)
         self.clustering_round, self._trained = state["clustering_round"], set(state["trained"])

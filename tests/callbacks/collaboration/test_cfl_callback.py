@@ -15,12 +15,10 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     CoalitionFigure,
-    LocalTraining,
     PersonalLayers,
     UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import optimal_bipartition
 
 KINDS = [0, 0, 0, 1, 1]
@@ -241,19 +239,3 @@ def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
 def test_its_clusters_are_drawn(tmp_path):
     logged_trainer(CFL(), CoalitionFigure(), rounds=6, root=tmp_path).fit(TinyModule(), TwoKinds())
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}
-
-
-def test_bad_settings_are_named():
-    for name, value in (
-        ("mean_norm", 0.0),
-        ("mean_norm", math.nan),
-        ("client_norm", -0.1),
-        ("gamma_max", 1.0),
-        ("gamma_max", -0.1),
-        ("warm_up_rounds", -1),
-        ("norms", "squared"),
-    ):
-        with pytest.raises(ConfigurationError, match=rf"CFL\.{name}='?{value}'?: "):
-            CFL(**{name: value})
-    with pytest.raises(ConfigurationError, match="CFL and LocalTraining both decide the collaboration"):
-        trainer(CFL(), LocalTraining())

@@ -22,7 +22,6 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
@@ -144,26 +143,6 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(name: str, stop: int, tmp_pat
     assert (second.rounds, second.assignments, second.clusters) == (whole.rounds, whole.assignments, whole.clusters)
     assert resumed.collaboration == run.collaboration
     assert all(torch.equal(weights_of(run, client), weights_of(resumed, client)) for client in range(N))
-
-
-def test_bad_numbers_of_clusters_are_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"Scripted\.num_clusters=0: give a number of at least 1"):
-        Scripted({}, num_clusters=0)
-    with pytest.raises(ConfigurationError, match=r"Scripted\.num_clusters=6 for 5 clients: give at most as many"):
-        trainer(Scripted({}, num_clusters=6)).fit(TinyModule(), TwoKinds())
-    with pytest.raises(ConfigurationError, match="Scripted and HCCT both decide the collaboration"):
-        trainer(Scripted({}), HCCT(relative_trade_off=0.3))
-
-
-@pytest.mark.parametrize(("client", "cluster"), [(9, 0), (0, 0.5), (0, -2)])
-def test_clusters_are_of_clients_that_there_are(client, cluster):
-    class Puts(ClientClusters):
-        def assign(self, run, weights, clients):
-            return {client: cluster}
-
-    message = rf"Puts\.assign puts client {client} into cluster {cluster}: name clients of 0\.\.4 and whole numbers"
-    with pytest.raises(ConfigurationError, match=message):
-        trainer(Puts()).fit(TinyModule(), TwoKinds())
 
 
 def test_nobody_in_any_cluster_trains_one_model():

@@ -5,7 +5,6 @@ import copy
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule
 from torch import nn
 from torchmetrics import MeanMetric
@@ -21,7 +20,7 @@ from lightning_fl.callbacks import (
     PersonalLayers,
 )
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.round.personal import average_in_place
 from lightning_fl.engine.weights.flat import Weights
@@ -136,12 +135,6 @@ def test_loners_keep_their_models_and_may_be_chosen(kind, tmp_path):
         assert run.round_metrics["graph/watched_share"] == 0.5
 
 
-@pytest.mark.parametrize("name", ["loners", "watched"])
-def test_clients_that_do_not_exist_are_refused(name):
-    with pytest.raises(ConfigurationError, match=rf"CollaborationGraph.{name}=\[7\]: there are the clients 0..4 only"):
-        trainer(CollaborationGraph(**{name: [7]})).fit(TinyModule(), TwoKinds())
-
-
 def test_without_a_budget_for_others_it_is_local_training():
     alone, local = trainer(CollaborationGraph(budget=0)), trainer(LocalTraining())
     for run in (alone, local):
@@ -192,13 +185,11 @@ def test_a_graph_of_the_users_own(tmp_path):
     assert list(written.columns) == ["round", "client", "received_from", "models", "bytes", "chosen"]
     table.loc[names[0], names[1]] = 3
     table.to_csv(path)
-    with pytest.raises(ConfigurationError, match=r"graph\.csv: row client_0, column client_1 is 3: give 1 for a"):
+    with pytest.raises(ConfigurationError, match=r"graph\.csv: row client_0, column client_1 is 3"):
         trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
     table.drop(columns=names[3]).to_csv(path)
     with pytest.raises(ConfigurationError, match=r"graph\.csv: no row or column of client client_3"):
         trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
-    with pytest.raises(ConfigurationError, match=r"graph='nowhere': there is no such file; give greedy, random, full"):
-        trainer(CollaborationGraph(graph="nowhere")).fit(TinyModule(), data)
 
 
 def test_what_is_received_is_counted():
@@ -365,42 +356,6 @@ def test_failing_clients_are_left_out():
     assert all(1 not in others for others in graph.chosen[1].values())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budget": -1}, r"budget=-1: give a number of at least 0: clients, a share of them below 1, or null"),
-        ({"budget": 1.5}, r"budget=1\.5: give a number of clients"),
-        ({"budget": float("nan")}, r"budget=nan: give a finite number of at least 0: clients"),
-        ({"graph": "random"}, r"graph='random' needs a budget"),
-        ({"every_n_rounds": 0}, r"every_n_rounds=0: give a number of at least 1"),
-        ({"init_epochs": 0}, r"init_epochs=0: give a number of at least 1"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        CollaborationGraph(**settings)
-
-
-def test_there_must_be_something_to_choose_by():
-    class NoValidation(TwoKinds):
-        def client_data(self, client, split):
-            return None if (client, split) == (3, "val") else super().client_data(client, split)
-
-    with pytest.raises(ConfigurationError, match=r"1 of 5 clients have no validation data \(the first is client_3\)"):
-        trainer(CollaborationGraph()).fit(TinyModule(), NoValidation())
-    with pytest.raises(
-        ConfigurationError, match=r"monitor='val/acc' is not logged in validation. Logged are: val_loss"
-    ):
-        trainer(CollaborationGraph(monitor="val/acc")).fit(TinyModule(), TwoKinds())
-
-    class Blind(TinyModule):
-        validation_step = LightningModule.validation_step
-
-    with pytest.raises(ConfigurationError, match="give Blind a validation_step, or CollaborationGraph a graph"):
-        trainer(CollaborationGraph()).fit(Blind(), TwoKinds())
-    trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
-
-
 @pytest.mark.slow
 def test_a_higher_metric_may_be_better():
     class Score(MeanMetric):
@@ -439,20 +394,6 @@ def test_the_average_in_place_is_the_matrix_product():
     assert torch.equal(models[3].vectors[torch.float32], stack[3])
     assert torch.equal(models[1].vectors[torch.float32], stack[1])
     assert torch.equal(models[0].vectors[torch.int64], counts[[0, 1, 3]].max(0).values)
-
-
-def test_two_deciders_are_refused():
-    with pytest.raises(ConfigurationError, match="CollaborationGraph and LocalTraining both decide the collaboration"):
-        trainer(CollaborationGraph(), LocalTraining())
-
-
-def test_a_failing_choice_is_told():
-    class Fragile(TinyModule):
-        def validation_step(self, batch, batch_idx):
-            raise TrainingError("no sensor")
-
-    with pytest.raises(TrainingError, match="no sensor"):
-        trainer(CollaborationGraph()).fit(Fragile(), TwoKinds())
 
 
 @pytest.mark.slow

@@ -1,33 +1,226 @@
-"""What the callbacks of collaboration refuse, by the name of the option at fault."""
+"""What the callbacks of collaboration refuse: the type of error, and the option or thing at fault."""
 
 import math
+from typing import Any
 
 import pytest
-from two_kinds import trainer
+from corners import CornerModule, Network, fit
+from lightning.pytorch import LightningModule
+from tiny import TinyClients, TinyModule
+from torch import nn
+from two_kinds import TwoKinds, trainer
 
-from lightning_fl.callbacks import HCCT, LocalTraining
-from lightning_fl.core.errors import ConfigurationError
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "name"),
-    [
-        (HCCT, {"relative_trade_off": -1.0}, r"HCCT\.relative_trade_off=-1"),
-        (HCCT, {"relative_trade_off": math.nan}, r"HCCT\.relative_trade_off=nan"),
-        (HCCT, {"every_n_rounds": 0}, r"HCCT\.every_n_rounds=0"),
-    ],
+from lightning_fl.callbacks import (
+    CFL,
+    FLSC,
+    HCCT,
+    IFCA,
+    Callback,
+    ClientArrivals,
+    CollaborationGraph,
+    FedCollab,
+    FeSEM,
+    KMeans,
+    LocalTraining,
+    PFedGraph,
+    UniformSampling,
 )
-def test_an_option_out_of_range(cls, options, name):
-    with pytest.raises(ConfigurationError, match=name):
+from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
+from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+
+NAN, INF = math.nan, math.inf
+
+
+class Puts(ClientClusters):
+    """Puts one client into one cluster."""
+
+    def __init__(self, client: int = 0, cluster: Any = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.put = {client: cluster}
+
+    def assign(self, trainer, weights, clients):
+        return self.put
+
+
+class Names(Callback):
+    """Selects one client together with its model."""
+
+    def select_clients(self, trainer):
+        return Cohort((Participant(0, 1),))
+
+
+class Feeds(Callback):
+    """Selects one client that contributes to a model that does not exist."""
+
+    def select_clients(self, trainer):
+        return Cohort((Participant(0, feeds=(3,)),))
+
+
+class Manual(CornerModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Bare(CornerModule):
+    """Nothing that could be drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Sequential(nn.BatchNorm1d(2), nn.Softmax(1))  # type: ignore[assignment]
+
+
+class Infinite(CornerModule):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) / 0
+
+
+class Blind(TinyModule):
+    validation_step = LightningModule.validation_step
+
+
+class Fragile(TinyModule):
+    def validation_step(self, batch, batch_idx):
+        raise TrainingError("no sensor")
+
+
+class NoValidation(TwoKinds):
+    def client_data(self, client, split):
+        return None if (client, split) == (3, "val") else super().client_data(client, split)
+
+
+OPTIONS = [
+    *[(HCCT, {"relative_trade_off": x}) for x in (-1.0, NAN)],
+    *[(HCCT, {"memory": x}) for x in (1.5, -0.1)],
+    (HCCT, {"hysteresis": -1.0}),
+    (HCCT, {"every_n_rounds": 0}),
+    *[(CFL, {"mean_norm": x}) for x in (0.0, NAN)],
+    (CFL, {"client_norm": -0.1}),
+    *[(CFL, {"gamma_max": x}) for x in (1.0, -0.1)],
+    (CFL, {"warm_up_rounds": -1}),
+    (CFL, {"norms": "squared"}),
+    (Puts, {"num_clusters": 0}),
+    (ClientArrivals, {"rounds": {"0": 0}}),
+    *[(CollaborationGraph, {"budget": x}) for x in (-1, 1.5, NAN)],
+    (CollaborationGraph, {"graph": "random"}),
+    (CollaborationGraph, {"every_n_rounds": 0}),
+    (CollaborationGraph, {"init_epochs": 0}),
+    *[(CollaborationGraph, {name: [-1]}) for name in ("loners", "watched")],
+    (FedCollab, {"ignore": "labels"}),
+    (FedCollab, {"capacity": -1.0}),
+    (FedCollab, {"num_restarts": 0}),
+    (FedCollab, {"distances": "a.csv", "structure": "b"}),
+    (FedCollab, {"warm_up_rounds": 3}),
+    (FedCollab, {"layer": "before"}),
+    (FedCollab, {"encoder": nn.Identity(), "layer": "before", "warm_up_rounds": 1}),
+    (FeSEM, {"num_clusters": 0}),
+    *[(FLSC, {"num_best": x, "num_clusters": 2}) for x in (0, 3)],
+    *[(IFCA, {name: 0, **more}) for name, more in (("num_clusters", {}), ("num_samples", {"num_clusters": 2}))],
+    *[(IFCA, {"initial_noise": x, "num_clusters": 2}) for x in (0.0, -1.0, INF)],
+    *[(KMeans, {name: 0, "num_clusters": 2}) for name in ("warm_up_rounds", "num_restarts")],
+    (KMeans, {"num_clusters": 0}),
+    (PFedGraph, {"alpha": 0}),
+    (PFedGraph, {"lam": -1}),
+    (PFedGraph, {"threshold": 1.5}),
+    (PFedGraph, {"sign": "up"}),
+    (PFedGraph, {"layers": []}),
+]
+
+
+@pytest.mark.parametrize(("cls", "options"), OPTIONS)
+def test_an_option_out_of_range(cls, options):
+    """The first option is the one at fault."""
+    (name, *_) = options
+    with pytest.raises(ConfigurationError, match=rf"{cls.__name__}\..*{name}\b.*="):
         cls(**options)
 
 
+def tiny(*callbacks, module=None, data=None):
+    trainer(*callbacks).fit(module or TinyModule(), data or TwoKinds())
+
+
 @pytest.mark.parametrize(
-    ("callbacks", "names"),
+    ("run", "error", "name"),
     [
-        ([lambda: HCCT(), lambda: LocalTraining()], "HCCT and LocalTraining"),
+        *[
+            (lambda one=one: trainer(one(), LocalTraining()), ConfigurationError, r"\w+ and LocalTraining")
+            for one in (HCCT, CFL, CollaborationGraph, PFedGraph, Puts)
+        ],
+        *[
+            (
+                lambda cls=cls: trainer(cls(num_clusters=2), LocalTraining()),
+                ConfigurationError,
+                r"\w+ and LocalTraining",
+            )
+            for cls in (FeSEM, IFCA, KMeans)
+        ],
+        *[
+            (lambda cls=cls: tiny(cls(num_clusters=6)), ConfigurationError, rf"{cls.__name__}\.num_clusters=6.* 5 cl")
+            for cls in (Puts, FeSEM, IFCA, KMeans)
+        ],
+        (lambda: fit(FLSC(num_clusters=7, num_best=2)), ConfigurationError, r"FLSC\.num_clusters=7"),
+        *[
+            (lambda put=put: tiny(Puts(*put)), ConfigurationError, rf"Puts\.assign .*{put[0]}.*{put[1]}")
+            for put in ((9, 0), (0, 0.5), (0, -2))
+        ],
+        *[
+            (lambda n=n: tiny(CollaborationGraph(**{n: [7]})), ConfigurationError, rf"{n}=\[7\]")
+            for n in ("loners", "watched")
+        ],
+        (lambda: tiny(CollaborationGraph(), data=NoValidation()), ConfigurationError, "client_3"),
+        (lambda: tiny(CollaborationGraph(monitor="val/acc")), ConfigurationError, "monitor='val/acc'.*val_loss"),
+        (lambda: tiny(CollaborationGraph(), module=Blind()), ConfigurationError, "Blind .*validation_step"),
+        (lambda: tiny(CollaborationGraph(), module=Fragile()), TrainingError, "no sensor"),
+        (lambda: tiny(CollaborationGraph(graph="nowhere")), ConfigurationError, "graph='nowhere'"),
+        (
+            lambda: tiny(FedCollab(), data=TinyClients((24, 3, 18))),
+            ConfigurationError,
+            "client 1 .*has 3 training samples",
+        ),
+        (lambda: tiny(FedCollab(warm_up_rounds=1, layer="befor")), ConfigurationError, "layer='befor'.*linear"),
+        (lambda: tiny(HCCT(layer="nothing")), ConfigurationError, r"HCCT\.layer='nothing'.*linear"),
+        (
+            lambda: fit(FeSEM(num_clusters=4), UniformSampling(cohort_size=3)),
+            ConfigurationError,
+            r"FeSEM\.num_clusters=4.* 3 clients",
+        ),
+        *[
+            (
+                lambda make=make, module=module, more=more: fit(make(), *more, module=module()),
+                ConfigurationError,
+                name,
+            )
+            for make, module, more, name in (
+                (lambda: IFCA(num_clusters=2), Manual, (), "IFCA .*Manual"),
+                (lambda: IFCA(num_clusters=2), Bare, (), "models of Bare"),
+                (lambda: IFCA(num_clusters=2, initial_noise=0.1), CornerModule, (), r"IFCA\.initial_noise"),
+                (lambda: IFCA(num_clusters=2), Network, (Names(),), "IFCA .*trainer.callbacks"),
+                (lambda: FLSC(num_clusters=2, num_best=2), Network, (Names(),), "FLSC .*trainer.callbacks"),
+                (
+                    lambda: FLSC(num_clusters=2, num_best=2, initial_noise=0.1),
+                    CornerModule,
+                    (),
+                    r"FLSC\.initial_noise",
+                ),
+                (Feeds, CornerModule, (), "client 0 and model 3"),
+                (lambda: PFedGraph(layers=["fc"]), CornerModule, (), r"PFedGraph\.layers: 'fc'.*linear"),
+            )
+        ],
+        (lambda: fit(IFCA(num_clusters=2), module=Infinite()), TrainingError, r"IFCA .*client_0.* round 1"),
+        (lambda: fit(PFedGraph(), stacked_clients=2), ConfigurationError, "PFedGraph .*gradient_correction"),
+        (lambda: Participant(0, 1, feeds=(0,)), ConfigurationError, "feeds"),
     ],
 )
-def test_callbacks_that_exclude_each_other(callbacks, names):
-    with pytest.raises(ConfigurationError, match=names):
-        trainer(*(make() for make in callbacks))
+def test_what_a_run_refuses(run, error, name):
+    with pytest.raises(error, match=name):
+        run()
+
+
+def test_a_given_graph_needs_no_validation():
+    trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
+
+
+def test_a_former_name_of_an_option_names_the_new_one():
+    with pytest.raises(TypeError, match=r"HCCT\.appetite .* relative_trade_off"):
+        HCCT(appetite=0.8)

@@ -23,7 +23,6 @@ from lightning_fl.callbacks import (
     ShapleyRewards,
     UniformSampling,
 )
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional import kmeans_from_gram
@@ -225,14 +224,3 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert whole.collaboration == rest.collaboration
     assert (resumed.rounds, resumed.assignments) == (fesem.rounds, fesem.assignments)
     assert whole.communication.bytes_received == rest.communication.bytes_received
-
-
-def test_bad_settings_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=0: give a number of at least 1"):
-        FeSEM(num_clusters=0)
-    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=7 for 6 clients"):
-        fit(FeSEM(num_clusters=7))
-    with pytest.raises(ConfigurationError, match="FeSEM.num_clusters=4, but 3 clients took part in the first round"):
-        fit(FeSEM(num_clusters=4), UniformSampling(cohort_size=3))
-    with pytest.raises(ConfigurationError, match="FeSEM and LocalTraining both decide the collaboration"):
-        fit(FeSEM(num_clusters=2), LocalTraining())

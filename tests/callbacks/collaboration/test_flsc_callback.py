@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from bowls import TWO, Bowl, Bowls, descend, points, roll
-from corners import CornerModule, fit
-from torch import Tensor, nn
+from corners import Network, fit
+from torch import Tensor
 
 from lightning_fl.callbacks import (
     FLSC,
@@ -18,22 +18,9 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.cohort import Cohort
 
 BOWLS: tuple[Bowl, ...] = (*TWO, (20, 2.0, (0.5,)), (15, 1.5, (-2.0,)))
-
-
-class Network(CornerModule):
-    """Random weights, two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        draws = torch.Generator().manual_seed(7)
-        self.linear = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))  # type: ignore[assignment]
-        with torch.no_grad():
-            for parameter in self.linear.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=draws))
 
 
 class Begins(Callback):
@@ -165,30 +152,3 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
     assert whole.collaboration == rest.collaboration
     assert whole.communication.bytes_received == rest.communication.bytes_received
-
-
-def test_bad_settings_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="FLSC.num_best=0: give a number of at least 1"):
-        FLSC(num_clusters=2, num_best=0)
-    with pytest.raises(ConfigurationError, match="FLSC.num_best=3 of num_clusters=2 models: give at most as many"):
-        FLSC(num_clusters=2, num_best=3)
-    with pytest.raises(ConfigurationError, match="FLSC.num_clusters=7 for 6 clients"):
-        fit(FLSC(num_clusters=7, num_best=2))
-    with pytest.raises(ConfigurationError, match="all its parameters are zero: leave FLSC.initial_noise out"):
-        fit(FLSC(num_clusters=2, num_best=2, initial_noise=0.1))
-
-    class Names(Callback):
-        def select_clients(self, trainer: Any) -> Cohort:
-            return Cohort((Participant(0, 1),))
-
-    with pytest.raises(ConfigurationError, match="FLSC lets clients choose .*Keep one of the two"):
-        fit(FLSC(num_clusters=2, num_best=2), Names(), module=Network())
-
-    class Feeds(Callback):
-        def select_clients(self, trainer: Any) -> Cohort:
-            return Cohort((Participant(0, feeds=(3,)),))
-
-    with pytest.raises(ConfigurationError, match="names client 0 and model 3: there are 6 clients and 1 models"):
-        fit(Feeds())
-    with pytest.raises(ConfigurationError, match="model=1 and feeds or own: .*give model=None"):
-        Participant(0, 1, feeds=(0,))

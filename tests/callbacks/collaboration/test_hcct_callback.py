@@ -13,7 +13,6 @@ from two_kinds import SIZES, TwoKinds, trainer, weights_of
 
 from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers, UniformSampling
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.hcct import hierarchical_partition, partition_from_gram, partition_utility
 
 
@@ -114,8 +113,6 @@ def test_personal_layers_are_not_compared_and_not_shared():
     assert len(biases) == len(SIZES)
     others = [torch.cat([vector[: span.begin], vector[span.end :]]) for vector in vectors]
     assert all(torch.equal(other, others[0]) for other in others)
-    with pytest.raises(ConfigurationError, match=r"HCCT\.layer='linear\.bias'|HCCT\.layer='nothing'"):
-        trainer(HCCT(relative_trade_off=0.8, layer="nothing")).fit(TinyModule(), TwoKinds())
 
 
 class Without(Callback):
@@ -185,11 +182,6 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
     assert second.state_dict() == whole.state_dict()
     for client in range(len(SIZES)):
         assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-
-
-def test_a_former_name_of_an_option_names_the_new_one():
-    with pytest.raises(TypeError, match=r"HCCT\.appetite .* relative_trade_off"):
-        HCCT(appetite=0.8)
 
 
 @pytest.mark.parametrize(
@@ -313,15 +305,6 @@ def test_the_mean_of_cosines_is_the_same_after_a_stop(tmp_path, layer):
     assert second.state_dict() == whole.state_dict()
     for client in range(len(SIZES)):
         assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-
-
-def test_bad_settings_of_the_mean_are_named():
-    with pytest.raises(ConfigurationError, match=r"HCCT\.memory=1\.5"):
-        HCCT(memory=1.5)
-    with pytest.raises(ConfigurationError, match=r"HCCT\.memory=-0\.1"):
-        HCCT(memory=-0.1)
-    with pytest.raises(ConfigurationError, match=r"HCCT\.hysteresis=-1"):
-        HCCT(hysteresis=-1.0)
 
 
 def test_sampled_clients_are_warned_of():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit
+from corners import SIZES, CornerModule, FailingTurns, MixedClients, Network, fit
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -18,32 +18,15 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     CoalitionFigure,
-    LocalTraining,
     ModelCheckpoint,
     PersonalLayers,
     ShapleyRewards,
     UniformSampling,
 )
-from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import Weights
 
 N = len(SIZES)
 KINDS = [0, 1] * 3
-
-
-class Network(CornerModule):
-    """Random weights, two layers: the first models differ in what they are good at."""
-
-    def __init__(self, frozen: bool = False) -> None:
-        super().__init__()
-        draws = torch.Generator().manual_seed(7)
-        self.linear = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))  # type: ignore[assignment]
-        with torch.no_grad():
-            for parameter in self.linear.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=draws))
-        if frozen:
-            self.linear[0].requires_grad_(False)
 
 
 class Plain(Network):
@@ -284,50 +267,3 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert (resumed.rounds, resumed.assignments) == (ifca.rounds, ifca.assignments)
     assert torch.equal(resumed.losses.nan_to_num(-1), ifca.losses.nan_to_num(-1))
     assert whole.communication.bytes_received == rest.communication.bytes_received
-
-
-def test_bad_settings_are_named() -> None:
-    for name in ("num_clusters", "num_samples"):
-        with pytest.raises(ConfigurationError, match=f"IFCA.{name}=0: give a number of at least 1"):
-            IFCA(**{"num_clusters": 2, name: 0})
-    for noise, kind in ((0.0, "number"), (-1.0, "number"), (float("inf"), "finite number")):
-        with pytest.raises(ConfigurationError, match=f"IFCA.initial_noise={noise}: give a {kind} above 0, such as 0.1"):
-            IFCA(num_clusters=2, initial_noise=noise)
-    with pytest.raises(ConfigurationError, match="IFCA.num_clusters=7 for 6 clients"):
-        fit(IFCA(num_clusters=7))
-    with pytest.raises(ConfigurationError, match="IFCA and LocalTraining both decide the collaboration"):
-        fit(IFCA(num_clusters=2), LocalTraining())
-
-    class Manual(CornerModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
-    with pytest.raises(ConfigurationError, match="IFCA needs the loss .* Manual optimises manually"):
-        fit(IFCA(num_clusters=2), module=Manual())
-
-    class Bare(CornerModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Sequential(nn.BatchNorm1d(2), nn.Softmax(1))  # type: ignore[assignment]
-
-    with pytest.raises(ConfigurationError, match="models of Bare would start alike.*define one in the module"):
-        fit(IFCA(num_clusters=2), module=Bare())
-    with pytest.raises(ConfigurationError, match="all its parameters are zero: leave IFCA.initial_noise out"):
-        fit(IFCA(num_clusters=2, initial_noise=0.1))  # CornerModule's are
-
-    class Names(Callback):
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            return Cohort((Participant(0, 1),))
-
-    with pytest.raises(ConfigurationError, match="IFCA lets clients choose .*Keep one of the two"):
-        fit(IFCA(num_clusters=2), Names(), module=Network())
-
-
-def test_a_loss_that_is_not_finite_is_named() -> None:
-    class Broken(CornerModule):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return super().training_step(batch, batch_idx) / 0
-
-    with pytest.raises(TrainingError, match=r"IFCA cannot compare the models.*client_0\) on its train data in round 1"):
-        fit(IFCA(num_clusters=2), module=Broken())

@@ -19,7 +19,6 @@ from lightning_fl.callbacks import (
     PersonalLayers,
     UniformSampling,
 )
-from lightning_fl.core.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
 
@@ -194,16 +193,6 @@ def test_its_clusters_are_drawn(tmp_path):
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}
 
 
-def test_bad_settings_are_named():
-    for name in ("num_clusters", "warm_up_rounds", "num_restarts"):
-        with pytest.raises(ConfigurationError, match=rf"KMeans\.{name}=0: give a number of at least 1"):
-            KMeans(**{"num_clusters": 2, name: 0})
-    with pytest.raises(ConfigurationError, match=r"KMeans\.num_clusters=6 for 5 clients"):
-        trainer(KMeans(num_clusters=6)).fit(TinyModule(), TwoKinds())
-    with pytest.raises(ConfigurationError, match="KMeans and LocalTraining both decide the collaboration"):
-        trainer(KMeans(num_clusters=2), LocalTraining())
-
-
 def test_a_run_without_rounds_in_clusters_is_warned_of():
-    with pytest.warns(UserWarning, match=r"KMeans\.warm_up_rounds=3 of max_rounds=3: this run ends before"):
+    with pytest.warns(UserWarning, match="KMeans.warm_up_rounds=3.*max_rounds=3"):
         trainer(KMeans(num_clusters=2, warm_up_rounds=3), rounds=3).fit(TinyModule(), TwoKinds())

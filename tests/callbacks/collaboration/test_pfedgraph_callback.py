@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bowls import Bowl, Bowls, descend, points, roll
-from corners import CornerModule, FailingTurns, fit
+from corners import FailingTurns, fit
 from learners import Proximal
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from lightning_fl.callbacks import (
     UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError
 
 START = (1.0, -0.5)
 BOWLS: tuple[Bowl, ...] = ((10, 1.0, (2.0, 1.0)), (30, 3.0, (-1.0, 0.5)), (20, 2.0, (1.5, -2.0)))
@@ -173,23 +172,3 @@ def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
     assert whole.collaboration == rest.collaboration
     assert whole.communication.bytes_received == rest.communication.bytes_received
-
-
-def test_bad_settings_are_named() -> None:
-    for name, value, message in (
-        ("alpha", 0, "a number above 0"),
-        ("lam", -1, "a number of at least 0"),
-        ("threshold", 1.5, "a number from -1 to 1"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"PFedGraph.{name}={value}: give {message}"):
-            PFedGraph(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="PFedGraph.sign='up': give pull or push"):
-        PFedGraph(sign="up")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="PFedGraph.layers=\\[\\]: name at least one layer"):
-        PFedGraph(layers=[])
-    with pytest.raises(ConfigurationError, match="PFedGraph.layers: 'fc' matches no shared.*Choose of linear"):
-        fit(PFedGraph(layers=["fc"]))
-    with pytest.raises(ConfigurationError, match="both decide the collaboration"):
-        fit(PFedGraph(), LocalTraining())
-    with pytest.raises(ConfigurationError, match=r"PFedGraph takes part in every step \(gradient_correction\)"):
-        fit(PFedGraph(), module=CornerModule(), stacked_clients=2)
