@@ -31,6 +31,7 @@ __all__ = [
     "Positive",
     "Seed",
     "Size",
+    "check_arguments",
     "check_counts",
     "check_fields",
     "check_numbers",
@@ -93,6 +94,23 @@ def check_fields(record: Any, owner: str = "") -> None:
         ConfigurationError: every field outside its range.
     """
     _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
+
+
+def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Check a constructor's arguments like :func:`checked`, but from inside.
+
+    For Lightning modules: ``save_hyperparameters`` collects a subclass's arguments through adjacent frames, between
+    which the decorator's would be.
+
+    Args:
+        function: the constructor.
+        values: its ``locals()``, before other names are bound.
+
+    Raises:
+        ConfigurationError: every argument outside its range.
+    """
+    annotations = {name: one.annotation for name, one in signature(function).parameters.items() if name != "self"}
+    _raise(faults_of(annotations, values, f"{type(values['self']).__name__}."))
 
 
 def faults_of(annotations: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """Attentive FP in two parts: attention between atoms (an encoder), and of the molecule to its atoms (a readout).
 
 Xiong et al., Pushing the Boundaries of Molecular Representation for Drug Discovery with the Graph Attention Mechanism,
-J. Med. Chem. 2020 (https://doi.org/10.1021/acs.jmedchem.9b00959). One behind the other they are PyG's ``AttentiveFP``
-without its last linear layer; its layers are the ones used.
+J. Med. Chem. 2020 (https://doi.org/10.1021/acs.jmedchem.9b00959). In sequence they are PyG's ``AttentiveFP``, with its
+layers, without its last linear layer.
 """
 
 import torch
@@ -38,7 +38,7 @@ class AttentiveFPEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Atom embeddings [V, D]."""
+        """Compute atom embeddings [V, D]."""
         h = leaky_relu(self.embedding(x))
         for number, (conv, update) in enumerate(zip(self.convs, self.updates, strict=True)):
             message = conv(h, edge_index) if number else conv(h, edge_index, edge_attr)
@@ -47,12 +47,12 @@ class AttentiveFPEncoder(nn.Module):
 
 
 class AttentiveFPReadout(nn.Module):
-    """The molecule as a node that attends to its atoms several times, from their sum.
+    """Readout with the molecule as a node that attends to its atoms several times, starting from their sum.
 
     Args:
-        dim: size D of the atom vectors and of the molecule's.
-        dropout: as in :class:`AttentiveFPEncoder`.
-        num_steps: how many times.
+        dim: size D of the vectors of atoms and molecules.
+        dropout: see :class:`AttentiveFPEncoder`.
+        num_steps: rounds of attention.
     """
 
     def __init__(self, dim: int, *, dropout: float, num_steps: int = 2) -> None:
@@ -63,7 +63,7 @@ class AttentiveFPReadout(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, index: Tensor, dim_size: int) -> Tensor:
-        """Molecules [G, D] of atoms [V, D]; ``index`` [V] is the molecule of each atom, ``dim_size`` is G."""
+        """Compute molecules [G, D] from atoms [V, D]; ``index`` [V] is the molecule of each atom, ``dim_size`` is G."""
         edges = torch.stack([torch.arange(len(x), device=x.device), index])
         h = scatter(x, index, dim=0, dim_size=dim_size, reduce="sum").relu()
         for _ in range(self.num_steps):

@@ -1,4 +1,4 @@
-"""Extra numbers of a molecule, such as RDKit's descriptors, beside or instead of its graph."""
+"""Descriptors of a molecule, such as RDKit's, in addition to its graph or instead of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder", "descriptors_of"]
 
-#: Standardised descriptors beyond it are taken as it: a value that training has hardly seen must not rule the output.
+#: Standardised descriptors are clipped here, so that a value that is rare in training does not dominate the output.
 _LARGEST_DEVIATION = 6.0
 
 
 class DescriptorScale(nn.Module):
-    """Standardises descriptors by the training data's mean and deviation, within six deviations (as CheMeleon does).
+    """Standardisation of descriptors by the training data's mean and deviation, clipped at six (as in CheMeleon).
 
     Args:
         dim: number F of descriptors.
-        learns: take mean and deviation from training data (:meth:`set_statistics`); else values stay as they are.
+        learns: learn mean and deviation from training data (:meth:`set_statistics`); else values are unchanged.
     """
 
     mean: Tensor
@@ -34,36 +34,36 @@ class DescriptorScale(nn.Module):
         self.register_buffer("learned", torch.tensor(0))
 
     def forward(self, descriptors: Tensor) -> Tensor:
-        """[G, F] of [G, F]."""
+        """Standardise descriptors [G, F]."""
         if not self.learns:
             return descriptors
         scaled = (descriptors.to(self.mean) - self.mean) / self.scale
         return scaled.clamp(-_LARGEST_DEVIATION, _LARGEST_DEVIATION)
 
     def learn(self, statistics: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Ask for mean and deviation, once."""
+        """Learn mean and deviation, once."""
         if self.learns and not self.learned:
             self.set_statistics(*statistics())
 
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Fix mean [F] and deviation [F]; a deviation of 0 is taken as 1."""
+        """Set mean [F] and deviation [F]; a deviation of 0 becomes 1."""
         wrong = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if wrong:
             raise DataError(
                 f"descriptors {wrong} (counted from 0) are not finite in the training data: leave them out."
             )
         self.mean.copy_(mean)
-        # What is constant but for rounding is constant.
+        # a deviation from rounding alone counts as 0
         self.scale.copy_(torch.where(std > 1e-9 * mean.abs().clamp(min=1), std, 1.0))
         self.learned.fill_(1)
 
 
 class DescriptorReadout(nn.Module):
-    """A readout followed by the molecule's descriptors: its output is what a readout gives and [G, F] beside it.
+    """Readout followed by the molecule's descriptors.
 
     Args:
-        readout: from atoms to molecules [G, D].
-        scale: of the descriptors.
+        readout: readout from atoms to molecules [G, D].
+        scale: standardisation of the descriptors.
     """
 
     def __init__(self, readout: nn.Module, scale: DescriptorScale) -> None:
@@ -72,16 +72,16 @@ class DescriptorReadout(nn.Module):
         self.scale = scale
 
     def forward(self, *atoms: Tensor, descriptors: Tensor, **arguments: Any) -> Tensor:
-        """Molecules [G, D + F] of what the readout is called with, besides ``descriptors`` [G, F]."""
+        """Compute molecules [G, D + F] from the readout's arguments and ``descriptors`` [G, F]."""
         molecules = self.readout(*atoms, **arguments)
         return torch.cat([molecules, self.scale(descriptors).to(molecules)], dim=1)
 
 
 class FingerprintEncoder(nn.Module):
-    """A network of fully connected layers on the descriptors alone: the baseline that needs no graph.
+    """Fully connected layers on the descriptors alone: the baseline without a graph.
 
     Args:
-        scale: of the descriptors.
+        scale: standardisation of the descriptors.
         dim: number F of descriptors.
         hidden_dim: width D of every layer.
         num_layers: number of layers.
@@ -97,15 +97,15 @@ class FingerprintEncoder(nn.Module):
             self.layers.extend([nn.ReLU(), nn.Dropout(dropout)])
 
     def forward(self, descriptors: Tensor) -> Tensor:
-        """Molecules [G, D] of descriptors [G, F]."""
+        """Compute molecules [G, D] from descriptors [G, F]."""
         return self.layers(self.scale(descriptors))
 
 
 def descriptors_of(batch: Any, dim: int) -> Tensor:
-    """The descriptors [G, F] of a batch.
+    """Return the descriptors [G, F] of a batch.
 
     Raises:
-        ConfigurationError: it has none, or not so many.
+        ConfigurationError: it has none, or another number.
     """
     given = getattr(batch, "descriptors", None)
     if given is None:
@@ -116,7 +116,6 @@ def descriptors_of(batch: Any, dim: int) -> Tensor:
     if given.shape != (batch.num_graphs, dim):
         raise ConfigurationError(
             f"descriptor_dim={dim}: the batch of {batch.num_graphs} molecules has descriptors of shape"
-            f" {list(given.shape)}; set descriptor_dim={given.size(-1)}, or take the data's features that the model was"
-            " made for."
+            f" {list(given.shape)}; set descriptor_dim={given.size(-1)}, or use the model's features in the data."
         )
     return given

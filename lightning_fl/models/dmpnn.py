@@ -1,4 +1,4 @@
-"""A directed message passing network: vectors live on bonds (an encoder of :mod:`lightning_fl.models.encoders`)."""
+"""Directed message passing network with vectors on bonds (an encoder of :mod:`lightning_fl.models.encoders`)."""
 
 import torch
 from torch import Tensor, nn
@@ -7,24 +7,24 @@ __all__ = ["DMPNN", "reverse_edges"]
 
 
 class DMPNN(nn.Module):
-    r"""Messages along directed bonds, none of which turns back at once (D-MPNN).
+    r"""Message passing along directed bonds, where no message immediately turns back (D-MPNN).
 
     Yang et al., Analyzing Learned Molecular Representations for Property Prediction, J. Chem. Inf. Model. 2019
     (https://doi.org/10.1021/acs.jcim.9b00237), equations 3 to 7; the same function as chemprop's
-    ``BondMessagePassing``, whose names ``W_i``, ``W_h`` and ``W_o`` the layers have.
+    ``BondMessagePassing``, with its names ``W_i``, ``W_h`` and ``W_o`` of the layers.
 
     .. math::
         h^0_{vw} = W_i [x_v, e_{vw}], \qquad
         h^{t+1}_{vw} = \mathrm{relu}\Big(h^0_{vw} + W_h \sum_{k \in N(v) \setminus w} \mathrm{relu}(h^t_{kv})\Big)
 
     for ``num_layers - 1`` steps, then :math:`h_v = \mathrm{relu}(W_o [x_v, \sum_{w \in N(v)} h_{wv}])`. The sum over
-    all neighbours but w is that over all, less the message of the bond's other direction.
+    all neighbours but w is that over all, minus the message of the bond's other direction.
 
     Args:
         node_dim: number A of atom features.
         edge_dim: number B of bond features.
         hidden_dim: size D of the bond and atom vectors.
-        num_layers: depth: the first vectors of the bonds count as one, as in chemprop.
+        num_layers: depth, including the initial vectors of the bonds, as in chemprop.
         dropout: probability that an entry of a vector is zeroed in training.
     """
 
@@ -37,9 +37,9 @@ class DMPNN(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Atom embeddings [V, D]."""
+        """Compute atom embeddings [V, D]."""
         source, target = edge_index
-        # relu is applied to the first vectors only where they are sent: they are added again without it.
+        # relu applies to the initial vectors only where they are sent; they are added again without it
         first = self.W_i(torch.cat([x[source], edge_attr], dim=1))
         h = first.relu()
         if self.num_layers > 1:
@@ -52,16 +52,16 @@ class DMPNN(nn.Module):
 
 
 def reverse_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | None]:
-    """For every directed edge the one that leads back.
+    """Find the reverse of every directed edge.
 
     Args:
         edge_index: [2, E]; between two nodes at most one edge in each direction, unless the two directions of every
-            edge stand one behind the other, as this package's graphs have them.
+            edge are next to each other, as in this package's graphs.
         num_nodes: V.
 
     Returns:
-        Indices [E]; and whether there is such an edge, [E], or ``None`` where there is for all. Where there is none the
-        index is any.
+        Indices [E]; and whether there is a reverse edge, [E], or ``None`` if there is for all. Without one, the index
+        is arbitrary.
     """
     count = edge_index.size(1)
     order = torch.arange(count, device=edge_index.device)

@@ -5,8 +5,8 @@ Each is a module called as ``encoder(x, edge_index, edge_attr=edge_attr)`` with
 - ``x`` [V, A] atom features, ``edge_index`` [2, E] bonds (each in both directions), ``edge_attr`` [E, B] bond features,
 - result [V, D] atom embeddings.
 
-They do not depend on the order of the atoms, nor on what other molecules are in the batch (none has batch
-normalisation, whose statistics would also have to be shared between clients).
+Results do not depend on the order of the atoms, nor on the other molecules of the batch (none has batch normalisation,
+whose statistics clients would have to share).
 """
 
 from typing import Literal, get_args
@@ -19,7 +19,7 @@ __all__ = ["EDGE_ENCODERS", "EncoderName", "build_encoder"]
 
 EncoderName = Literal["gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp", "fingerprint"]
 
-#: The encoders that use bond features. A GCN and a GIN know only which atoms are bonded.
+#: Encoders that use bond features; a GCN and a GIN only know which atoms are bonded.
 EDGE_ENCODERS: frozenset[str] = frozenset({"gat", "gine", "mpnn", "dmpnn", "attentivefp"})
 
 _GAT_HEADS = 4
@@ -28,22 +28,22 @@ _GAT_HEADS = 4
 def build_encoder(
     name: EncoderName, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float
 ) -> nn.Module:
-    """The encoder of that name, with output size ``hidden_dim``.
+    """Build an encoder with output size ``hidden_dim``.
 
-    - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ``edge_dim`` plays no part.
+    - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ignores ``edge_dim``.
     - ``gat``: graph attention with four heads, bond features in the attention (Veličković et al. 2018,
       https://arxiv.org/abs/1710.10903).
     - ``gin``: graph isomorphism network (Xu et al. 2019, https://arxiv.org/abs/1810.00826) with a learned epsilon:
-      PyG's ``GIN``, without batch normalisation; ``edge_dim`` plays no part.
+      PyG's ``GIN``, without batch normalisation; ignores ``edge_dim``.
     - ``gine``: :class:`~lightning_fl.models.gine.GINE`.
     - ``mpnn``: :class:`~lightning_fl.models.mpnn.MPNN`.
     - ``dmpnn``: :class:`~lightning_fl.models.dmpnn.DMPNN`.
     - ``attentivefp``: :class:`~lightning_fl.models.attentive_fp.AttentiveFPEncoder`.
 
     Raises:
-        ConfigurationError: the name is unknown, or ``hidden_dim`` is no multiple of the number of attention heads.
+        ConfigurationError: the name is unknown, or ``hidden_dim`` is not a multiple of the number of attention heads.
     """
-    # Imported here, for PyG is slow to load and recipes without graphs name no encoder.
+    # Imported here: PyG loads slowly, and recipes without graphs name no encoder.
     from torch_geometric.nn import GAT, GIN
 
     from lightning_fl.models.attentive_fp import AttentiveFPEncoder
@@ -57,8 +57,7 @@ def build_encoder(
     if name == "gat":
         if hidden_dim % _GAT_HEADS:
             raise ConfigurationError(
-                f"hidden_dim={hidden_dim}: encoder='gat' shares it between {_GAT_HEADS} attention heads; "
-                f"give a multiple of {_GAT_HEADS}."
+                f"hidden_dim={hidden_dim}: must be a multiple of the {_GAT_HEADS} attention heads of encoder='gat'."
             )
         return GAT(node_dim, hidden_dim, num_layers, dropout=dropout, heads=_GAT_HEADS, edge_dim=edge_dim)
     if name == "gin":
@@ -68,4 +67,4 @@ def build_encoder(
         sizes = {"node_dim": node_dim, "edge_dim": edge_dim, "hidden_dim": hidden_dim, "num_layers": num_layers}
         return kinds[name](**sizes, dropout=dropout)
     graphs = [repr(known) for known in get_args(EncoderName) if known != "fingerprint"]
-    raise ConfigurationError(f"encoder={name!r}: give {', '.join(graphs[:-1])} or {graphs[-1]}.")
+    raise ConfigurationError(f"encoder={name!r}: choose one of {', '.join(graphs)}.")

@@ -1,4 +1,4 @@
-"""A graph convolutional network, faster than PyG's (an encoder of :mod:`lightning_fl.models.encoders`)."""
+"""Graph convolutional network, faster than PyG's (an encoder of :mod:`lightning_fl.models.encoders`)."""
 
 from typing import Any
 
@@ -28,10 +28,10 @@ class GCN(PyGGCN):
     .. math::
         H^{l+1} = \mathrm{relu}(\hat{A} H^l W_l^T + b_l), \qquad \hat{A} = D^{-1/2} (A + I) D^{-1/2}
 
-    Parameters, their first values and results are those of ``torch_geometric.nn.GCN`` (results within rounding). On a
-    CPU :math:`\hat{A}` is made once for all layers, a :class:`~lightning_fl.models.segments.SparseMatrix`; so it is on
-    a GPU, an :class:`~lightning_fl.models.segments.EdgeMatrix`, for which the host does not wait. PyG's own layers run
-    where one is replaced or has a hook, or under ``torch.compile`` and transforms of ``torch.func``.
+    Parameters, their initial values and results are those of ``torch_geometric.nn.GCN`` (results within rounding).
+    :math:`\hat{A}` is made once for all layers: on a CPU as a :class:`~lightning_fl.models.segments.SparseMatrix`, on a
+    GPU as an :class:`~lightning_fl.models.segments.EdgeMatrix`, for which the host does not wait. PyG's own layers run
+    if one is replaced or has a hook, or under ``torch.compile`` and transforms of ``torch.func``.
 
     Args:
         node_dim: number A of atom features.
@@ -47,7 +47,7 @@ class GCN(PyGGCN):
         super().__init__(node_dim, hidden_dim, num_layers, dropout=dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, **unused: Any) -> Tensor:
-        """Atom embeddings [V, D]."""
+        """Compute atom embeddings [V, D]."""
         if not self._is_plain():
             return BasicGNN.forward(self, x, edge_index)
         adjacency: SparseMatrix | EdgeMatrix
@@ -61,21 +61,21 @@ class GCN(PyGGCN):
         return _convolve(self._hidden(x, adjacency), adjacency, last)
 
     def can_read_out(self, x: Tensor) -> bool:
-        """Whether :meth:`read_out` may take the place of a call: nobody watches the module or its layers."""
+        """Whether :meth:`read_out` can replace a call: no hook watches the module or its layers."""
         return unobserved(self) and multiplies(x) and self._is_plain()
 
     def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: SparseMatrix) -> Tensor:
-        r"""Sums or means of the atom embeddings, ``molecules @ forward(...)``, at the cost of one layer less.
+        r"""Compute sums or means of the atom embeddings, ``molecules @ forward(...)``, for the cost of one layer less.
 
-        Nothing follows the last layer, so that the atoms can be summed before its weights are applied, which then have
-        G rows to multiply instead of V. And where no bond joins two molecules, the sum of :math:`\hat{A} H` over a
-        molecule is that of H with every atom weighted by its column sum of :math:`\hat{A}`.
+        Nothing follows the last layer, so the atoms can be summed before its weights are applied, to G rows instead of
+        V. If no bond joins two molecules, the sum of :math:`\hat{A} H` over a molecule is that of H with every atom
+        weighted by its column sum of :math:`\hat{A}`.
 
         Args:
             x: [V, A].
             edge_index: [2, E].
-            membership: [V], the molecule of each atom.
-            molecules: :func:`~lightning_fl.models.segments.molecule_matrix` of it.
+            membership: [V], molecule of each atom.
+            molecules: :func:`~lightning_fl.models.segments.molecule_matrix` of ``membership``.
 
         Returns:
             [G, D].
@@ -104,7 +104,7 @@ class GCN(PyGGCN):
 
 
 def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Tensor:
-    """A graph convolution; neighbours are summed where the vectors are shorter."""
+    """Apply a graph convolution; neighbours are summed where the vectors are shorter."""
     weight = conv.lin.weight
     if weight.size(0) < weight.size(1):
         return (adjacency @ F.linear(x, weight)) + conv.bias
@@ -112,7 +112,7 @@ def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Ten
 
 
 def unobserved(module: nn.Module) -> bool:
-    """Whether nobody would notice that a module's parts are computed without calling it: it has no hook."""
+    """Whether a module has no hook, so that its parts can be computed without calling it."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

@@ -1,4 +1,4 @@
-"""A graph isomorphism network that reads bond features (an encoder of :mod:`lightning_fl.models.encoders`)."""
+"""Graph isomorphism network that reads bond features (an encoder of :mod:`lightning_fl.models.encoders`)."""
 
 from torch import Tensor, nn
 from torch_geometric.nn import MLP, GINEConv
@@ -7,7 +7,7 @@ __all__ = ["GINE"]
 
 
 class GINE(nn.Module):
-    r"""Sums over neighbours and bonds, mapped by a network of two layers (GINE).
+    r"""Graph convolutions with bond features, each mapped by a network of two layers (GINE).
 
     Hu et al., Strategies for Pre-training Graph Neural Networks, ICLR 2020 (https://arxiv.org/abs/1905.12265), in the
     form of PyG's ``GINEConv``:
@@ -15,7 +15,7 @@ class GINE(nn.Module):
     .. math::
         h_v \leftarrow \mathrm{MLP}\Big((1 + \epsilon) h_v + \sum_{w \in N(v)} \mathrm{relu}(h_w + U e_{vw})\Big)
 
-    with a relu and dropout between the layers. Differs from the paper: atoms enter through a linear layer, for their
+    with a relu and dropout between the layers. Differs from the paper: atoms enter through a linear layer, as their
     features are not one category each; :math:`\epsilon` is learned; there is no batch normalisation, whose statistics
     clients would have to share.
 
@@ -36,7 +36,7 @@ class GINE(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Atom embeddings [V, D]."""
+        """Compute atom embeddings [V, D]."""
         h = self.embedding(x)
         for number, conv in enumerate(self.convs):
             h = conv(self.dropout(h.relu()) if number else h, edge_index, edge_attr)

@@ -1,4 +1,4 @@
-"""Which targets are in no mean of a client's metrics, said once for each split."""
+"""Warning of targets without metrics, once for each split."""
 
 import warnings
 from collections.abc import Mapping
@@ -12,43 +12,43 @@ _SHOWN = 8
 
 
 class LeftOut:
-    """Collects over the clients of a pass what was left out, and says it after the first pass of a split."""
+    """Targets without metrics, collected over the clients of a pass and reported after the first pass of a split."""
 
-    # No ``__dict__``: what it holds is of all clients on purpose, unlike the attributes of modules that are watched.
-    __slots__ = ("_found", "_said")
+    # No ``__dict__``: clients share the content on purpose, unlike the attributes of modules, which are watched.
+    __slots__ = ("_found", "_reported")
 
     def __init__(self) -> None:
         self._found: dict[str, dict[tuple[str, str], list[str]]] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def add(self, trainer: Any, split: str, targets: Mapping[str, str]) -> None:
-        """Note a client's.
+        """Add a client's targets.
 
         Args:
-            trainer: what the module sees.
+            trainer: the module's trainer.
             split: "val" or "test".
-            targets: name of a target -> why it has no metrics.
+            targets: target -> reason why it has no metrics.
         """
-        if split in self._said:
+        if split in self._reported:
             return
         client = _client(trainer)
-        for target, why in targets.items():
-            clients = self._found.setdefault(split, {}).setdefault((target, why), [])
-            if client not in clients:  # a client may be judged with several models
+        for target, reason in targets.items():
+            clients = self._found.setdefault(split, {}).setdefault((target, reason), [])
+            if client not in clients:  # a client may be evaluated with several models
                 clients.append(client)
 
-    def say(self, trainer: Any, split: str) -> None:
-        """One warning on each process, of the clients that it hosts, where there is something to say."""
-        if split in self._said:
+    def warn(self, trainer: Any, split: str) -> None:
+        """Warn on each process of the targets of its clients, if there are any."""
+        if split in self._reported:
             return
-        self._said.add(split)
+        self._reported.add(split)
         found = self._found.pop(split, {})
         if not found:
             return
         words = []
-        for (target, why), clients in list(found.items())[:_SHOWN]:
-            who = f" at {listed(clients, 3)}" if clients != [""] else ""
-            words.append(f"{target} ({why}{who})")
+        for (target, reason), clients in list(found.items())[:_SHOWN]:
+            place = f" at {listed(clients, 3)}" if clients != [""] else ""
+            words.append(f"{target} ({reason}{place})")
         rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         rank = f"rank {trainer.global_rank}: " if getattr(trainer, "world_size", 1) > 1 else ""
         warnings.warn(
@@ -57,6 +57,6 @@ class LeftOut:
 
 
 def _client(trainer: Any) -> str:
-    """The name of the client whose turn it is; "" in a run without clients."""
+    """Name of the client whose turn it is; "" in a run without clients."""
     client = getattr(trainer, "client", None)
     return "" if client is None else str(trainer.datamodule.client_names()[client])

@@ -1,10 +1,11 @@
-"""A model of molecules: predicts numbers or classes, such as a solubility or a toxicity, from the molecular graph."""
+"""Model of molecules that predicts numbers or classes, such as a solubility or a toxicity, from molecular graphs."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Positive, Size, check_arguments
 from lightning_fl.functional.masked_losses import (
     bounded_error,
     masked_binary_cross_entropy,
@@ -23,58 +24,57 @@ from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, task_sco
 from lightning_fl.models.encoders import EncoderName
 from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
-from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+from lightning_fl.models.optimizers import OptimizerName, ProperFraction, check_optimizer, make_optimizer
 from lightning_fl.models.target_summary import (
     check_labels,
-    check_options_of,
-    check_weights_of,
+    check_task_options,
+    check_weight_counts,
     class_counts,
-    class_weights_of,
     infer_task,
+    make_class_weights,
     pool_ranges,
     refuse_bounds,
     target_ranges,
 )
-from lightning_fl.models.training_targets import statistics_of, summaries_of
+from lightning_fl.models.training_targets import gather_statistics, gather_summaries
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
-#: What is taken until the task is known: the weights of recipes that predict one number are drawn so.
+#: Task until it is known; the weights of recipes that predict one number are drawn for it.
 _UNKNOWN_TASK: TaskName = "regression"
 
 
 class MoleculeModel(MoleculeNetwork, LightningModule):
-    """Regression or classification of molecular graphs: atoms are encoded, read out to one vector, mapped to targets.
+    """Regression or classification of molecular graphs: encoder of atoms, readout to one vector, head for the targets.
 
     Works on PyG batches: ``batch.x`` [V, A] atom features, ``batch.edge_index`` [2, E], ``batch.edge_attr`` [E, B] bond
-    features, ``batch.batch`` [V] the molecule of each atom, ``batch.y`` [G, T] targets with NaN for a missing value,
-    ``batch.num_graphs`` G, and where targets are censored ``batch.y_bound`` [G, T] (0: a value, -1: at most this, +1:
-    at least this). A missing value counts neither in the loss nor in a metric.
+    features, ``batch.batch`` [V] molecule of each atom, ``batch.y`` [G, T] targets with NaN for a missing value,
+    ``batch.num_graphs`` G, and with censored targets ``batch.y_bound`` [G, T] (0: a value, -1: at most this, +1: at
+    least this). Missing values count neither in the loss nor in metrics.
 
     ==============  ================================  ====================  ==============================
     task            targets                           predictions           loss
     ==============  ================================  ====================  ==============================
     regression      numbers, exact or bounds          [G, T], data's units  squared error, standardised
     classification  0 or 1                            [G, T], P(class 1)    binary cross-entropy
-    multiclass      numbers of classes, 0 to C - 1    [G, T, C]             cross-entropy
+    multiclass      class numbers, 0 to C - 1         [G, T, C]             cross-entropy
     ==============  ================================  ====================  ==============================
 
-    Logged are ``loss`` and the metrics of :func:`~lightning_fl.functional.task_metrics.task_scores`, means over the
-    targets under ``SPLIT/NAME`` and each target's under ``SPLIT/NAME/TARGET``, and for a regression ``rmse`` and
-    ``mae`` over all values in the data's units. Targets that are left out of a mean are named once per split and
-    client.
+    Logs ``loss`` and the metrics of :func:`~lightning_fl.functional.task_metrics.task_scores`, means over the targets
+    as ``SPLIT/NAME`` and those of each target as ``SPLIT/NAME/TARGET``, and for a regression ``rmse`` and ``mae`` over
+    all values in the data's units. A warning names the targets left out of a mean, once per split and client.
 
-    The parts are ``encoder``, ``readout`` and ``head``; the output of ``readout`` is the [G, D] graph embeddings and
-    nothing but the head comes after it, so that a forward hook there can mix the embeddings of two molecules.
+    The parts are ``encoder``, ``readout`` and ``head``. The output of ``readout`` is the [G, D] graph embeddings, and
+    only the head follows, so that a forward hook there can mix the embeddings of two molecules.
 
-    The scale of the targets is learned at the start of the first fit, from training data only, and stays: a model
-    that is trained further elsewhere keeps the scale its weights belong to. A trainer with a method
-    ``target_statistics() -> (mean [T], std [T])`` gives it (over all clients); with any other the training loader is
-    read once. In a loop without Lightning's hooks call :meth:`set_target_statistics`.
+    The scale of the targets is learned from training data at the start of the first fit, and then fixed: a model that
+    is trained further elsewhere keeps the scale of its weights. It comes from the trainer's method
+    ``target_statistics() -> (mean [T], std [T])`` (over all clients), or else from one pass over the training loader.
+    In a loop without Lightning's hooks call :meth:`set_target_statistics`.
 
     Args:
         encoder: "gcn", "gat", "gin", "gine", "mpnn", "dmpnn" or "attentivefp", see
-            :func:`lightning_fl.models.encoders.build_encoder`; a "gcn" and a "gin" do not see the bond features. Or
+            :func:`lightning_fl.models.encoders.build_encoder`; "gcn" and "gin" ignore the bond features. Or
             "fingerprint": fully connected layers on the molecules' descriptors alone, without a graph or a readout.
         node_dim: number A of atom features; ``None`` for that of this package's featuriser.
         edge_dim: number B of bond features; ``None`` for that of this package's featuriser.
@@ -82,31 +82,30 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         num_layers: message passing layers (steps, for "mpnn").
         readout: "mean", "sum" or "max" over a molecule's atoms, or "set2set" (Vinyals et al. 2016,
             https://arxiv.org/abs/1511.06391; twice as wide), or "attentivefp", that of
-            :mod:`~lightning_fl.models.attentive_fp`. A "sum", and its gradient, grow with the molecule: it
-            learns fast under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
+            :mod:`~lightning_fl.models.attentive_fp`. A "sum", and its gradient, grow with the molecule: it learns fast
+            under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
-        virtual_node: every molecule gets a node that is bonded to all its atoms
+        virtual_node: add a node to every molecule that is bonded to all its atoms
             (:class:`~lightning_fl.models.virtual_node.VirtualNode`).
-        descriptor_dim: number F of descriptors that come with every molecule, ``batch.descriptors`` [G, F]: they join
-            the readout's output before the head. ``None`` for what the data module says (its ``features``).
-        standardize_descriptors: learn the descriptors' mean and scale as those of the targets; else they are taken as
-            they are.
+        descriptor_dim: number F of descriptors of every molecule, ``batch.descriptors`` [G, F], which join the
+            readout's output before the head. ``None`` for the data module's (its ``features``).
+        standardize_descriptors: learn the descriptors' mean and scale like those of the targets; else use them
+            unchanged.
         task: "regression", "classification" or "multiclass"; ``None`` to infer it from the training targets of all
-            clients, of which counts and ranges leave a client: where all are 0 or 1 it is a classification, else a
-            regression.
+            clients, of which only counts and ranges leave a client: classification if all are 0 or 1, else regression.
         num_targets: number T of values to predict; ``None`` for that of the training targets.
         num_classes: number C of classes for "multiclass"; ``None`` for the largest label in the training targets + 1.
         class_weights: factor of the losses of class 1: "balanced" for negatives / positives in the training targets of
-            all clients, a number, or one for each target; for several classes "balanced" only.
+            all clients, a number, or one for each target; for several classes only "balanced".
         task_weights: factors of the targets' losses, T numbers.
-        min_positives: a target with fewer labels 1 in a client's part is left out of the client's mean, and named.
+        min_positives: a client's mean leaves out, with a warning, targets with fewer labels 1 in the client's split.
         min_negatives: the same for labels 0.
-        log_targets: targets that are logged one by one, at most; of more only the means are.
-        learning_rate: of the optimiser.
+        log_targets: largest number of targets that are logged one by one; with more, only the means are.
+        learning_rate: learning rate of the optimiser.
         optimizer: "sgd" or "adam".
-        momentum: of "sgd".
+        momentum: momentum of "sgd".
         weight_decay: L2 penalty of the optimiser.
-        standardize_targets: learn the targets' mean and scale; else they are taken as they are (0 and 1).
+        standardize_targets: learn the targets' mean and scale; else use 0 and 1.
 
     Raises:
         ConfigurationError: an argument is out of range, or a batch does not fit ``node_dim``, ``edge_dim`` or
@@ -128,58 +127,47 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self,
         *,
         encoder: EncoderName = "gcn",
-        node_dim: int | None = None,
-        edge_dim: int | None = None,
-        hidden_dim: int = 128,
-        num_layers: int = 3,
+        node_dim: Count | None = None,
+        edge_dim: Count | None = None,
+        hidden_dim: Count = 128,
+        num_layers: Count = 3,
         readout: ReadoutName = "mean",
-        dropout: float = 0.0,
+        dropout: ProperFraction = 0.0,
         virtual_node: bool = False,
-        descriptor_dim: int | None = None,
+        descriptor_dim: Size | None = None,
         standardize_descriptors: bool = True,
         task: TaskName | None = None,
-        num_targets: int | None = None,
-        num_classes: int | None = None,
-        class_weights: Literal["balanced"] | float | list[float] | None = None,
-        task_weights: list[float] | None = None,
-        min_positives: int = 1,
-        min_negatives: int = 1,
-        log_targets: int = 30,
-        learning_rate: float = 0.01,
+        num_targets: Count | None = None,
+        num_classes: Annotated[int, Ge(2)] | None = None,
+        class_weights: Literal["balanced"] | Positive | list[Positive] | None = None,
+        task_weights: list[NonNegative] | None = None,
+        min_positives: Count = 1,
+        min_negatives: Count = 1,
+        log_targets: Size = 30,
+        learning_rate: Positive = 0.01,
         optimizer: OptimizerName = "sgd",
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        momentum: ProperFraction = 0.0,
+        weight_decay: NonNegative = 0.0,
         standardize_targets: bool = True,
     ) -> None:
+        check_arguments(MoleculeModel.__init__, locals())
         super().__init__()
         if node_dim is None or edge_dim is None:
-            # Imported here, for RDKit is slow to load and whoever brings other features does not need it.
+            # Imported here: RDKit loads slowly, and is not needed with other features.
             from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM
 
             node_dim = ATOM_DIM if node_dim is None else node_dim
             edge_dim = BOND_DIM if edge_dim is None else edge_dim
-        _check_choice("encoder", encoder, get_args(EncoderName))
-        _check_choice("readout", readout, get_args(ReadoutName))
-        _check_choice("task", task, (*get_args(TaskName), None))
-        check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
-        check_counts(self, node_dim=node_dim, edge_dim=edge_dim, num_targets=num_targets)
-        check_counts(self, hidden_dim=hidden_dim, num_layers=num_layers)
-        check_counts(self, descriptor_dim=descriptor_dim, at_least=0)
-        check_numbers(self, dropout=dropout, at_least=0, below=1)
-        check_counts(self, num_classes=num_classes, at_least=2)
-        check_counts(self, min_positives=min_positives, min_negatives=min_negatives)
-        check_counts(self, log_targets=log_targets, at_least=0)
-        check_numbers(self, class_weights=None if class_weights == "balanced" else class_weights, above=0)
-        check_numbers(self, task_weights=task_weights, at_least=0)
+        check_optimizer(optimizer, momentum)
         if task_weights is not None and not any(task_weights):
-            raise ConfigurationError(f"task_weights={task_weights}: give at least one target a weight above 0.")
+            raise ConfigurationError(f"task_weights={task_weights}: at least one must be above 0.")
         if num_classes is not None and task != "multiclass":
-            raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', and task={task!r}.")
+            raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', but task={task!r}.")
         if task is not None:
-            check_options_of(task, class_weights, min_positives, min_negatives)
+            check_task_options(task, class_weights, min_positives, min_negatives)
         if num_targets is not None:
-            check_weights_of(num_targets, class_weights, task_weights)
-        # After the two sizes are known, so that a checkpoint says numbers and not "whatever the featuriser had".
+            check_weight_counts(num_targets, class_weights, task_weights)
+        # Only now, when the two sizes are known, so that checkpoints have numbers.
         self.save_hyperparameters()
         self.build_parts(self._num_outputs)
         self._register_targets()
@@ -190,7 +178,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
 
     @property
     def task(self) -> TaskName:
-        """What is predicted; a regression until it is known."""
+        """The task; regression until it is known."""
         return self.hparams["task"] or _UNKNOWN_TASK
 
     @property
@@ -213,32 +201,32 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         return self.hparams["task"] is not None and self.hparams["num_targets"] is not None and known
 
     def setup(self, stage: str) -> None:
-        """Learn what is to be predicted, where the arguments leave it open, and refuse training targets that are not.
+        """Determine the task if the arguments leave it open, and refuse training targets that do not fit it.
 
-        It is what the checkpoint's model predicts where the run goes on from one, else what the training targets ask
-        for, whatever the stage. Descriptors are those of the data module.
+        It is the task of the checkpoint's model if the run resumes one, else that of the training targets, in any
+        stage. The number of descriptors is that of the data module.
         """
-        self._left_out = LeftOut()  # every run says it once
+        self._left_out = LeftOut()  # warns once per run
         data = getattr(self.trainer, "datamodule", None)
-        self._take_over(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
+        self._complete_from(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         if self.hparams["descriptor_dim"] is None:
             self.add_descriptors(getattr(data, "descriptor_dim", 0))
         resolved = self._is_resolved
         refuse_bounds(self.task, data)
         if resolved and (stage != "fit" or self.task == "regression"):
             return
-        ranges = summaries_of(self, target_ranges)
+        ranges = gather_summaries(self, target_ranges)
         if ranges is None:
             if stage == "fit" and not resolved:
                 raise DataError(
-                    "there is no batch to learn the targets' scale or task from: give training data, or task,"
-                    " num_targets (num_classes) and standardize_targets=False where the model is not trained."
+                    "there is no batch from which to learn the targets' scale or task: give training data, or task,"
+                    " num_targets (num_classes) and standardize_targets=False for a model that is not trained."
                 )
             return
         pooled = pool_ranges(ranges)
         found = pooled.shape[1]
         if self.hparams["num_targets"] not in (None, found):
-            return  # the first batch tells how many there should be
+            return  # the error at the first batch gives the number that there should be
         task, num_classes, words = infer_task(pooled, self.hparams["task"], self.hparams["num_classes"])
         refuse_bounds(task, data)
         if not resolved:
@@ -248,9 +236,9 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             self._check_other_labels()
 
     def _check_other_labels(self) -> None:
-        """Refuse labels of validation and test that no training label has the kind of, before training."""
+        """Refuse validation and test labels that do not fit the task, before training."""
         summaries = getattr(self.trainer, "target_summaries", None)
-        if summaries is None:  # they are checked batch by batch
+        if summaries is None:  # they are checked in each batch
             return
         data: Any = getattr(self.trainer, "datamodule")  # noqa: B009 - of a federated run
         names, targets = data.client_names(), getattr(data, "target_names", None)
@@ -260,13 +248,13 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
                 check_labels(self.task, self.num_classes, ranges, who, targets)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over what a checkpoint's model predicts, where the arguments leave it open."""
+        """Complete open arguments from a checkpoint's model."""
         known = checkpoint.get("hyper_parameters")
         if isinstance(known, Mapping):
-            self._take_over(known)
+            self._complete_from(known)
 
-    def _take_over(self, known: Mapping[str, Any]) -> None:
-        """Take what is left open from another model's hyper-parameters; one without ``task`` was a regression."""
+    def _complete_from(self, known: Mapping[str, Any]) -> None:
+        """Complete open arguments from another model's hyper-parameters; without ``task``, it was a regression."""
         if self.hparams["descriptor_dim"] is None and known:
             self.add_descriptors(known.get("descriptor_dim") or 0)
         task, num_targets = known.get("task", _UNKNOWN_TASK), known.get("num_targets")
@@ -276,9 +264,9 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             self._resolve(task, num_targets, self.hparams["num_classes"] or known.get("num_classes") or 2)
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
-        """Fix what is predicted, and give the last layer that size."""
-        check_options_of(task, *(self.hparams[name] for name in ("class_weights", "min_positives", "min_negatives")))
-        check_weights_of(num_targets, self.hparams["class_weights"], self.hparams["task_weights"])
+        """Fix the task, and resize the last layer for it."""
+        check_task_options(task, *(self.hparams[name] for name in ("class_weights", "min_positives", "min_negatives")))
+        check_weight_counts(num_targets, self.hparams["class_weights"], self.hparams["task_weights"])
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
         if task == "multiclass":
             self.hparams["num_classes"] = num_classes
@@ -297,23 +285,23 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             self.register_buffer("class_factors", torch.ones(shape, device=device))
 
     def forward(self, batch: Any) -> Tensor:
-        """Predictions [G, T]: values in the data's units or probabilities of class 1; [G, T, C] of all classes."""
+        """Predict [G, T] values in the data's units or probabilities of class 1; or [G, T, C] of all classes."""
         return self._to_predictions(self.raw_outputs(batch))
 
     def on_fit_start(self) -> None:
-        """Learn the scales of descriptors and targets, or the classes' weights, from the training data, once."""
+        """Learn the scales of descriptors and targets, or the class weights, from the training data, once."""
         if (scale := self.descriptor_scale) is not None:
-            scale.learn(partial(statistics_of, self, "descriptors"))
+            scale.learn(partial(gather_statistics, self, "descriptors"))
         if self.target_learned:
             return
         if self.task != "regression":
             self._weigh_classes()
             return
         if self.hparams["standardize_targets"]:
-            self.set_target_statistics(*statistics_of(self, "y"))
+            self.set_target_statistics(*gather_statistics(self, "y"))
 
     def set_target_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Fix the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 is taken as 1."""
+        """Set the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 becomes 1."""
         mean, std = torch.as_tensor(mean).double(), torch.as_tensor(std).double()
         if mean.shape != self.target_mean.shape or std.shape != self.target_scale.shape:
             raise ConfigurationError(
@@ -324,20 +312,20 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         if missing:
             raise DataError(
                 f"targets {missing} (counted from 0) have no finite mean and scale in the training data: "
-                "leave these columns out, or look for infinite values in them."
+                "leave these columns out, or check them for infinite values."
             )
         self.target_mean.copy_(mean)
         self.target_scale.copy_(torch.where(std > 0, std, 1.0))
         self.target_learned.fill_(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss on standardised targets."""
+        """Compute the loss on standardised targets."""
         loss = self._loss(self.raw_outputs(batch), batch)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_graphs)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``val/loss`` and count for the metrics."""
+        """Log ``val/loss`` and update the metrics."""
         self._evaluate(batch, "val")
 
     def on_validation_epoch_end(self) -> None:
@@ -345,11 +333,11 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self._log_scores("val")
 
     def on_validation_end(self) -> None:
-        """Name the targets that are in no mean."""
-        self._left_out.say(self.trainer, "val")
+        """Warn of targets left out of the means."""
+        self._left_out.warn(self.trainer, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``test/loss`` and count for the metrics."""
+        """Log ``test/loss`` and update the metrics."""
         self._evaluate(batch, "test")
 
     def on_test_epoch_end(self) -> None:
@@ -357,19 +345,19 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self._log_scores("test")
 
     def on_test_end(self) -> None:
-        """Name the targets that are in no mean."""
-        self._left_out.say(self.trainer, "test")
+        """Warn of targets left out of the means."""
+        self._left_out.warn(self.trainer, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """What :meth:`forward` gives."""
+        """Predict as :meth:`forward` does."""
         return self(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimiser that the arguments describe."""
+        """Make the optimiser of the arguments."""
         return make_optimizer(self.parameters(), self.hparams)
 
     def raw_outputs(self, batch: Any) -> Tensor:
-        """Standardised values or logits, [G, T] or [G, T, C]."""
+        """Compute standardised values or logits, [G, T] or [G, T, C]."""
         outputs = self.head(self.embed(batch))
         return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
 
@@ -386,7 +374,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         return masked_cross_entropy(outputs.to(target), target, factors, task_weights)
 
     def _to_predictions(self, outputs: Tensor) -> Tensor:
-        # Out of the half precision of an autocast region first: the mean may be large beside the differences.
+        # Leave an autocast's half precision first: the mean may be large compared with the differences.
         outputs = outputs.to(self.target_mean)
         if self.task == "regression":
             return outputs * self.target_scale + self.target_mean
@@ -414,7 +402,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self.log(f"{split}/loss", loss, on_epoch=True, batch_size=count)
 
     def _log_scores(self, split: str) -> None:
-        """The metrics that need all of a pass's predictions at once."""
+        """Log the metrics that need all predictions of a pass at once."""
         outputs: TaskOutputs = getattr(self, f"{split}_outputs")
         if not outputs.prediction:
             return
@@ -448,10 +436,10 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         choice, binary = self.hparams["class_weights"], self.task == "classification"
         if choice is None:
             return
-        counts = summaries_of(self, lambda targets: class_counts(targets, self.num_classes))
+        counts = gather_summaries(self, lambda targets: class_counts(targets, self.num_classes))
         if counts is None:
-            raise DataError("there are no training targets to count classes in: leave class_weights out.")
-        self.class_factors.copy_(class_weights_of(counts.sum(0), choice, binary))
+            raise DataError("there are no training targets to count classes in: omit class_weights.")
+        self.class_factors.copy_(make_class_weights(counts.sum(0), choice, binary))
         self.target_learned.fill_(1)
 
     def _check_targets(self, batch: Any) -> None:
@@ -463,11 +451,11 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
                 "molecule y of shape [1, num_targets]."
             )
         if self.task != "regression" and "y_bound" in batch:
-            raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} cannot learn from.")
+            raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
 
 
 def target_names(trainer: Any, num_targets: int) -> list[str]:
-    """The targets' names in curves where the data have some, else their numbers from 0."""
+    """Return the names of the targets in curves: the data's, else numbers from 0."""
     names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
     if names is None or len(names) != num_targets:
         return list(map(str, range(num_targets)))
@@ -476,8 +464,3 @@ def target_names(trainer: Any, num_targets: int) -> list[str]:
 
 def _bounds(batch: Any) -> Tensor | None:
     return batch.y_bound if "y_bound" in batch else None
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str | None, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r}: give one of {', '.join(map(repr, allowed))}.")

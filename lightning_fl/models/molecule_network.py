@@ -1,4 +1,4 @@
-"""The parts of a model of molecules: an encoder of atoms, a readout to one vector, a head; molecules' descriptors."""
+"""Parts of a model of molecules: encoder of atoms, readout to one vector, head; and descriptors of molecules."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,14 +25,14 @@ _READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 
 
 class MoleculeNetwork(nn.Module):
-    """From a batch of molecular graphs to the last layer's outputs; the base of a LightningModule with ``hparams``.
+    """Network from a batch of molecular graphs to outputs; base of a LightningModule with ``hparams``.
 
-    The output of ``readout`` is the [G, D] graph embeddings and nothing but the head comes after it.
+    The output of ``readout`` is the [G, D] graph embeddings, and only the head follows.
 
     Attributes:
-        encoder: atoms' features -> atoms' vectors; of a "fingerprint" descriptors -> [G, D].
-        readout: atoms' vectors -> [G, D], with descriptors [G, D + F].
-        head: -> outputs.
+        encoder: atom features -> atom vectors; for "fingerprint" descriptors -> [G, D].
+        readout: atom vectors -> [G, D], with descriptors [G, D + F].
+        head: [G, D] or [G, D + F] -> outputs.
     """
 
     encoder: nn.Module
@@ -41,14 +41,14 @@ class MoleculeNetwork(nn.Module):
     hparams: Any
 
     def build_parts(self, num_outputs: int) -> None:
-        """Make the parts as ``hparams`` say; those that read descriptors only where their number is known."""
+        """Build the parts described by ``hparams``; those that read descriptors only if their number is known."""
         given = self.hparams
         name, readout, hidden_dim, dropout = (given[key] for key in ("encoder", "readout", "hidden_dim", "dropout"))
         if name == "fingerprint" and (given["virtual_node"] or readout != "mean" or given["descriptor_dim"] == 0):
             raise ConfigurationError(
-                "encoder='fingerprint' reads descriptors and no graph: leave out what does not go with it, of"
-                f" virtual_node={given['virtual_node']}, readout={readout!r} and"
-                f" descriptor_dim={given['descriptor_dim']}, and name the data's features."
+                f"encoder='fingerprint' reads descriptors and no graph: omit virtual_node={given['virtual_node']},"
+                f" readout={readout!r} and descriptor_dim={given['descriptor_dim']} where they differ from the"
+                " defaults, and name the data's features."
             )
         self.encoder, self.readout = nn.Identity(), nn.Identity()
         if name != "fingerprint":
@@ -64,13 +64,13 @@ class MoleculeNetwork(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(hidden_dim, num_outputs),
         )
-        with isolated_draws():  # for layers of another size, where the data tell it
+        with isolated_draws():  # for layers that are resized when the data are known
             self._late_seed = int(torch.randint(2**62, ()))
         if given["descriptor_dim"]:
             self.add_descriptors(given["descriptor_dim"])
 
     def resize_outputs(self, num_outputs: int) -> None:
-        """Give the last layer another size, drawn anew; nothing where it has that size."""
+        """Replace the last layer by a new one of another size; does nothing if it has that size."""
         last = self.head[-1]
         assert isinstance(last, nn.Linear)
         if last.out_features == num_outputs:
@@ -81,20 +81,20 @@ class MoleculeNetwork(nn.Module):
         self.head[-1] = new.to(last.weight)
 
     def add_descriptors(self, dim: int) -> None:
-        """Make the layers that read F descriptors of a molecule; none for 0."""
+        """Build the layers that read F descriptors of a molecule; does nothing for 0."""
         self.hparams["descriptor_dim"] = dim
         if not dim and self.hparams["encoder"] != "fingerprint":
             return
         if not dim:
             raise ConfigurationError(
-                "encoder='fingerprint' reads the molecules' descriptors, and the data have none: name the data's"
+                "encoder='fingerprint' reads the molecules' descriptors, but the data have none: name the data's"
                 " features, such as features: [morgan]."
             )
         hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
         assert isinstance(first, nn.Linear)
         device = first.weight.device
         scale = DescriptorScale(dim, learns=self.hparams["standardize_descriptors"])
-        with isolated_draws():  # the other layers are the same with and without them
+        with isolated_draws():  # does not change the other layers
             torch.manual_seed(self._late_seed + 1)
             if self.hparams["encoder"] == "fingerprint":
                 sizes = {"hidden_dim": hidden_dim, "num_layers": self.hparams["num_layers"]}
@@ -105,22 +105,22 @@ class MoleculeNetwork(nn.Module):
 
     @property
     def descriptor_scale(self) -> DescriptorScale | None:
-        """The shift and scale of descriptors, where some are read."""
+        """Shift and scale of the descriptors; ``None`` without descriptors."""
         return next((part.scale for part in (self.encoder, self.readout) if isinstance(part, _READ_DESCRIPTORS)), None)
 
     def embed(self, batch: Any) -> Tensor:
-        """What the readout gives, [G, D], with descriptors [G, D + F]."""
+        """Compute the readout's output, [G, D], with descriptors [G, D + F]."""
         dim = self.hparams["descriptor_dim"] or 0
         if not dim and getattr(batch, "descriptors", None) is not None:
             raise ConfigurationError(
                 f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
-                f" descriptor_dim={batch.descriptors.size(-1)}, or leave out the data's features."
+                f" descriptor_dim={batch.descriptors.size(-1)}, or omit the data's features."
             )
         extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
         if self.hparams["encoder"] == "fingerprint":
             return self.readout(self.encoder(**extra))
         self._check_features(batch)
-        # dim_size, for the last molecules of a batch may have no atom and still need a row.
+        # dim_size: the last molecules of a batch may have no atom but still need a row
         extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
         early = self._early_encoder(batch.x)
         if early is not None:
@@ -129,7 +129,7 @@ class MoleculeNetwork(nn.Module):
         return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
 
     def _early_encoder(self, x: Tensor) -> "GCN | None":
-        """The encoder, if it may sum a molecule's atoms before its last layer and nobody looks between."""
+        """Return the encoder if it can sum a molecule's atoms before its last layer without any hook noticing."""
         from lightning_fl.models.gcn import GCN
         from lightning_fl.models.readouts import LinearReadout
 
@@ -144,20 +144,20 @@ class MoleculeNetwork(nn.Module):
         if batch.x.size(-1) != self.hparams["node_dim"]:
             raise ConfigurationError(
                 f"node_dim={self.hparams['node_dim']}: the batch has {batch.x.size(-1)} features per atom; "
-                f"set node_dim={batch.x.size(-1)}, or use the featuriser that the model was made for."
+                f"set node_dim={batch.x.size(-1)}, or use the model's featuriser."
             )
         if self.hparams["encoder"] not in EDGE_ENCODERS:
             return
         if batch.edge_attr is None or batch.edge_attr.dim() != 2:
             found = "none" if batch.edge_attr is None else f"some of shape {list(batch.edge_attr.shape)}"
             raise ConfigurationError(
-                f"encoder={self.hparams['encoder']!r} needs bond features, the batch has {found}; "
-                "give edge_attr of shape [bonds, features], or take encoder='gcn'."
+                f"encoder={self.hparams['encoder']!r} needs bond features, but the batch has {found}; "
+                "give edge_attr of shape [bonds, features], or use encoder='gcn'."
             )
         if batch.edge_attr.size(1) != self.hparams["edge_dim"]:
             raise ConfigurationError(
                 f"edge_dim={self.hparams['edge_dim']}: the batch has {batch.edge_attr.size(1)} features per bond; "
-                f"set edge_dim={batch.edge_attr.size(1)}, or use the featuriser that the model was made for."
+                f"set edge_dim={batch.edge_attr.size(1)}, or use the model's featuriser."
             )
 
 

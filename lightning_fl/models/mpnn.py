@@ -1,4 +1,4 @@
-"""A message passing network that reads bond features (an encoder of :mod:`lightning_fl.models.encoders`)."""
+"""Message passing network that reads bond features (an encoder of :mod:`lightning_fl.models.encoders`)."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ __all__ = ["MPNN", "EdgeNetworkConv"]
 
 
 class EdgeNetworkConv(MessagePassing):
-    r"""Sum of the neighbours' vectors, each multiplied by a matrix that a small network computes from the bond.
+    r"""Sum of the neighbours' vectors, each multiplied by a matrix computed from the bond.
 
     .. math::
         m_v = b + \sum_{w \in N(v)} A(e_{vw}) h_w, \qquad
@@ -34,13 +34,13 @@ class EdgeNetworkConv(MessagePassing):
         self.linear = nn.Linear((num_hidden + 1) * dim, dim)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Messages [V, D] to the atoms."""
+        """Compute messages [V, D] to the atoms."""
         hidden = self.edge_network(edge_attr)
         coefficients = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
         return self.linear(self.propagate(edge_index, x=x, coefficients=coefficients))
 
     def message(self, x_j: Tensor, coefficients: Tensor) -> Tensor:
-        """What bond (j -> i) adds to the sum at atom i: [E, (R + 1) * D]."""
+        """Compute the contribution of bond (j -> i) to the sum at atom i: [E, (R + 1) * D]."""
         return (coefficients.unsqueeze(2) * x_j.unsqueeze(1)).flatten(start_dim=1)
 
 
@@ -67,7 +67,7 @@ class MPNN(nn.Module):
         self.update = nn.GRUCell(hidden_dim, hidden_dim)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Atom embeddings [V, D]."""
+        """Compute atom embeddings [V, D]."""
         h = self.embedding(x).relu()
         for _ in range(self.num_layers):
             h = self.update(self.dropout(self.conv(h, edge_index, edge_attr)), h)

@@ -1,8 +1,8 @@
 """Classification networks by name: from images or vectors to one logit per class.
 
-Each is a :class:`Network`, an ``encoder`` (samples -> embeddings [B, D]) and the last linear layer ``classifier``
+Each is a :class:`Network`: an ``encoder`` (samples -> embeddings [B, D]) and the last linear layer ``classifier``
 (embeddings -> logits [B, C]), so that algorithms that treat the two differently (personal heads, mixing of embeddings)
-find them under the same names in every one. All sizes follow from the arguments; no layer is lazy.
+find them under the same names. All sizes follow from the arguments; no layer is lazy.
 
 ============  =========================================================================  ==========================
 name          layers before the classifier                                               as in
@@ -24,9 +24,9 @@ Generalization Performance in Cross-Silo Federated Learning" (https://arxiv.org/
 (https://arxiv.org/abs/2102.07623); PI-FL, Khan et al. 2023 (https://arxiv.org/abs/2304.07514); residual networks, He et
 al. 2016 (https://arxiv.org/abs/1512.03385).
 
-Differs from the papers: HCCT says of ``cnn4`` only that there are four convolutions; widths and pooling are ours. PI-FL
-gives the widths and that 3136 values enter the fully connected layer, 64 maps of 7 x 7: padded convolutions and two
-poolings of a 28 x 28 image (of a 32 x 32 image they are 4096).
+Differs from the papers: for ``cnn4`` HCCT gives only the number of convolutions; widths and pooling are ours. PI-FL
+gives the widths and the 3136 inputs of the fully connected layer, 64 maps of 7 x 7: padded convolutions and two
+poolings of a 28 x 28 image (for a 32 x 32 image they are 4096).
 """
 
 from collections import OrderedDict
@@ -35,13 +35,16 @@ from dataclasses import dataclass
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
+from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.files.tensors import read_torch
+from lightning_fl.models.optimizers import ProperFraction
 
 __all__ = ["ChannelsLast", "Network", "NetworkName", "StemName", "build_network"]
 
@@ -53,21 +56,21 @@ _RESNET_DIM = 512
 
 
 class ChannelsLast(nn.Module):
-    """Lays images [B, C, H, W] out in memory with the channels innermost; shape and values stay the same.
+    """Rearrange images [B, C, H, W] in memory with the channels innermost; shape and values are unchanged.
 
-    Convolutions keep the layout of what they are given, and on a CPU compute faster in this one: with one thread, a
+    Convolutions keep the memory layout of their inputs, and on a CPU compute faster in this one: with one thread, a
     training step of ``cnn5`` on 32 colour images takes 12 ms instead of 18, one of ``cnn_pifl`` on 64 grey images 27 ms
-    instead of 39. Converting the inputs alone wins as much as storing the weights that way too, which weights that are
-    views of one flat vector cannot be. Elsewhere the images are passed on as they are.
+    instead of 39. Converting the inputs alone gains as much as storing the weights that way, which is impossible for
+    views of one flat vector. On other devices the images are returned unchanged.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same images [B, C, H, W]."""
+        """Return the same images [B, C, H, W]."""
         if images.device.type != "cpu":
             return images
         _, channels, height, width = images.shape
-        # Not contiguous(memory_format=...): it leaves images of one channel as they are, for they are in both layouts
-        # at once, and the convolutions then take them for the other; and torch.func.vmap does not know it.
+        # Not contiguous(memory_format=...): it returns images of one channel unchanged, as they are in both layouts at
+        # once, and the convolutions then assume the other; and torch.func.vmap does not support it.
         strides = (channels * height * width, 1, width * channels, channels)
         return images.permute(0, 2, 3, 1).contiguous().as_strided(images.shape, strides)
 
@@ -78,9 +81,9 @@ class Network(nn.Module):
     Args:
         encoder: samples [B, *in_shape] -> embeddings [B, D].
         embedding_dim: size D.
-        in_shape: of one sample.
+        in_shape: shape of one sample.
         num_classes: number C of classes.
-        min_batch_size: samples that a training batch needs; 2 where the network normalises single values over them.
+        min_batch_size: least size of a training batch; 2 if the network normalises single values over it.
     """
 
     def __init__(
@@ -93,20 +96,20 @@ class Network(nn.Module):
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of samples [B, *in_shape]."""
+        """Compute logits [B, C] of samples [B, *in_shape]."""
         return self.classifier(self.encoder(x))
 
 
 @dataclass(frozen=True)
 class _Design:
-    """A stack of convolutions, some followed by 2x2 max-pooling, and fully connected layers.
+    """Stack of convolutions, some followed by 2x2 max-pooling, and fully connected layers.
 
     Args:
         channels: output channels of each convolution.
         kernel_size: side of the kernels.
         padding: zeros added on every side.
-        pooled: the convolutions (counted from 0) that pooling follows.
-        hidden_sizes: of the fully connected layers.
+        pooled: convolutions (counted from 0) followed by pooling.
+        hidden_sizes: sizes of the fully connected layers.
         batch_norm: normalise after every layer, before its ReLU.
     """
 
@@ -118,7 +121,7 @@ class _Design:
     batch_norm: bool = False
 
     def out_side(self, side: int) -> int:
-        """Height (or width) of the last feature maps for images of that height, 0 or less where they are too small."""
+        """Compute height (or width) of the last feature maps from that of the images; 0 if these are too small."""
         for layer in range(len(self.channels)):
             side += 2 * self.padding - self.kernel_size + 1
             if layer in self.pooled:
@@ -137,55 +140,52 @@ _DESIGNS: dict[str, _Design] = {
 }
 
 
+@checked
 def build_network(
     name: NetworkName,
-    in_shape: Sequence[int],
-    num_classes: int,
+    in_shape: Sequence[Count],
+    num_classes: Annotated[int, Ge(2)],
     *,
-    channels: Sequence[int] | None = None,
-    hidden_sizes: Sequence[int] | None = None,
-    dropout: float = 0.0,
+    channels: Sequence[Count] | None = None,
+    hidden_sizes: Sequence[Count] | None = None,
+    dropout: ProperFraction = 0.0,
     stem: StemName | None = None,
     weights_file: str | Path | None = None,
 ) -> Network:
-    """The network of that name, see the table above, with fresh weights from torch's default generator.
+    """Build a network of the table above, with new weights from torch's default generator.
 
     Args:
-        name: of the architecture.
-        in_shape: of one sample: [channels, height, width] of an image, or [D] of a vector ("mlp" takes both).
+        name: name of the architecture.
+        in_shape: shape of one sample: [channels, height, width] of an image, or [D] of a vector (for "mlp").
         num_classes: number C of classes, at least 2.
-        channels: output channels of the convolutions instead of the architecture's, as many.
-        hidden_sizes: of the fully connected layers before the classifier instead of the architecture's; an empty list
-            leaves them out (an "mlp" is then logistic regression). Not for "resnet18".
+        channels: output channels of the convolutions, as many as the architecture has; ``None`` for its own.
+        hidden_sizes: sizes of the fully connected layers before the classifier; ``None`` for the architecture's own, an
+            empty list for no such layer (an "mlp" is then logistic regression). Not for "resnet18".
         dropout: probability that an entry is zeroed in training, after every fully connected layer before the
-            classifier (of "resnet18": of the embedding).
-        stem: of "resnet18", what stands before the residual blocks: "imagenet" (the default), a 7x7 convolution and
+            classifier (for "resnet18", in the embedding).
+        stem: layers of "resnet18" before the residual blocks: "imagenet" (the default), a 7x7 convolution and
             max-pooling that reduce the image to a quarter of its side; or "small", a 3x3 convolution at full size, as
             usual for images of about 32 x 32.
-        weights_file: of "resnet18", a file with a state dict for torchvision's ``resnet18``, such as the one pretrained
-            on ImageNet; its last layer is left out. For images of three channels and the stem "imagenet".
+        weights_file: file with a state dict for torchvision's ``resnet18``, such as the one pretrained on ImageNet;
+            its last layer is ignored. Only for "resnet18" with three channels and the stem "imagenet".
 
     Raises:
-        ConfigurationError: an argument is out of range, does not go with the architecture, or the images are too small
-            for it; the file is missing or holds something else.
+        ConfigurationError: an argument is out of range or does not fit the architecture, the images are too small for
+            it, or the file is missing or holds something else.
 
     Example:
         >>> network = build_network("cnn5", [3, 32, 32], 10)
         >>> network(torch.zeros(4, 3, 32, 32)).shape
         torch.Size([4, 10])
     """
-    if name not in get_args(NetworkName):
-        raise ConfigurationError(f"network={name!r}: give one of {', '.join(map(repr, get_args(NetworkName)))}.")
-    _check_sizes(name, in_shape, num_classes, channels, hidden_sizes)
-    if not 0 <= dropout < 1:
-        raise ConfigurationError(f"dropout={dropout}: give a number from 0 to below 1.")
+    _check_sizes(name, in_shape, channels, hidden_sizes)
     if name == "resnet18":
         encoder, min_batch_size = _resnet18(in_shape, dropout, stem, weights_file)
         embedding_dim = _RESNET_DIM
     else:
         for option, value in (("stem", stem), ("weights_file", weights_file)):
             if value is not None:
-                raise ConfigurationError(f"{option}={str(value)!r}: only network='resnet18' has it; leave it out.")
+                raise ConfigurationError(f"{option}={str(value)!r}: only network='resnet18' has it; omit it.")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         normalize, sizes, embedding_dim = False, _MLP_HIDDEN_SIZES, prod(in_shape)
         if name != "mlp":
@@ -208,34 +208,27 @@ def build_network(
 def _check_sizes(
     name: str,
     in_shape: Sequence[int],
-    num_classes: int,
     channels: Sequence[int] | None,
     hidden_sizes: Sequence[int] | None,
 ) -> None:
     lengths = (1, 3) if name == "mlp" else (3,)
-    if len(in_shape) not in lengths or min(in_shape) < 1:
+    if len(in_shape) not in lengths:
         vectors = ", or [features]" if name == "mlp" else ""
         raise ConfigurationError(
-            f"in_shape={list(in_shape)}: network={name!r} takes [channels, height, width]{vectors}, each at least 1."
+            f"in_shape={list(in_shape)}: network={name!r} takes [channels, height, width]{vectors}."
         )
-    if num_classes < 2:
-        raise ConfigurationError(f"num_classes={num_classes}: give a whole number of at least 2.")
     if channels is not None:
         if name not in _DESIGNS:
-            raise ConfigurationError(f"channels={list(channels)}: network={name!r} has none to choose; leave it out.")
+            raise ConfigurationError(f"channels={list(channels)}: network={name!r} has none to choose; omit it.")
         expected = len(_DESIGNS[name].channels)
-        if len(channels) != expected or min(channels) < 1:
+        if len(channels) != expected:
             raise ConfigurationError(
-                f"channels={list(channels)}: network={name!r} has {expected} convolutions; give {expected} whole"
-                " numbers of at least 1."
+                f"channels={list(channels)}: network={name!r} has {expected} convolutions; give {expected} numbers."
             )
-    if hidden_sizes is not None:
-        if name == "resnet18":
-            raise ConfigurationError(
-                f"hidden_sizes={list(hidden_sizes)}: network='resnet18' has no hidden layer to choose; leave it out."
-            )
-        if min(hidden_sizes, default=1) < 1:
-            raise ConfigurationError(f"hidden_sizes={list(hidden_sizes)}: give whole numbers of at least 1.")
+    if hidden_sizes is not None and name == "resnet18":
+        raise ConfigurationError(
+            f"hidden_sizes={list(hidden_sizes)}: network='resnet18' has no hidden layer to choose; omit it."
+        )
 
 
 def _add_convolutions(
@@ -245,14 +238,14 @@ def _add_convolutions(
     in_shape: Sequence[int],
     channels: Sequence[int] | None,
 ) -> int:
-    """Add the convolutions; the number of values that leave them."""
+    """Add the convolutions and return the number of values in their output."""
     width, *sides = in_shape
     out_sides = [design.out_side(side) for side in sides]
     if min(out_sides) < 1:
         least = next(side for side in count(1) if design.out_side(side) > 0)
         raise ConfigurationError(
             f"in_shape={list(in_shape)}: network={name!r} needs images of at least {least} x {least} for its"
-            " convolutions and poolings; enlarge the images or take another network."
+            " convolutions and poolings; enlarge the images or choose another network."
         )
     layers["channels_last"] = ChannelsLast()
     for index, out_width in enumerate(channels or design.channels):
@@ -270,7 +263,7 @@ def _add_convolutions(
 def _add_hidden(
     layers: OrderedDict[str, nn.Module], width: int, hidden_sizes: Sequence[int], normalize: bool, dropout: float
 ) -> int:
-    """Add the fully connected layers; the width of the last."""
+    """Add the fully connected layers and return the width of the last."""
     for number, size in enumerate(hidden_sizes, start=1):
         layers[f"fc{number}"] = nn.Linear(width, size)
         if normalize:
@@ -284,17 +277,15 @@ def _add_hidden(
 def _resnet18(
     in_shape: Sequence[int], dropout: float, stem: StemName | None, weights_file: str | Path | None
 ) -> tuple[nn.Module, int]:
-    """The residual network without its last layer, and the samples that a training batch needs."""
+    """Build the residual network without its last layer; return it and the least size of a training batch."""
     stem = stem or "imagenet"
-    if stem not in get_args(StemName):
-        raise ConfigurationError(f"stem={stem!r}: give one of {', '.join(map(repr, get_args(StemName)))}.")
     width, *sides = in_shape
     if weights_file is not None and (stem != "imagenet" or width != 3):
         raise ConfigurationError(
             f"weights_file={str(weights_file)!r}: its first convolution fits stem='imagenet' and images of 3 channels,"
-            f" not stem={stem!r} and in_shape={list(in_shape)}; leave it out or change these."
+            f" not stem={stem!r} and in_shape={list(in_shape)}; omit it or change these."
         )
-    # Without ChannelsLast, which gained nothing here when it was measured.
+    # Without ChannelsLast, which did not speed it up in measurements.
     network = resnet18(weights=None)
     network.fc = nn.Dropout(dropout)
     if weights_file is not None:
@@ -304,7 +295,7 @@ def _resnet18(
         network.maxpool = nn.Identity()
     elif width != 3:
         network.conv1 = nn.Conv2d(width, 64, 7, stride=2, padding=3, bias=False)
-    # Three of the four stages halve the maps, rounding up; the last normalises H * W values a sample and channel.
+    # Three of the four stages halve the maps, rounding up; the last normalises H * W values per sample and channel.
     reduction = 8 if stem == "small" else 32
     return network, 2 if all(side <= reduction for side in sides) else 1
 
@@ -312,13 +303,14 @@ def _resnet18(
 def _load_weights(network: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise ConfigurationError(
-            f"weights_file={str(path)!r}: there is no such file; save torchvision's resnet18 state dict there, or leave"
-            " weights_file out for fresh weights."
+            f"weights_file={str(path)!r}: there is no such file; save torchvision's resnet18 state dict there, or omit"
+            " weights_file for new weights."
         )
-    kind, mend = "a state dict of torchvision's resnet18", "Save one with torch.save(resnet18(...).state_dict(), path)."
-    state = read_torch(path, kind, mend, error=ConfigurationError, place=f"weights_file={str(path)!r}", legacy=True)
+    kind = "a state dict of torchvision's resnet18"
+    remedy = "Save one with torch.save(resnet18(...).state_dict(), path)."
+    state = read_torch(path, kind, remedy, error=ConfigurationError, place=f"weights_file={str(path)!r}", legacy=True)
     try:
         network.load_state_dict({key: value for key, value in state.items() if not key.startswith("fc.")})
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigurationError(f"weights_file={str(path)!r} is not {kind} ({reason}). {mend}") from error
+        raise ConfigurationError(f"weights_file={str(path)!r} is not {kind} ({reason}). {remedy}") from error

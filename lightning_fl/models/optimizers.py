@@ -1,38 +1,33 @@
-"""The optimisers that the package's models are trained with, from their hyper-parameters."""
+"""Optimisers of the package's models."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from torch import nn
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_numbers
 
-__all__ = ["OptimizerName", "check_optimizer", "make_optimizer"]
+__all__ = ["OptimizerName", "ProperFraction", "check_optimizer", "make_optimizer"]
 
 OptimizerName = Literal["sgd", "adam"]
+#: Momentum, or probability of dropout.
+ProperFraction = Annotated[float, Interval(ge=0, lt=1)]
 
 
-def check_optimizer(owner: object, optimizer: str, learning_rate: float, momentum: float, weight_decay: float) -> None:
-    """Refuse settings that make no optimiser.
+def check_optimizer(optimizer: OptimizerName, momentum: float) -> None:
+    """Refuse momentum for an optimiser that has its own.
 
     Raises:
-        ConfigurationError: one is unknown, out of range, or not the optimiser's.
+        ConfigurationError: it does.
     """
-    if optimizer not in get_args(OptimizerName):
-        raise ConfigurationError(
-            f"optimizer={optimizer!r}: give one of {', '.join(map(repr, get_args(OptimizerName)))}."
-        )
-    check_numbers(owner, momentum=momentum, at_least=0, below=1)
-    check_numbers(owner, learning_rate=learning_rate, above=0)
-    check_numbers(owner, weight_decay=weight_decay, at_least=0)
     if optimizer == "adam" and momentum:
-        raise ConfigurationError(f"momentum={momentum}: optimizer='adam' has its own; leave it out or give 'sgd'.")
+        raise ConfigurationError(f"momentum={momentum}: optimizer='adam' has its own; omit it, or use 'sgd'.")
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], hparams: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """The optimiser that ``optimizer``, ``learning_rate``, ``momentum`` and ``weight_decay`` describe."""
+    """Make the optimiser described by ``optimizer``, ``learning_rate``, ``momentum`` and ``weight_decay``."""
     rate, decay = hparams["learning_rate"], hparams["weight_decay"]
     if hparams["optimizer"] == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)

@@ -1,4 +1,4 @@
-"""From atom vectors to one vector a molecule."""
+"""Readouts from atom vectors to one vector per molecule."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -14,7 +14,7 @@ __all__ = ["LinearReadout"]
 class LinearReadout(nn.Module):
     """Sum or mean of a molecule's atom vectors; 0 for a molecule without atoms.
 
-    On a CPU as a product with a :class:`~lightning_fl.models.segments.SparseMatrix`, elsewhere PyG's scatter.
+    Computed on a CPU as a product with a :class:`~lightning_fl.models.segments.SparseMatrix`, elsewhere by PyG.
 
     Args:
         reduce: "sum" or "mean".
@@ -32,14 +32,14 @@ class LinearReadout(nn.Module):
         dim_size: int,
         encode: Callable[[SparseMatrix], Tensor] | None = None,
     ) -> Tensor:
-        """Vectors of the molecules.
+        """Compute the vectors of the molecules.
 
         Args:
             atoms: [V, D].
-            index: [V], the molecule of each atom.
+            index: [V], molecule of each atom.
             dim_size: number G of molecules; the last ones may have no atom.
-            encode: in place of ``atoms``, what gives the product of this readout's matrix [G, V] and the atom vectors,
-                for an encoder that has a shorter way to it.
+            encode: instead of ``atoms``, function that computes the product of this readout's matrix [G, V] and the
+                atom vectors, for an encoder with a faster way.
 
         Returns:
             [G, D].
@@ -52,5 +52,5 @@ class LinearReadout(nn.Module):
         return molecule_matrix(index, dim_size, mean=self.reduce == "mean", dtype=atoms.dtype) @ atoms
 
     def extra_repr(self) -> str:
-        """What the module says of itself."""
+        """Return the reduction."""
         return repr(self.reduce)

@@ -1,9 +1,9 @@
-"""Sums over neighbours and over molecules as products with a sparse matrix, held by rows for CPUs, by edges for GPUs.
+"""Sums over neighbours and molecules as sparse matrix products, by rows on CPUs and by edges on GPUs.
 
 PyG's layers gather a row for every edge and add the rows with ``scatter_add_``. Here the edges are sorted by target
 once for all layers of a forward pass, each target's row is summed without an intermediate row per edge
-(``torch.embedding_bag``), and the gradient is the same product with the transposed matrix. The order of every sum is
-that of the edges, whatever the number of threads.
+(``torch.embedding_bag``), and the gradient is the same product with the transposed matrix. Every sum is in the order of
+the edges, independently of the number of threads.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Rows:
-    """Entries sorted by row: row i holds ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``.
+    """Entries sorted by row: row i has ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``.
 
     ``index`` and ``weight`` have shape [N], ``pointer`` [rows + 1]; indices are int64.
     """
@@ -40,8 +40,8 @@ class SparseMatrix:
     """A constant sparse matrix [R, C]; ``matrix @ x`` of a dense ``x`` [C, D] is [R, D] and differentiable in ``x``.
 
     Attributes:
-        rows: its entries by row.
-        columns: those of the transpose; the same object where the matrix is symmetric.
+        rows: entries by row.
+        columns: entries of the transpose; the same object if the matrix is symmetric.
     """
 
     rows: _Rows
@@ -53,11 +53,11 @@ class SparseMatrix:
 
     @property
     def row_sums(self) -> Tensor:
-        """[R]."""
+        """Sums of the rows, [R]."""
         return torch.segment_reduce(self.rows.weight, "sum", offsets=self.rows.pointer, unsafe=True)
 
     def scale_columns(self, scale: Tensor) -> "SparseMatrix":
-        """The matrix with column j multiplied by ``scale[j]``, [C]."""
+        """Multiply column j by ``scale[j]``, [C]."""
         rows, columns = self.rows, self.columns
         of_column = scale.repeat_interleave(columns.pointer.diff(), output_size=len(columns.index))
         return SparseMatrix(
@@ -67,14 +67,14 @@ class SparseMatrix:
 
     @property
     def column_sums(self) -> Tensor:
-        """[C]."""
+        """Sums of the columns, [C]."""
         return torch.segment_reduce(self.columns.weight, "sum", offsets=self.columns.pointer, unsafe=True)
 
 
 class _Product(torch.autograd.Function):
-    """The product with a sparse matrix given by its rows and its columns; its gradient is one of the same kind."""
+    """Product with a sparse matrix given by rows and columns; its gradient is a product of the same kind."""
 
-    # Without setup_context, with which every call would look up and bind this signature: 40 us, as long as the product.
+    # Without setup_context, which would look up and bind this signature in every call: 40 us, as long as the product.
     @staticmethod
     def forward(
         ctx: Any,
@@ -99,28 +99,28 @@ class _Product(torch.autograd.Function):
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether a tensor can be multiplied by a :class:`SparseMatrix` here and with gain.
+    """Whether multiplying a tensor by a :class:`SparseMatrix` is possible and fast.
 
-    It is on the CPU, and neither ``torch.compile`` nor a transform of ``torch.func`` is at work.
+    It is on the CPU without ``torch.compile`` and transforms of ``torch.func``.
     """
     return x.device.type == "cpu" and not transformed()
 
 
 def transformed() -> bool:
-    """Whether ``torch.compile`` or a transform of ``torch.func`` is at work."""
+    """Whether ``torch.compile`` or a transform of ``torch.func`` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
-    """The matrix of a graph convolution, D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, https://arxiv.org/abs/1609.02907).
+    """Make the matrix of a graph convolution, D^-1/2 (A + I) D^-1/2.
 
-    As PyG's ``gcn_norm``: an edge (j, i) stands in row i and column j, D counts the edges into a node, a node with
-    self loops of its own counts as one with a single one.
+    Kipf and Welling 2017 (https://arxiv.org/abs/1609.02907). As in PyG's ``gcn_norm``, an edge (j, i) is in row i and
+    column j, D counts the edges into a node, and the self loops of a node count as a single one.
 
     Args:
         edge_index: [2, E], in any order; without opposite edges the matrix is not symmetric.
         num_nodes: V.
-        dtype: of the weights.
+        dtype: type of the weights.
 
     Returns:
         [V, V].
@@ -144,13 +144,13 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype 
 
 @dataclass(frozen=True)
 class EdgeMatrix:
-    """A constant sparse matrix [V, V] with entries for edges and on the diagonal; nothing of it waits for a GPU.
+    """A constant sparse matrix [V, V] with entries for edges and on the diagonal; the host never waits for a GPU.
 
     Attributes:
         source: columns of the entries, [E].
-        target: their rows, [E].
+        target: rows of the entries, [E].
         weight: the entries, [E].
-        diagonal: what is added on the diagonal, [V].
+        diagonal: diagonal to add, [V].
     """
 
     source: Tensor
@@ -164,14 +164,14 @@ class EdgeMatrix:
 
 
 def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> EdgeMatrix:
-    """The matrix of :func:`normalized_adjacency` without looking at a value: self loops weigh 0 and 1 is added to all.
+    """Make the matrix of :func:`normalized_adjacency` without reading values: self loops get weight 0, and all get 1.
 
-    PyG's ``gcn_norm`` picks the edges that are none, so that the host waits for their number, in every layer.
+    PyG's ``gcn_norm`` selects the edges that are no self loops, so that the host waits for their number in every layer.
 
     Args:
         edge_index: [2, E].
         num_nodes: V.
-        dtype: of the weights.
+        dtype: type of the weights.
     """
     source, target = edge_index
     weight = (source != target).to(dtype)
@@ -183,13 +183,13 @@ def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = to
 def molecule_matrix(
     membership: Tensor, num_molecules: int, *, mean: bool = False, dtype: torch.dtype = torch.float32
 ) -> SparseMatrix:
-    """The matrix whose product sums the vectors of a molecule's atoms, or takes their mean; 0 where it has no atom.
+    """Make the matrix whose product sums, or averages, the vectors of a molecule's atoms; 0 for no atom.
 
     Args:
-        membership: [V], the molecule of each atom, in any order.
+        membership: [V], molecule of each atom, in any order.
         num_molecules: G.
-        mean: the weights of a row add up to 1.
-        dtype: of the weights.
+        mean: make the weights of a row add up to 1.
+        dtype: type of the weights.
 
     Returns:
         [G, V].
@@ -207,14 +207,14 @@ def molecule_matrix(
 
 
 def _sort(columns: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Columns [N] in the order of the rows, first come first, and where each row begins, [num_rows + 1]."""
+    """Sort columns [N] by row, stably; return them, and where each row begins, [num_rows + 1]."""
     pointer = rows.new_zeros(num_rows + 1)
     torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=pointer[1:])
     return columns.index_select(0, rows.sort(stable=True).indices), pointer
 
 
 def _is_paired(edge_index: Tensor) -> bool:
-    """Whether every edge is followed by its opposite, so that their matrix is symmetric, and none is a loop."""
+    """Whether every edge is followed by its opposite, so that their matrix is symmetric, and there is no loop."""
     source, target = edge_index
     if len(source) % 2:
         return False

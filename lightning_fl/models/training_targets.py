@@ -1,4 +1,4 @@
-"""What a module may learn of its training data at the start: a federated run's clients say it, or a loader is read."""
+"""Summaries of the training data at the start of a run, from a federated run's clients or from a loader."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,15 +11,15 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.models.target_summary import pool_moments, target_moments
 
-__all__ = ["statistics_of", "summaries_of"]
+__all__ = ["gather_statistics", "gather_summaries"]
 
 
-def summaries_of(module: LightningModule, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """What each client, or process, says of its training targets, [parts, ...]; ``None`` where there are none.
+def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Gather a summary of each client's, or process's, training targets, [parts, ...]; ``None`` if there are none.
 
     Args:
-        module: in a run.
-        summarize: targets [n, T] -> counts, sums or ranges.
+        module: a module in a run.
+        summarize: function of targets [n, T] that returns counts, sums or ranges.
     """
     summaries = getattr(module.trainer, "target_summaries", None)
     if summaries is not None:
@@ -36,12 +36,12 @@ def summaries_of(module: LightningModule, summarize: Callable[[Tensor], Tensor])
     return gathered.reshape(-1, *summary.shape).cpu()
 
 
-def statistics_of(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of the training data's targets or descriptors, each [T].
+def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
+    """Compute mean and population standard deviation of the training data's targets or descriptors, each [T].
 
     Args:
-        module: in a fit.
-        name: "y" or "descriptors", of a batch.
+        module: a module in a fit.
+        name: "y" or "descriptors", attribute of a batch.
 
     Raises:
         DataError: there is no batch.
@@ -54,19 +54,19 @@ def statistics_of(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
     values = _read(module, name)
     if values is None:
         raise DataError(
-            "the training loader has no batch to learn the targets' scale from: give training data, or call "
-            "set_target_statistics or set standardize_targets=False where the model is not trained."
+            "the training loader has no batch from which to learn the targets' scale: give training data, or call"
+            " set_target_statistics or set standardize_targets=False for a model that is not trained."
         )
     moments = target_moments(values).to(module.device)
-    gathered = module.all_gather(moments)  # a leading dimension only where there are several processes
+    gathered = module.all_gather(moments)  # has a leading dimension only with several processes
     assert isinstance(gathered, Tensor)
     return pool_moments(gathered.reshape(-1, *moments.shape))
 
 
 def _read(module: LightningModule, name: str) -> Tensor | None:
-    """An attribute of all training batches."""
+    """Concatenate an attribute of all training batches."""
     module.trainer.fit_loop.setup_data()
     loader: Iterable[Any] | None = module.trainer.train_dataloader
-    with isolated_draws():  # the pass must not move the random numbers on which the order of the batches depends
+    with isolated_draws():  # this pass must not change the random numbers that order the batches
         values = [getattr(batch, name) for batch in loader or ()]
     return torch.cat(values) if values else None

@@ -1,4 +1,4 @@
-"""A node for the whole molecule, bonded to all of its atoms, around any encoder."""
+"""Node for the whole molecule, bonded to all its atoms, around any encoder."""
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +8,15 @@ __all__ = ["VirtualNode"]
 
 
 class VirtualNode(nn.Module):
-    """Lets distant atoms speak to each other through one more node in every molecule.
+    """Encoder with one more node per molecule, through which distant atoms exchange messages.
 
     Gilmer et al., Neural Message Passing for Quantum Chemistry, ICML 2017 (https://arxiv.org/abs/1704.01212), section
-    5.2, "Virtual Graph Elements": a master node that is connected to every atom by edges of a special type. It has no
-    atom features but one that says what it is, and neither have its edges; both are one feature wider for it.
+    5.2, "Virtual Graph Elements": a master node connected to every atom by edges of a special type. The node and its
+    edges have only one feature, which marks them; atoms and bonds get this feature too.
 
     Args:
         encoder: an encoder of ``node_dim + 1`` atom and ``edge_dim + 1`` bond features.
-        edges: whether it reads bond features.
+        edges: whether the encoder reads bond features.
     """
 
     def __init__(self, encoder: nn.Module, *, edges: bool) -> None:
@@ -27,10 +27,10 @@ class VirtualNode(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, batch: Tensor, num_graphs: int
     ) -> Tensor:
-        """Atom embeddings [V, D]; ``batch`` [V] is the molecule of each of the atoms, ``num_graphs`` their number."""
+        """Compute atom embeddings [V, D]; ``batch`` [V] is the molecule of each atom, ``num_graphs`` their number."""
         num_atoms, device = len(x), x.device
         atoms = torch.arange(num_atoms, device=device)
-        # Both directions of an edge one behind the other, as those of bonds are.
+        # both directions of an edge next to each other, as for bonds
         out, back = torch.stack([atoms, num_atoms + batch]), torch.stack([num_atoms + batch, atoms])
         edge_index = torch.cat([edge_index, torch.stack([out, back], dim=2).flatten(1)], dim=1)
         x = torch.cat([pad(x, (0, 1)), pad(x.new_ones(num_graphs, 1), (x.size(1), 0))])

@@ -1,6 +1,9 @@
-"""A classifier of images or of plain feature vectors, such as the rows of a table."""
+"""Classifier of images or plain feature vectors, such as the rows of a table."""
+
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -8,46 +11,46 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fl.core.errors import ConfigurationError, listed
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, NonNegative, Positive, check_arguments
 from lightning_fl.models.networks import NetworkName, StemName, build_network
-from lightning_fl.models.optimizers import OptimizerName, check_optimizer, make_optimizer
+from lightning_fl.models.optimizers import OptimizerName, ProperFraction, check_optimizer, make_optimizer
 
 __all__ = ["ClassificationModel"]
 
-#: What data sets yield: samples [B, *in_shape] and labels [B].
+#: Batch of samples [B, *in_shape] and labels [B].
 LabelledBatch = list[Tensor] | tuple[Tensor, Tensor]
 
 
 class ClassificationModel(LightningModule):
     """Classification of images or vectors with one of this package's networks and the cross-entropy.
 
-    Works on batches ``(x, y)``: ``x`` [B, *in_shape] floating, ``y`` [B] integer labels ``0 .. C-1``. Logs
-    ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss`` and ``test/acc`` (the share of samples classified rightly).
+    Batches are ``(x, y)``: ``x`` [B, *in_shape] floating, ``y`` [B] integer labels ``0 .. C-1``. Logs ``train/loss``,
+    ``val/loss``, ``val/acc``, ``test/loss`` and ``test/acc`` (the share of correctly classified samples).
 
-    The network is ``network``, its parts ``network.encoder`` (samples to embeddings [B, D]) and ``network.classifier``
-    (the last linear layer): name these where an algorithm keeps a head personal or mixes embeddings.
+    The parts ``network.encoder`` (samples to embeddings [B, D]) and ``network.classifier`` (the last linear layer) can
+    be named where an algorithm keeps a head personal or mixes embeddings.
 
     Args:
         network: "mlp", "lenet5", "cnn3", "cnn4", "cnn5", "cnn_pifl" or "resnet18", see
             :mod:`lightning_fl.models.networks`.
-        in_shape: of one sample: [channels, height, width] of an image, or [D] of a vector (for "mlp").
+        in_shape: shape of one sample: [channels, height, width] of an image, or [D] of a vector (for "mlp").
         num_classes: number C of classes, at least 2.
-        channels: output channels of the convolutions instead of the network's own, as many.
-        hidden_sizes: of the fully connected layers before the last instead of the network's own; an empty list leaves
-            them out. Not for "resnet18".
+        channels: output channels of the convolutions, as many as the network has; ``None`` for its own.
+        hidden_sizes: sizes of the fully connected layers before the last; ``None`` for the network's own, an empty list
+            for no such layer. Not for "resnet18".
         dropout: probability that an entry is zeroed in training, after every fully connected layer but the last.
-        stem: of "resnet18": "imagenet" (the default) or "small", for images of about 32 x 32.
-        weights_file: of "resnet18": a file with torchvision's state dict to start from. It is not among the
-            hyper-parameters in checkpoints, which hold all weights.
-        learning_rate: of the optimiser.
+        stem: first layers of "resnet18": "imagenet" (the default) or "small", for images of about 32 x 32.
+        weights_file: file with torchvision's state dict from which "resnet18" starts. Not a hyper-parameter in
+            checkpoints, which hold all weights.
+        learning_rate: learning rate of the optimiser.
         optimizer: "sgd" or "adam".
-        momentum: of "sgd".
+        momentum: momentum of "sgd".
         weight_decay: L2 penalty of the optimiser.
-        label_smoothing: share of every training label that is spread over all classes evenly. The losses of validation
-            and test are those of the plain labels.
+        label_smoothing: share of every training label that is spread evenly over all classes. The losses of validation
+            and test use the plain labels.
 
     Raises:
-        ConfigurationError: an argument is out of range or does not go with another, or a batch does not fit
+        ConfigurationError: an argument is out of range or does not fit another, or a batch does not fit
             ``in_shape`` or ``num_classes``.
 
     Example:
@@ -60,26 +63,23 @@ class ClassificationModel(LightningModule):
         self,
         *,
         network: NetworkName,
-        in_shape: list[int],
-        num_classes: int,
-        channels: list[int] | None = None,
-        hidden_sizes: list[int] | None = None,
-        dropout: float = 0.0,
+        in_shape: list[Count],
+        num_classes: Annotated[int, Ge(2)],
+        channels: list[Count] | None = None,
+        hidden_sizes: list[Count] | None = None,
+        dropout: ProperFraction = 0.0,
         stem: StemName | None = None,
         weights_file: str | None = None,
-        learning_rate: float = 0.01,
+        learning_rate: Positive = 0.01,
         optimizer: OptimizerName = "sgd",
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        label_smoothing: float = 0.0,
+        momentum: ProperFraction = 0.0,
+        weight_decay: NonNegative = 0.0,
+        label_smoothing: ProperFraction = 0.0,
     ) -> None:
+        check_arguments(ClassificationModel.__init__, locals())
         super().__init__()
-        check_optimizer(self, optimizer, learning_rate, momentum, weight_decay)
-        check_counts(self, in_shape=in_shape, channels=channels, hidden_sizes=hidden_sizes)
-        check_counts(self, num_classes=num_classes, at_least=2)
-        check_numbers(self, dropout=dropout, at_least=0, below=1)
-        check_numbers(self, label_smoothing=label_smoothing, at_least=0, below=1)
-        # Without the file: a checkpoint must open where the file is not.
+        check_optimizer(optimizer, momentum)
+        # Without the file: a checkpoint must open where the file is missing.
         self.save_hyperparameters(ignore=["weights_file"])
         self.network = build_network(
             network,
@@ -91,50 +91,50 @@ class ClassificationModel(LightningModule):
             stem=stem,
             weights_file=weights_file,
         )
-        # Not validated there: the loss has seen the labels before.
+        # Not validated here: the loss checks the labels first.
         self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of samples [B, *in_shape]."""
+        """Compute logits [B, C] of samples [B, *in_shape]."""
         if tuple(x.shape[1:]) != self.network.in_shape or not x.is_floating_point():
             raise ConfigurationError(
                 f"in_shape={list(self.network.in_shape)}: the batch has samples of shape {list(x.shape[1:])} and type"
-                f" {x.dtype}; set in_shape to the data's shape, and give floating numbers."
+                f" {x.dtype}; set in_shape to the data's shape, and give floating-point numbers."
             )
         return self.network(x)
 
     def on_fit_start(self) -> None:
-        """Compare the classes and the images' shape, where the data module tells them, before anybody trains."""
+        """Compare classes and shape of the images with the data module's before training."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         names, shape = getattr(data, "class_names", None), getattr(data, "image_shape", None)
         if isinstance(names, list) and len(names) > self._num_classes:
             raise ConfigurationError(
-                f"num_classes={self._num_classes}: the data have the {len(names)} classes {listed(names)}; set"
-                f" num_classes to {len(names)}."
+                f"num_classes={self._num_classes}: the data have {len(names)} classes, {listed(names)}; set num_classes"
+                f" to {len(names)}."
             )
         if isinstance(shape, tuple) and shape != self.network.in_shape:
             raise ConfigurationError(
                 f"in_shape={list(self.network.in_shape)}: the data's images have the shape {list(shape)}; set in_shape"
-                " to it, or change it by size and channels of the data."
+                " to it, or size and channels of the data."
             )
 
     def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Check the labels of a client's first batch."""
-        # The loss tells of a wrong label too, but on a GPU in a way that ends the process. A look at every batch would
-        # make the GPU wait.
+        # The loss finds wrong labels too, but on a GPU it then ends the process. Checking every batch would make the
+        # host wait for the GPU.
         if batch_idx == 0:
             _, labels = self._samples_and_labels(batch)
             if not _in_range(labels, self._num_classes).all():
                 raise self._wrong_labels(labels)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        """The cross-entropy, with smoothed labels where asked for."""
+        """Compute the cross-entropy, with smoothed labels."""
         x, y = self._samples_and_labels(batch)
         if len(x) < self.network.min_batch_size:
             raise ConfigurationError(
-                f"network={self.hparams['network']!r} normalises over the batch and cannot be trained on a batch of"
-                " one sample: choose a batch_size that leaves no remainder of one, or drop the last batch."
+                f"network={self.hparams['network']!r} normalises over the batch and cannot train on a batch of one"
+                " sample: choose a batch_size that leaves no remainder of one, or drop the last batch."
             )
         loss = self._loss(self(x), y, self.hparams["label_smoothing"])
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(y))
@@ -149,11 +149,11 @@ class ClassificationModel(LightningModule):
         self._evaluate(batch, "test", self.test_acc)
 
     def predict_step(self, batch: LabelledBatch | Tensor, batch_idx: int) -> Tensor:
-        """Probabilities [B, C] of a batch ``(x, y)``, ``(x,)`` or ``x``."""
+        """Compute probabilities [B, C] of a batch ``(x, y)``, ``(x,)`` or ``x``."""
         return self(batch if isinstance(batch, Tensor) else batch[0]).float().softmax(dim=1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimiser that the arguments describe."""
+        """Make the optimiser of the arguments."""
         return make_optimizer(self.parameters(), self.hparams)
 
     @property
@@ -170,27 +170,27 @@ class ClassificationModel(LightningModule):
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         try:
             return cross_entropy(logits, labels, label_smoothing=label_smoothing)
-        except IndexError as error:  # a CPU's way to say that a label is no class
+        except IndexError as error:  # on a CPU: a label is out of range
             raise self._wrong_labels(labels) from error
 
     def _samples_and_labels(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise ConfigurationError(
-                f"{type(self).__name__} needs batches (samples, labels), this one is a {type(batch).__name__}"
-                f"{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}; let the data set return pairs."
+                f"{type(self).__name__} needs batches (samples, labels), not a {type(batch).__name__}"
+                f"{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}: the data set must return pairs."
             )
         x, y = batch
         if y.shape != x.shape[:1] or y.is_floating_point():
             raise ConfigurationError(
-                f"labels of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give one whole number per"
-                " sample, its class."
+                f"labels of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give one class, a whole"
+                " number, per sample."
             )
         return x, y.long()
 
     def _wrong_labels(self, labels: Tensor) -> ConfigurationError:
         wrong = sorted(set(labels[~_in_range(labels, self._num_classes)].tolist()))
         return ConfigurationError(
-            f"num_classes={self._num_classes}: the batch has the labels {wrong}, classes are counted 0 to"
+            f"num_classes={self._num_classes}: the batch has the labels {wrong}, but classes are 0 to"
             f" {self._num_classes - 1}; set num_classes to the number of classes, or renumber the labels."
         )
 

