@@ -158,10 +158,11 @@ def _faults(name: str, value: object, rule: Any) -> Iterator[str]:
         options = [one for one in get_args(rule) if one is not type(None)]
         if value is None and len(options) < len(get_args(rule)):
             return
-        found = [list(_faults(name, value, one)) for one in options if _may_be(value, one)] or [
-            list(_faults(name, value, one)) for one in options
-        ]
-        yield from min(found, key=len)
+        fitting = [one for one in options if _may_be(value, one)]
+        found = [list(_faults(name, value, one)) for one in fitting or options]
+        if not fitting:  # an alternative of another type finds no fault in the value
+            found = [faults for faults in found if faults]
+        yield from min(found, key=len, default=[])
     elif origin is Annotated:
         base, *metadata = get_args(rule)
         if base not in (int, float):
