@@ -1,4 +1,4 @@
-"""FedDyn: clients remember how far they were pulled away, and the server corrects the average by it.
+"""FedDyn: clients keep a correction of their gradient, and the server corrects the average accordingly.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
 2021 (https://arxiv.org/abs/2111.04263), algorithm 1.
@@ -8,39 +8,36 @@ paper                      here                                              sha
 =========================  ================================================  ======
 ∇L_k(θ_k^{t-1})            ``turn.kept["gradient"]``, 0 at first             [P]
 h^t                        ``update.state["h"]``, 0 at first                 [P]
-θ^{t-1}, θ_k^t             ``turn.start``, what the client has learned       [P]
+θ^{t-1}, θ_k^t             ``turn.start``, the client's weights              [P]
 α                          ``alpha``
 m, P_t                     ``update.num_clients``, ``update.contributions``
 =========================  ================================================  ======
 
-Differs from the paper: the client's problem is solved by its local steps, not exactly; every model of a collaboration
-has an h of its own; what is no trained, shared parameter (statistics of BatchNorm, personal layers) is averaged as in
-FedAvg, or stays local.
+Differs from the paper: local steps solve the client's problem approximately; every model of a collaboration has its own
+h; buffers (statistics of BatchNorm) are averaged as in FedAvg, and personal layers stay local.
 """
 
-import math
 from typing import Any
 
-from lightning_fl import ConfigurationError
+from lightning_fl.core.validation import Positive, checked
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate
 
 
 class FedDyn(FedAvg):
-    """Federated averaging with dynamic regularisation. Clients count alike.
+    """Federated averaging with dynamic regularisation and equal weights of clients.
 
     Args:
-        alpha: strength of the pull to the shared model, above 0; the paper's grid is 0.1, 0.01, 0.001.
-        **settings: those of every strategy.
+        alpha: strength of the pull to the shared model; the paper's grid is 0.1, 0.01, 0.001.
+        **settings: arguments of every strategy.
 
     Raises:
         ConfigurationError: alpha is out of range.
     """
 
-    def __init__(self, alpha: float = 0.01, **settings: Any) -> None:
+    @checked
+    def __init__(self, alpha: Positive = 0.01, **settings: Any) -> None:
         super().__init__(**settings)
-        if not 0 < alpha < math.inf:
-            raise ConfigurationError(f"FedDyn.alpha={alpha}: give a positive number, such as 0.01.")
         self.alpha = alpha
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
@@ -52,7 +49,7 @@ class FedDyn(FedAvg):
                 vector.sub_(last.vectors[dtype])
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """``∇L_k(θ_k^t) = ∇L_k(θ_k^{t-1}) - α (θ_k^t - θ^{t-1})``, where the regularised problem is solved."""
+        """``∇L_k(θ_k^t) = ∇L_k(θ_k^{t-1}) - α (θ_k^t - θ^{t-1})``, if the regularised problem is solved."""
         last = turn.kept.get("gradient") or turn.combine((0.0, turn.start))
         turn.kept["gradient"] = turn.combine((1.0, last), (-self.alpha, weights), (self.alpha, turn.start))
         return ClientUpdate(weights, scale=1 / turn.num_samples)  # times its samples is one

@@ -1,4 +1,4 @@
-"""Power of choice: of some clients drawn at random, those with the highest loss train.
+"""Power of choice: among clients drawn at random, those with the highest loss train.
 
 Cho, Wang, Joshi: "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022
 (https://arxiv.org/abs/2010.01243), algorithm 1.
@@ -12,44 +12,43 @@ p_k                a client's share of the samples
 F_k(w)             mean over ``num_batches`` drawn batches  loss
 =================  =======================================  =====
 
-Differs from the paper: the loss is of some batches, as in its variant with an estimate of the loss (cpow-d).
+Differs from the paper: the loss is over some batches, as in its variant with an estimate of the loss (cpow-d).
 """
 
 import torch
 
-from lightning_fl import ConfigurationError
+from lightning_fl import Cohort, ConfigurationError, Participant
 from lightning_fl.callbacks import Callback
-from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
 
 class PowerOfChoice(Callback):
-    """Draws candidates by their samples, and lets those train whose loss under the current model is highest.
+    """Draw candidates by their samples, and choose those with the highest loss of the current model.
 
     Args:
-        num_candidates: d, clients whose loss is asked in a round; all, where fewer are there.
-        cohort_size: m, of these train; the average counts them alike.
-        num_batches: training batches that a client's loss is taken over.
+        num_candidates: d, clients that report a loss in a round; all, if there are fewer.
+        cohort_size: m, candidates that train, with equal weights.
+        num_batches: training batches for a client's loss.
 
     Raises:
-        ConfigurationError: a number is below 1, or there are fewer candidates than clients that train.
+        ConfigurationError: a number is below 1, or ``cohort_size`` exceeds ``num_candidates``.
     """
 
     role = "participation"
 
-    def __init__(self, *, num_candidates: int, cohort_size: int, num_batches: int = 1) -> None:
-        if not 1 <= cohort_size <= num_candidates:
+    @checked
+    def __init__(self, *, num_candidates: Count, cohort_size: Count, num_batches: Count = 1) -> None:
+        if cohort_size > num_candidates:
             raise ConfigurationError(
-                f"PowerOfChoice.cohort_size={cohort_size}: give at least 1 and at most num_candidates={num_candidates}."
+                f"PowerOfChoice.cohort_size={cohort_size}: must be at most num_candidates={num_candidates}."
             )
-        if num_batches < 1:
-            raise ConfigurationError(f"PowerOfChoice.num_batches={num_batches}: give a number of at least 1.")
         self.num_candidates = num_candidates
         self.cohort_size = cohort_size
         self.num_batches = num_batches
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """Ask the candidates, on the ranks that host them, and choose alike on all ranks."""
+        """Measure losses on the ranks that host the candidates, and choose the same cohort on all ranks."""
         there = trainer.active_clients
         samples = torch.tensor([float(trainer.num_samples[client]) for client in there])
         count = min(self.num_candidates, len(there))

@@ -49,5 +49,5 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_wrong_alpha_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="FedDyn.alpha=0: give a positive number"):
+    with pytest.raises(ConfigurationError, match="FedDyn.alpha=0"):
         FedDyn(0)

@@ -41,7 +41,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_wrong_numbers_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="PowerOfChoice.cohort_size=3: .* at most num_candidates=2"):
+    with pytest.raises(ConfigurationError, match="PowerOfChoice.cohort_size=3.*num_candidates=2"):
         PowerOfChoice(num_candidates=2, cohort_size=3)
-    with pytest.raises(ConfigurationError, match="PowerOfChoice.num_batches=0: give a number of at least 1"):
+    with pytest.raises(ConfigurationError, match="PowerOfChoice.num_batches=0"):
         PowerOfChoice(num_candidates=2, cohort_size=1, num_batches=0)

@@ -1,4 +1,4 @@
-"""What the examples are tried on: clients whose losses are parabolas of one weight."""
+"""Shared by the examples' tests: clients with losses that are parabolas of one weight."""
 
 from pathlib import Path
 from typing import Any

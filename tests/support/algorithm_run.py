@@ -168,9 +168,21 @@ def federation(algorithm: str) -> tuple[Any, Any]:
     return TinyModule(dropout=0.2, norm=True), TinyClients()
 
 
-def tier_records(tiers: TierBidding) -> list[Any]:
-    """Who bid for what, who trained it and what everybody has, round by round."""
-    return [tiers.first_tiers, [[one.bids, one.cohorts, one.balances] for one in tiers.rounds]]
+def outcome(trainer: FederatedTrainer, data: Any) -> dict[str, Any]:
+    """What came of a run, the same on every rank and with any number of processes."""
+    tiers = [one for one in trainer.callbacks if isinstance(one, TierBidding)]
+    return {
+        "weights": digest(trainer.models[0]),
+        "models": [digest(model) for model in trainer.models],
+        "test": next(iter(trainer.metrics["test"].values())).clients,
+        "shares": trainer.collaboration.personalisation.tolist(),
+        "communication": trainer.communication.summary(data.client_names()),
+        "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
+        "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
+        "chosen": [c.chosen for c in trainer.callbacks if isinstance(c, CollaborationGraph)],
+        "contributions": [c.by_model for c in trainer.callbacks if isinstance(c, ShapleyRewards)],
+        "tiers": [[c.first_tiers, [[one.bids, one.cohorts, one.balances] for one in c.rounds]] for c in tiers],
+    }
 
 
 def main() -> None:
@@ -209,16 +221,7 @@ def main() -> None:
     trainer.fit(module, data)
     trainer.test(module, data)
     record = {
-        "weights": digest(trainer.models[0]),
-        "test": next(iter(trainer.metrics["test"].values())).clients,
-        "distances": [c.distances.tolist() for c in trainer.callbacks if isinstance(c, FedCollab)],
-        "chosen": [c.chosen for c in trainer.callbacks if isinstance(c, CollaborationGraph)],
-        "contributions": [c.by_model for c in trainer.callbacks if isinstance(c, ShapleyRewards)],
-        "models": [digest(model) for model in trainer.models],
-        "shares": trainer.collaboration.personalisation.tolist(),
-        "tiers": [tier_records(c) for c in trainer.callbacks if isinstance(c, TierBidding)],
-        "gains": {name: gain.clients for name, gain in trainer.gains.get("test", {}).items()},
-        "communication": trainer.communication.summary(data.client_names()),
+        **outcome(trainer, data),
         "num_processes": trainer.fabric.world_size,
         "hosted": trainer.hosted_clients,
         "opened": sorted(Path(name).name for name in opened if "silo_" in name),
