@@ -1,7 +1,7 @@
-"""What a client's data are, in a few characters: by these a checkpoint knows the data of its run again.
+"""Digests of clients' data, by which a checkpoint detects other data.
 
-Of samples that lie in memory the sum is of every value, in the order of the samples, whatever the batches; of others
-(loaders of one's own, streams, data sets that read files) it is of their number alone, for nothing is read for it.
+For samples in memory the digest covers every value, in the order of the samples, independent of batches. For others
+(custom loaders, streams, data sets that read files) it covers only their number, since nothing is read for it.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _LENGTH = 16
 
 
 def data_digest(data: Any) -> str:
-    """The number of samples and, of those in memory, a sum of their values; the same in every process.
+    """The number of samples and, if they are in memory, a hash of their values; the same in every process.
 
     Args:
         data: a data set, a loader, or several in a ``CombinedLoader``.
@@ -44,7 +44,7 @@ def data_digest(data: Any) -> str:
 
 
 def _add_samples(total: Any, data: Any, indices: Tensor | None) -> bool:
-    """Add samples of a data set to a sum, all of them where ``indices`` is ``None``; whether they are in memory."""
+    """Add samples of a data set (``None`` for all) to a hash; return whether they are in memory."""
     if type(data) is Subset:
         own = torch.as_tensor(data.indices, dtype=torch.long)
         return _add_samples(total, data.dataset, own if indices is None else own[indices])
@@ -69,7 +69,7 @@ def _add_samples(total: Any, data: Any, indices: Tensor | None) -> bool:
 
 
 def _rows(column: Tensor | np.ndarray, indices: Tensor) -> Tensor | np.ndarray:
-    """Some rows of a column. Of a tensor as one vector each, which torch copies several times faster."""
+    """Some rows of a column; tensors are flattened, which torch copies several times faster."""
     if isinstance(column, np.ndarray):
         return column[indices.numpy()]
     rows = column.reshape(len(column), -1).index_select(0, indices)
@@ -77,7 +77,7 @@ def _rows(column: Tensor | np.ndarray, indices: Tensor) -> Tensor | np.ndarray:
 
 
 def _columns(data: Any) -> list[Tensor | np.ndarray]:
-    """The tensors and arrays that a data set of one's own keeps a row of for every sample."""
+    """Public tensors and arrays of a custom data set with one row per sample."""
     kept = vars(data) if hasattr(data, "__dict__") else {}
     return [
         value
@@ -87,7 +87,7 @@ def _columns(data: Any) -> list[Tensor | np.ndarray]:
 
 
 def _add_graphs(total: Any, data: Any, indices: Tensor | None) -> bool:
-    """PyG's data sets hold one tensor for all graphs, and where each begins."""
+    """Add graphs of PyG, whose data sets hold one tensor for all graphs, and the start of each."""
     store = getattr(data, "_data", None)
     if store is None or data.slices is None:
         return False
@@ -105,7 +105,7 @@ def _add_graphs(total: Any, data: Any, indices: Tensor | None) -> bool:
 
 
 def _add_value(total: Any, value: Any) -> bool:
-    """Add one sample, or a part of it; whether it is plain."""
+    """Add a sample or a part of it; return whether its type is supported."""
     if _is_array(value):
         _add_array(total, value)
         return True
@@ -124,7 +124,7 @@ def _add_value(total: Any, value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array, or a tensor whose values lie side by side."""
+    """Whether it is an array or a dense tensor."""
     return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.layout == torch.strided)
 
 

@@ -1,4 +1,4 @@
-"""What is PyG's: told apart without importing PyG for a run that has no graphs."""
+"""Type checks for PyG objects that do not import PyG, so that runs without graphs start faster."""
 
 import sys
 from typing import TYPE_CHECKING, TypeGuard
@@ -12,12 +12,12 @@ __all__ = ["is_graph", "is_graph_collater", "is_graph_dataset"]
 
 
 def _pyg_is_imported() -> bool:
-    """Whether there can be objects of PyG's classes: whoever made one has imported it, which takes a second."""
+    """Whether PyG objects can exist; importing PyG takes a second."""
     return "torch_geometric" in sys.modules
 
 
 def is_graph(value: object) -> TypeGuard["BaseData"]:
-    """Whether a sample or a batch is PyG's."""
+    """Whether a sample or a batch is PyG data."""
     if not _pyg_is_imported():
         return False
     from torch_geometric.data.data import BaseData
@@ -26,7 +26,7 @@ def is_graph(value: object) -> TypeGuard["BaseData"]:
 
 
 def is_graph_dataset(value: object) -> TypeGuard["InMemoryDataset"]:
-    """Whether a data set is one of PyG's that lie in memory."""
+    """Whether a data set is PyG's ``InMemoryDataset``."""
     if not _pyg_is_imported():
         return False
     from torch_geometric.data import InMemoryDataset

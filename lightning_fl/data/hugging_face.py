@@ -1,10 +1,10 @@
-"""Any data set of the Hugging Face libraries as clients: images or tables (the extra ``lightning-fl[hf]``)."""
+"""Data module of Hugging Face data sets: images or tables (the extra ``lightning-fl[hf]``)."""
 
 import glob
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, cut, did_you_mean, listed
 from lightning_fl.core.optional_packages import expect_extra
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 
@@ -21,39 +21,37 @@ __all__ = ["HFDataset"]
 
 
 class HFDataset(SharedDataModule):
-    """A data set of the Hugging Face Hub, or of a folder or file of one's own, shared out among clients.
+    """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
-    Samples are images, if there is a column of such, else rows: their numbers, flattened where a cell holds several,
-    and 0s and 1s for every value of a column of texts or classes. ``GroupBy(column=...)`` makes a client of every value
-    of a column; other partitioners work as on any data. What is read is kept in memory.
+    Samples are images, if there is a column of images, else rows: numbers, flattened if a cell holds several, and a
+    one-hot code of every column of texts or classes. ``GroupBy(column=...)`` makes a client of every value of a column;
+    other partitioners work as on any data. All data are kept in memory.
 
     Args:
         path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:
             Parquet, CSV, JSON, images in folders), or a ``.parquet``, ``.csv`` or ``.json`` file.
-        config: which of several configurations on the Hub.
-        revision: of the Hub's repository: a commit, for the same data next year.
-        target: the column to predict. Numbers with a point make a regression, float32 [n, 1]; all else makes classes,
-            int64 [n], in the order that the data set declares, or else sorted.
+        config: the configuration on the Hub, if there are several.
+        revision: a commit of the Hub's repository, for reproducible data.
+        target: the column to predict. Floating numbers make a regression, float32 [n, 1]; other values make classes,
+            int64 [n], in the order of the data set's declaration, or else sorted.
         image: the column of images; ``None`` for the only one, if any.
-        columns: to learn from; ``None`` for all that are numbers, classes or texts, less the target and ``drop``.
-        drop: columns not to learn from, such as the one that says whose a row is.
-        parts: train, val and test -> what the data set calls them; ``None`` for those of the usual names.
-        pooled: put all parts together before they are shared out.
-        size: height and width that images are scaled to; needed where they differ.
+        columns: input columns; ``None`` for all numbers, classes and texts without the target and ``drop``.
+        drop: columns to leave out of the inputs, such as the owner of a row.
+        parts: train, val and test -> name in the data set; ``None`` for the usual names.
+        pooled: join all parts before they are partitioned.
+        size: height and width that images are scaled to; needed if they differ.
         channels: 1 for grey, 3 for colour; ``None`` for the images' own.
-        normalize: subtract the mean and divide by the deviation of what clients train on, by channel or by number.
+        normalize: subtract the mean and divide by the standard deviation of the training samples, by channel or column.
         **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
             ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
-        ConfigurationError: from the constructor, if ``datasets`` is not installed or an argument is not allowed.
-        DataError: from ``prepare_data`` and ``setup``, if the data are missing, or a column is not there or not what it
-            should be.
+        ConfigurationError: ``datasets`` is not installed or an argument is not allowed.
+        DataError: in ``prepare_data`` and ``setup``, the data are missing, or a column is missing or of the wrong type.
     """
 
-    sample_noun = "sample"
-
+    @checked
     def __init__(
         self,
         *,
@@ -66,23 +64,17 @@ class HFDataset(SharedDataModule):
         drop: list[str] | None = None,
         parts: dict[str, str] | None = None,
         pooled: bool = False,
-        size: tuple[int, int] | None = None,
-        channels: int | None = None,
+        size: tuple[Count, Count] | None = None,
+        channels: Literal[1, 3] | None = None,
         normalize: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_counts(self, size=size, channels=channels)
-        if channels not in (None, 1, 3):
-            raise ConfigurationError(f"HFDataset.channels={channels}: give 1 for grey or 3 for colour.")
-        if unknown := [name for name in parts or {} if name not in SPLITS]:
-            raise ConfigurationError(f"HFDataset.parts: {unknown[0]!r} is none of train, val, test.")
-        if parts is not None and "train" not in parts:
-            raise ConfigurationError("HFDataset.parts: name the part to train on, such as {train: train}.")
+        if parts is not None and not ({"train"} <= set(parts) <= set(SPLITS)):
+            raise ConfigurationError(f"HFDataset.parts={parts}: must have the keys train and, if any, val and test.")
         if columns is not None and (drop is not None or image is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"HFDataset.columns={columns}: name columns to learn from, without the target, and neither drop nor"
-                " image."
+                f"HFDataset.columns={columns}: give input columns without the target, and neither drop nor image."
             )
         expect_extra("datasets", "hf", "HFDataset")
         self.path, self.config, self.revision, self.target = path, config, revision, target
@@ -92,12 +84,12 @@ class HFDataset(SharedDataModule):
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes 0, 1, ...; empty for a regression. Known once ``prepare_data`` or ``setup`` ran."""
+        """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``; empty for a regression."""
         return list(self._data.record["classes"])
 
     @property
     def class_names(self) -> list[str]:
-        """The same, as every data module of classes calls them."""
+        """The same, under the name that all data modules of classes have."""
         return self.classes
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -110,7 +102,7 @@ class HFDataset(SharedDataModule):
             found = {"train": concatenate_datasets(list(found.values()))}
         first = found["train"]
         image = self._image_column(first.features)
-        self._expect(first, [self.target, *(self.columns or []), *(self.drop or [])])
+        self._require_columns(first, [self.target, *(self.columns or []), *(self.drop or [])])
         columns = [image] if image else self._columns(first.features)
         classes = self._classes(found)
         encoders = {} if image else {name: _categories(found, name) for name in columns}
@@ -150,18 +142,16 @@ class HFDataset(SharedDataModule):
             if path.is_file():
                 kind = path.suffix.lstrip(".").replace("jsonl", "json")
                 if kind not in ("parquet", "csv", "json"):
-                    raise ConfigurationError(
-                        f"HFDataset.path={self.path!r}: of files, .parquet, .csv and .json are read."
-                    )
+                    raise ConfigurationError(f"HFDataset.path={self.path!r}: must be a .parquet, .csv or .json file.")
                 return datasets.load_dataset(kind, data_files=glob.escape(str(path.resolve())))
             if path.is_dir() and any(sign in str(path.resolve()) for sign in ("*", "?", "[", "::")):
                 raise ConfigurationError(
-                    f"HFDataset.path={self.path!r}: the library takes {path.resolve()} for a pattern; rename it."
+                    f"HFDataset.path={self.path!r}: the library reads {path.resolve()} as a pattern; rename it."
                 )
             return datasets.load_dataset(str(self.path), self.config, revision=self.revision, **options)
         except ConfigurationError:
             raise
-        except Exception as error:  # the library has errors of its own for every way in which data can be missing
+        except Exception as error:  # the library has its own errors for every way in which data can be missing
             raise DataError(
                 f"HFDataset.path={self.path!r} cannot be read: {cut(' '.join(str(error).split()), 300)}. Check the"
                 " name, or give a folder or file; LIGHTNING_FL_OFFLINE=1 never downloads."
@@ -181,15 +171,15 @@ class HFDataset(SharedDataModule):
         missing = [name for name in wanted.values() if name is not None and name not in there]
         if missing or wanted["train"] is None:
             raise DataError(
-                f"{self.path} has no part {missing[0] if missing else 'train'!r}: it has {listed(list(there))}; say"
-                " which is what with HFDataset.parts, such as {train: ..., test: ...}."
+                f"{self.path} has no part {missing[0] if missing else 'train'!r}: it has {listed(list(there))};"
+                " name the parts with HFDataset.parts, such as {train: ..., test: ...}."
             )
         found = {split: there[name] for split, name in wanted.items() if name is not None}
         if empty := [split for split, table in found.items() if len(table) == 0]:
             raise DataError(f"{self.path}: the part for {empty[0]} has no rows.")
         return found
 
-    def _expect(self, table: Any, names: Sequence[str]) -> None:
+    def _require_columns(self, table: Any, names: Sequence[str]) -> None:
         for name in names:
             if name not in table.column_names:
                 hint = did_you_mean(name, table.column_names)
@@ -212,7 +202,7 @@ class HFDataset(SharedDataModule):
     def _columns(self, features: Mapping[str, Any]) -> list[str]:
         chosen = self.columns or [name for name in features if name != self.target and name not in (self.drop or [])]
         if not chosen:
-            raise DataError(f"{self.path} has no column to learn from besides the target {self.target!r}: drop fewer.")
+            raise DataError(f"{self.path} has no input column next to the target {self.target!r}: drop fewer.")
         return chosen
 
     # -- encoding ------------------------------------------------------------------------------------------------
@@ -243,7 +233,7 @@ class HFDataset(SharedDataModule):
         return torch.tensor([place[str(value)] for value in values], dtype=torch.long)
 
     def _images(self, table: Any, name: str) -> Tensor:
-        """All images as they are stored, uint8 [n, C, H, W]."""
+        """All images, uint8 [n, C, H, W]."""
         found: list[np.ndarray[Any, Any]] = []
         for number, image in enumerate(table[name]):
             if image is None:
@@ -262,7 +252,7 @@ class HFDataset(SharedDataModule):
         return torch.from_numpy(np.stack(found))
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """What models see: float32, normalised by the samples that clients train on."""
+        """Model inputs: float32, normalised by the training samples."""
         trained = torch.cat([of_client["train"] for of_client in shares])
         samples = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, _Samples)}
         inputs = {split: dataset.inputs for split, dataset in samples.items()}
@@ -287,7 +277,7 @@ class HFDataset(SharedDataModule):
 
 
 class _Samples(Dataset):
-    """Inputs [n, ...] and targets, with the columns that partitioners ask for."""
+    """Inputs [n, ...] and targets, with the columns for partitioners."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, table: Any) -> None:
         self.inputs, self.targets, self._table = inputs, targets, table
@@ -299,7 +289,7 @@ class _Samples(Dataset):
         return self.inputs[index], self.targets[index]
 
     def column(self, name: str) -> list[Any] | None:
-        """One value per sample, classes by their names; ``None`` if there is no such column."""
+        """One value per sample, classes as names; ``None`` if there is no such column."""
         if name not in self._table.column_names:
             return None
         kind, values = self._table.features[name], list(self._table[name])
@@ -307,7 +297,7 @@ class _Samples(Dataset):
 
 
 def _sorted_values(parts: Mapping[Split, Any], name: str) -> list[str]:
-    """All that a column holds, numbers by size, else by letters."""
+    """The sorted values of a column: numbers by size, others by letters."""
     values = {value for table in parts.values() for value in table.unique(name) if value is not None}
     plain = all(isinstance(value, int) for value in values)
     return [str(value) for value in (sorted(values) if plain else sorted(map(str, values)))]
@@ -324,7 +314,7 @@ def _categories(parts: Mapping[Split, Any], name: str) -> list[str] | None:
 
 
 def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
-    """A column as the model sees it before it is normalised, float64 [n, k]."""
+    """A column as inputs before normalisation, float64 [n, k]; texts and classes are one-hot."""
     values = list(table[name])
     if categories is not None:
         if hasattr(table.features[name], "int2str"):
@@ -335,15 +325,15 @@ def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
             keys = [None if value is None else str(value) for value in values]
         found = torch.zeros(len(values), len(categories), dtype=torch.float64)
         for row, key in enumerate(keys):
-            if key in place:  # an empty cell is none of them
+            if key in place:  # an empty cell has only zeros
                 found[row, place[key]] = 1
         return found
     try:
         cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"the column {name!r} holds no numbers of one shape ({table.features[name]}): leave it out with"
-            " HFDataset.drop, or name the columns to learn from with HFDataset.columns."
+            f"the column {name!r} does not hold numbers of one shape ({table.features[name]}): leave it out with"
+            " HFDataset.drop, or give the input columns with HFDataset.columns."
         ) from error
     if not cells.isfinite().all():
         row = int((~cells.isfinite()).any(1).nonzero()[0])

@@ -1,4 +1,4 @@
-"""Where data come from, in words. Imports nothing, so that finished runs can be shown without torch."""
+"""Names for the origin of data. Imports nothing, so that finished runs can be shown without torch."""
 
 __all__ = ["STAND_IN", "STAND_IN_LABEL"]
 

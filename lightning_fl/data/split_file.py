@@ -1,4 +1,4 @@
-"""``splits.json``: which rows of which file every client trained, validated and tested on. Written by a run."""
+"""``splits.json`` of a run: the rows that every client trained, validated and tested on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SplitFile:
-    """The content of such a file.
+    """Content of ``splits.json``.
 
     Attributes:
         place: the file, for messages.
-        by_rows: the numbers are of rows, as a spreadsheet shows them; otherwise of samples, from 0.
-        sums: SHA-256 sums of the files of data.
+        by_rows: whether the numbers are row numbers as in a spreadsheet; otherwise sample numbers from 0.
+        sums: SHA-256 sums of the data files.
         parts: the part of the data that each split's samples belong to.
-        names: of the clients.
+        names: names of the clients.
         clients: for every client, the numbers of its samples in each split.
     """
 
@@ -36,15 +36,7 @@ class SplitFile:
 
 
 def split_file_text(data: FederatedDataModule, clients: Sequence[int]) -> str | None:
-    """The text of a file of some clients.
-
-    Args:
-        data: set up.
-        clients: whose.
-
-    Returns:
-        JSON, a line for every client's split; ``None`` where the data have no numbers.
-    """
+    """JSON text with the splits of some clients, a line for each split; ``None`` if the data have no numbers."""
     names, lines = data.client_names(), []
     for client in clients:
         rows = data.held_rows(client)
@@ -57,11 +49,7 @@ def split_file_text(data: FederatedDataModule, clients: Sequence[int]) -> str | 
 
 
 def read_split_file(path: Path) -> SplitFile:
-    """Read one.
-
-    Raises:
-        DataError: it cannot be read, or is none.
-    """
+    """Read and check ``splits.json``, with ``DataError`` if that is not possible."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -69,8 +57,7 @@ def read_split_file(path: Path) -> SplitFile:
     try:
         if content["format"] != _FORMAT:
             raise DataError(
-                f"{path} is of format {content['format']!r}, this version reads {_FORMAT}: take the version that wrote"
-                " it."
+                f"{path} has format {content['format']!r}, this version reads {_FORMAT}: use the version that wrote it."
             )
         clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
         parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
@@ -85,11 +72,11 @@ def read_split_file(path: Path) -> SplitFile:
             clients=clients,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} is no splits.json of a run, or is damaged ({error}): check the file.") from error
+        raise DataError(f"{path} is not the splits.json of a run, or is damaged ({error}): check the file.") from error
 
 
 def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The SHA-256 sums of files, as far as they are known."""
+    """The known SHA-256 sums of files."""
     found = [file.get("sha256") for file in files]
     every = [list(entry.values()) if isinstance(entry, Mapping) else [entry] for entry in found]
     return frozenset(entry for some in every for entry in some if isinstance(entry, str))
@@ -97,7 +84,7 @@ def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 
 def _numbers(values: object) -> list[int]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
-        raise ValueError("numbers of samples are expected")
+        raise ValueError("must be numbers of samples")
     if len(set(values)) < len(values):
-        raise ValueError("a sample stands twice in one part")
+        raise ValueError("a sample is twice in one part")
     return values

@@ -1,15 +1,15 @@
-"""Tables in files of any kind that people keep them in: text, Parquet, Excel, SDF; all read as texts with row numbers.
+"""Reader of tables in text, Parquet, Excel and SDF files, as texts with row numbers.
 
-The kind is told by the file's first bytes, that of an SDF by its name (``.sdf``, ``.sd``, packed or not).
+The first bytes of a file define its kind, except for SDF, which is known by name (``.sdf``, ``.sd``, packed or not).
 """
 
-import importlib.util
 import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl.core.errors import ConfigurationError, DataError, cut
+from lightning_fl.core.errors import DataError, cut
+from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.data.text_table import is_excel, read_packed, read_text_table, refuse_twice
 
 if TYPE_CHECKING:
@@ -20,30 +20,29 @@ __all__ = ["is_text", "read_table_file"]
 _PARQUET = b"PAR1"
 _ZIP = b"PK\x03\x04"
 _HEAD_BYTES = 512
-#: Of a record: RDKit writes SMILES recursively, and overflows its stack at twice as many.
-_MOST_ATOMS = 10_000
+#: Limit per record: RDKit writes SMILES recursively and overflows its stack at twice as many.
+_MAX_ATOMS = 10_000
 _SDF_NAMES = (".sdf", ".sd")
 
 
 def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
-    """A table as it stands in its file.
+    """Read a table.
 
     Args:
         path: the file.
-        smiles: the column that molecules of an SDF are put into as SMILES, unless it has such a field.
+        smiles: column for the SMILES of an SDF's molecules, unless it has such a field.
 
     Returns:
-        As :func:`~lightning_fl.data.text_table.read_text_table`: texts without blanks at their ends, ``None`` for an
-        empty cell. The index holds the numbers of rows as a spreadsheet shows them, of an SDF those of its records
-        from 1.
+        As :func:`~lightning_fl.data.text_table.read_text_table`: texts without surrounding blanks, ``None`` for an
+        empty cell. The index holds row numbers as in a spreadsheet; for an SDF, record numbers from 1.
 
     Raises:
-        ConfigurationError: what reads such a file is not installed.
-        DataError: the file cannot be read, is of no such kind, has no rows, or two columns of one name.
+        ConfigurationError: a package for such files is not installed.
+        DataError: the file cannot be read, is of another kind, has no rows, or two columns of one name.
     """
     if _is_sdf(path):
         if smiles is None:
-            raise DataError(f"{path} is an SDF, which holds molecules: a table without them is asked for.")
+            raise DataError(f"{path} is an SDF, which holds molecules: give a table without molecules.")
         return _checked(_read_sdf(path, smiles), path)
     try:
         with path.open("rb") as stream:
@@ -51,16 +50,16 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
     except OSError as error:
         raise DataError(f"{path} cannot be read as a table: {error}. Check the file.") from error
     if head.startswith(_PARQUET):
-        _expect("pyarrow", "parquet", path)
+        expect_extra("pyarrow", "parquet", str(path))
         return _checked(_texts(_read_parquet(path)), path)
     if head.startswith(_ZIP) and is_excel(path):
-        _expect("openpyxl", "excel", path)
+        expect_extra("openpyxl", "excel", str(path))
         return _checked(_texts(_read_excel(path)), path)
     return read_text_table(path)
 
 
 def is_text(path: Path) -> bool:
-    """Whether a table is text, packed as a stream or not, so that it can be read line by line."""
+    """Whether a table can be read line by line: a text, packed or not, but not in a zip."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     return not _is_sdf(path) and not head.startswith((_PARQUET, _ZIP))
@@ -75,7 +74,7 @@ def _read_parquet(path: Path) -> "pd.DataFrame":
 
     try:
         frame = pd.read_parquet(path).reset_index(drop=True)
-    except Exception as error:  # pyarrow has errors of its own for every kind of damage
+    except Exception as error:  # pyarrow has its own errors for every kind of damage
         raise DataError(f"{path} cannot be read as Parquet: {cut(str(error))}. Check the file.") from error
     frame.index += 2
     return frame
@@ -85,7 +84,7 @@ def _read_excel(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        # Without a header, for pandas would rename columns of one name.
+        # Without a header: pandas would rename columns of one name.
         cells = pd.read_excel(path, header=None, dtype=object, keep_default_na=False, na_values=[""])
     except Exception as error:  # as above
         raise DataError(f"{path} cannot be read as an Excel file: {cut(str(error))}. Check the file.") from error
@@ -111,12 +110,12 @@ def _read_sdf(path: Path, smiles: str) -> "pd.DataFrame":
 
 
 def _sdf_records(path: Path, smiles: str) -> Iterator[dict[str, Any]]:
-    """Fields and SMILES of every record; the SMILES of one that RDKit cannot read is empty."""
+    """Fields and SMILES of every record; the SMILES is empty if RDKit cannot read it."""
     from rdkit import Chem, rdBase
 
-    with rdBase.BlockLogs():  # the caller reports what cannot be read, with its row
+    with rdBase.BlockLogs():  # the caller reports unreadable rows
         for molecule in Chem.ForwardSDMolSupplier(io.BytesIO(read_packed(path))):
-            if molecule is None or molecule.GetNumAtoms() > _MOST_ATOMS:
+            if molecule is None or molecule.GetNumAtoms() > _MAX_ATOMS:
                 yield {smiles: None}
                 continue
             found = molecule.GetPropsAsDict(autoConvertStrings=False)
@@ -130,7 +129,7 @@ def _texts(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _text(value: Any) -> str | None:
-    """A cell as text without blanks at its ends, a whole number without a point; ``None`` for an empty cell."""
+    """A cell as text without surrounding blanks, a whole number without a point; ``None`` for an empty cell."""
     if value is None or value != value:
         return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -143,11 +142,3 @@ def _checked(frame: "pd.DataFrame", path: Path) -> "pd.DataFrame":
     if frame.empty:
         raise DataError(f"{path} has no rows of data, only a header: check the file.")
     return frame.astype(object).where(frame.notna(), None)
-
-
-def _expect(package: str, extra: str, path: Path) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ConfigurationError(
-            f"{path}: reading it needs {package}, which is not installed. Install it with `pip install"
-            f" lightning-fl[{extra}]`, or save the table as CSV (UTF-8)."
-        )

@@ -1,4 +1,4 @@
-"""Where the targets are: of a data set, for partitions by label, and of a batch, for mixup and label noise."""
+"""Find the targets of a data set (for partitions by label) and of a batch (for mixup and label noise)."""
 
 import copy
 from collections.abc import MutableMapping, Sequence
@@ -14,24 +14,24 @@ from lightning_fl.data.graphs import is_graph, is_graph_dataset
 
 __all__ = ["TARGET_KEYS", "batch_targets", "dataset_targets", "with_batch_targets"]
 
-#: Where a mapping's targets are looked for.
+#: Keys of the targets in a mapping.
 TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 Batch = TypeVar("Batch")
 
 
 def dataset_targets(dataset: Dataset | Sequence[Any]) -> Tensor:
-    """The targets of all samples, without visiting samples that are not in memory.
+    """The targets of all samples, without loading samples that are not in memory.
 
-    They are found in an attribute ``targets`` (a tensor, list or array), as the last tensor of a ``TensorDataset``, as
-    ``y`` of a PyG ``InMemoryDataset``, in each sample of a list (see :func:`batch_targets`), and through ``Subset`` and
-    ``ConcatDataset`` of any of these.
+    They are an attribute ``targets`` (a tensor, list or array), the last tensor of a ``TensorDataset``, ``y`` of a PyG
+    ``InMemoryDataset``, or in each sample of a list (see :func:`batch_targets`); ``Subset`` and ``ConcatDataset`` of
+    these work too.
 
     Returns:
         Targets, shape [n] or [n, T], in the order of the samples.
 
     Raises:
-        DataError: if the targets cannot be found or are not one entry (or one row) per sample.
+        DataError: the targets cannot be found or are not one entry (or row) per sample.
     """
     targets = _find_targets(dataset)
     if targets.ndim == 0 or len(targets) != len(dataset):  # type: ignore[arg-type]
@@ -58,9 +58,9 @@ def _find_targets(dataset: Any) -> Tensor:
         if any(row.shape != rows[0].shape for row in rows):
             raise DataError(
                 f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}: all must"
-                " be alike, one entry or one row per sample."
+                " have the same shape, one entry or one row per sample."
             )
-        # A graph's y of shape [1, T] is one row; single numbers come as [] or [1].
+        # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
     raise DataError(
         f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets` with one entry per"
@@ -73,35 +73,26 @@ def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
 
     Args:
         batch: a tuple or list, a mapping, or a PyG ``Data`` or ``Batch``.
-        key: position in a tuple (default: the last), key of a mapping (default: the one of ``TARGET_KEYS`` that it
-            has), attribute of PyG data (default: ``y``).
+        key: position in a tuple (default: the last), key of a mapping (default: its one in ``TARGET_KEYS``), attribute
+            of PyG data (default: ``y``).
 
     Returns:
         Targets, shape [B] or [B, T].
 
     Raises:
-        DataError: if there is no such entry, several could be meant, or it is not a tensor or number.
+        DataError: there is no such entry, several are possible, or it is not a tensor or number.
     """
     found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
         raise DataError(
-            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: they must be a tensor to be read or"
-            " changed; name the right entry with `key`."
+            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: must be a tensor; give the right"
+            " entry with `key`."
         )
     return torch.as_tensor(found)
 
 
 def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) -> Batch:
-    """A batch of the same type with other targets; everything else is shared with the input, which stays as it is.
-
-    Args:
-        batch: see :func:`batch_targets`.
-        new: the new targets.
-        key: see :func:`batch_targets`.
-
-    Raises:
-        DataError: if the batch has no such entry, or several could be meant.
-    """
+    """A copy of a batch with other targets; everything else is shared with the input. See :func:`batch_targets`."""
     where = _target_key(batch, key)
     if isinstance(batch, tuple | list):
         items = list(batch)
@@ -115,18 +106,17 @@ def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) 
 
 
 def _target_key(batch: Any, key: str | int | None) -> str | int:
-    """Where the targets of a batch are, checked to be there."""
+    """Position, key or attribute of the targets in a batch."""
     if isinstance(batch, tuple | list):
         if key is None and len(batch) < 2:
             raise DataError(
-                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs (inputs, targets), or"
-                " name the position with `key`."
+                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs (inputs, targets), or the"
+                " position with `key`."
             )
         position = -1 if key is None else key
         if not isinstance(position, int) or not -len(batch) <= position < len(batch):
             raise DataError(
-                f"key={key!r} for a {type(batch).__name__} of {len(batch)} entries: give a position from 0 to"
-                f" {len(batch) - 1}."
+                f"key={key!r} for a {type(batch).__name__} of {len(batch)} entries: must be from 0 to {len(batch) - 1}."
             )
         return position
     names: list[Any]
@@ -144,6 +134,6 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
     if len(found) != 1:
         problem = "has several of" if found else "has none of"
         raise DataError(
-            f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: name the targets with `key`."
+            f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: give the right one with `key`."
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""New samples without targets: the rows that are given, chunk by chunk, and the samples that a model sees of them."""
+"""New samples without targets: rows of a table in chunks, and the model inputs made from them."""
 
 import csv
 import io
@@ -19,9 +19,9 @@ from lightning_fl.files.user_file import existing_file, foreign_content
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["STANDARD_INPUT", "NewSamples", "Reading", "Unlabelled", "place_of", "read_rows", "texts_of"]
+__all__ = ["STANDARD_INPUT", "NewSamples", "Reading", "Unlabelled", "name_of_source", "read_rows", "read_smiles_column"]
 
-#: Where new samples come from: a file or folder, ``-`` for standard input, a table, or a list of texts (SMILES).
+#: Source of new samples: a file or folder, ``-`` for standard input, a table, or a list of texts (SMILES).
 NewSamples: TypeAlias = "str | Path | pd.DataFrame | Sequence[str]"
 
 STANDARD_INPUT = "-"
@@ -29,12 +29,12 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True)
 class Reading:
-    """How new samples are read.
+    """Settings for reading new samples.
 
     Args:
-        rows: most rows in a chunk.
-        workers: processes that make samples of texts; ``None`` for one per core, or one for few.
-        smiles_column: the column of SMILES, where it is another one than the run's.
+        rows: maximal number of rows in a chunk.
+        workers: processes that convert texts to samples; ``None`` for one per core, or one for few samples.
+        smiles_column: the column of SMILES if it differs from the run's.
     """
 
     rows: int = 2_000
@@ -47,12 +47,12 @@ class Unlabelled:
     """A chunk of new samples.
 
     Attributes:
-        frame: n rows as they were given, texts where they came from a file; the index holds their numbers from 0.
-        data: k samples as the run's clients saw theirs, with targets that say nothing, or a loader of them; ``None``
-            where k is 0.
+        frame: the n given rows, as texts if they come from a file; the index holds their numbers from 0.
+        data: k samples preprocessed like the run's data, with meaningless targets, or a loader of them; ``None`` if k
+            is 0.
         kept: the row of each sample, counted from 0 in the chunk, ascending.
-        errors: row in the chunk -> why there is no sample of it.
-        sizes: what each sample costs in memory and time, such as its atoms; ``None`` where they are alike.
+        errors: row in the chunk -> reason why it has no sample.
+        sizes: cost of each sample in memory and time, such as its atoms; ``None`` if they are equal.
     """
 
     frame: "pd.DataFrame"
@@ -63,19 +63,19 @@ class Unlabelled:
 
 
 def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) -> "Iterator[pd.DataFrame]":
-    """The rows of a table, in chunks; a file is read as it goes, so that it may be larger than the memory.
+    """Read the rows of a table in chunks; a text file is streamed, so it may be larger than the memory.
 
     Args:
-        source: a text file (packed by gzip, bzip2 or xz or not; separated by commas, semicolons, tabs or bars,
-            whichever the header has most of), ``-`` for standard input, or a table. A list of texts is a table of one
-            column. Parquet, Excel, SDF and zip are read whole, see
+        source: a text file (possibly packed by gzip, bzip2 or xz; separators as in
+            :mod:`lightning_fl.data.text_table`), ``-`` for standard input, or a table. A list of texts is a table of
+            one column. Parquet, Excel, SDF and zip are read whole, see
             :func:`~lightning_fl.data.table_file.read_table_file`.
-        rows: most rows in a chunk.
-        text_column: the name of that column; ``None`` where a list will not do.
+        rows: maximal number of rows in a chunk.
+        text_column: the name of the column for a list; ``None`` if a list is not supported.
 
     Yields:
-        Frames, with a running index from 0. The cells of a file are texts as they stand there, less blanks before them;
-        lines without any sign are no rows.
+        Frames, with a running index from 0. The cells of a file are texts without leading blanks; empty lines are
+        skipped.
 
     Raises:
         DataError: there is no such file, it is of another kind, is empty, has no rows, two columns of one name, or a
@@ -87,7 +87,7 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
         table = source.reset_index(drop=True)
         twice = table.columns[table.columns.duplicated()]
         if len(twice):
-            raise DataError(f"the table has the column {str(twice[0])!r} twice: rename one, or take it away.")
+            raise DataError(f"the table has the column {str(twice[0])!r} twice: rename or remove one.")
         if not len(table):
             raise DataError("the table has no rows: give at least one.")
         yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
@@ -95,9 +95,7 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     if not isinstance(source, str | Path):
         texts = list(source)
         if text_column is None or not texts or not all(isinstance(text, str) for text in texts):
-            expected = (
-                "a file or a table" if text_column is None else "a file, a table or a list of texts, at least one"
-            )
+            expected = "a file or a table" if text_column is None else "a file, a table or a non-empty list of texts"
             raise DataError(f"new samples of type {type(source).__name__}: give {expected}.")
         for start in range(0, len(texts), rows):
             part = texts[start : start + rows]
@@ -128,7 +126,7 @@ def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
                     if any(cell.strip() for cell in row[len(names) :]):
                         raise DataError(
                             f"{place} cannot be read as a table: line {before + 1} has {len(row)} cells, the header"
-                            f" {len(names)}. Correct it, or put texts that hold the separator in quotes."
+                            f" {len(names)}. Correct it, or quote texts with the separator."
                         )
                     cells.append([*row[: len(names)], *[""] * (len(names) - len(row))])
                 if (row is None and cells) or len(cells) == rows:
@@ -138,7 +136,7 @@ def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
                     break
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{place} cannot be read as a table: it is no text in UTF-8. Save it in UTF-8 (Excel's type CSV UTF-8)."
+                f"{place} cannot be read as a table: it is not in UTF-8. Save it in UTF-8 (Excel's type CSV UTF-8)."
             ) from error
         except csv.Error as error:
             raise DataError(
@@ -147,7 +145,7 @@ def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
         except (OSError, EOFError) as error:
             raise DataError(f"{place} cannot be read to its end ({error}): fetch it again.") from error
         finally:
-            text.detach()  # standard input stays open for whoever called
+            text.detach()  # leave standard input open for the caller
     if not start:
         raise DataError(f"{place} has no rows of data, only a header: check the file.")
 
@@ -165,7 +163,7 @@ def _opened(source: str) -> Any:
 
 
 def _encoding(binary: IO[bytes], place: str) -> str:
-    """By the mark at the beginning, UTF-8 without one."""
+    """The encoding by the byte order mark, UTF-8 without one."""
     head = binary.peek(4)[:4] if hasattr(binary, "peek") else b""
     if not head:
         raise DataError(f"{place} is empty: check the file.")
@@ -173,12 +171,12 @@ def _encoding(binary: IO[bytes], place: str) -> str:
 
 
 def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
-    """The header's cells, and a reader of the rows below it."""
+    """The header's cells, and a reader of the rows below."""
     first = next((line for line in text if line.strip()), None)
     if first is None:
         raise DataError(f"{place} is empty: check the file.")
     if "\0" in first:
-        raise DataError(f"{place} cannot be read as a table: it holds bytes of zero, it is no text. Check the file.")
+        raise DataError(f"{place} cannot be read as a table: it has zero bytes, so it is not a text. Check the file.")
     reader = csv.reader(chain([first], text), delimiter=separator_of(first), skipinitialspace=True, strict=True)
     return next(reader), reader
 
@@ -189,8 +187,8 @@ def _names(header: list[str], place: str) -> list[str]:
     return names
 
 
-def texts_of(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
-    """A column of SMILES, its name in any case, as texts without blanks at their ends; "" where there is nothing.
+def read_smiles_column(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
+    """Read a column of SMILES, its name in any case, as texts without surrounding blanks; "" for empty cells.
 
     Raises:
         DataError: there is no such column.
@@ -201,12 +199,12 @@ def texts_of(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
     try:
         require_columns(frame, [column], place)
     except DataError as error:
-        raise DataError(f"{error} Name the column of SMILES with --smiles_column.") from error
+        raise DataError(f"{error} Give the column of SMILES with --smiles_column.") from error
     return ["" if value is None or value != value else str(value).strip() for value in frame[column].tolist()]
 
 
-def place_of(source: Any) -> str:
-    """What messages call the new samples."""
+def name_of_source(source: Any) -> str:
+    """Name of a source of new samples, for messages."""
     if isinstance(source, str | Path):
         return "standard input" if str(source) == STANDARD_INPUT else str(source)
     return "the table"

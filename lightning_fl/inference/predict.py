@@ -16,7 +16,7 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws, seed_default_generators
 from lightning_fl.core.validation import check_counts
 from lightning_fl.data.molecules.module import MoleculeDataModule
-from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
 from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
 from lightning_fl.inference.forward import Outputs, Predictor
 from lightning_fl.inference.models import choose_models, load_models
@@ -218,7 +218,7 @@ class RunPredictor:
                 waiting = []
         if known is None:
             raise DataError(
-                f"{place_of(source)}: no prediction can be made for any of its"
+                f"{name_of_source(source)}: no prediction can be made for any of its"
                 f" {sum(len(chunk.frame) for chunk, _ in waiting)} rows; the first: {first_error}."
             )
 

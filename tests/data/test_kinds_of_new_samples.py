@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from rdkit import Chem
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data import IID, TableData
 from lightning_fl.data.unlabelled import read_rows
 
@@ -40,11 +39,6 @@ def test_new_samples_in_chunks(tmp_path, name):
     assert rows["smiles"].tolist() == ["CCO", "C", "CC"]
     assert rows["lab"].tolist() == ["NA", "None", ""]
     assert [float(value) if value else None for value in rows["y"]] == [1.5, None, 2.0]
-
-
-def test_molecules_are_no_table_without_them(tmp_path):
-    with pytest.raises(DataError, match="is an SDF, which holds molecules"):
-        next(read_rows(str(write(tmp_path, "a.sdf")), 2))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "xlsx", "zip"])

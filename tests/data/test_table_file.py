@@ -1,12 +1,9 @@
 import gzip
-import importlib.util
-import zipfile
 
 import pandas as pd
 import pytest
 from rdkit import Chem
 
-from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import text_table
 from lightning_fl.data.table_file import read_table_file
 from lightning_fl.data.text_table import read_text_table
@@ -88,52 +85,6 @@ def test_a_record_of_an_sdf_may_have_any_number_of_atoms(tmp_path):
     lines += ["M  V30 BEGIN BOND", *bonds, "M  V30 END BOND", "M  V30 END CTAB", "M  END", "$$$$", ""]
     (tmp_path / "long.sdf").write_text("\n".join(lines))
     assert read_table_file(tmp_path / "long.sdf", smiles="smiles")["smiles"].tolist() == [None]
-
-
-def test_an_sdf_without_records(tmp_path):
-    (tmp_path / "mine.sdf").write_text("")
-    with pytest.raises(DataError, match=r"mine\.sdf has no records"):
-        read_table_file(tmp_path / "mine.sdf", smiles="smiles")
-
-
-def test_an_sdf_where_no_molecules_are_asked_for(tmp_path):
-    write_sdf(tmp_path / "mine.sdf")
-    with pytest.raises(DataError, match=r"mine\.sdf is an SDF, which holds molecules"):
-        read_table_file(tmp_path / "mine.sdf")
-
-
-@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("openpyxl", "excel")])
-def test_what_reads_it_is_not_installed(tmp_path, monkeypatch, package, extra):
-    path = tmp_path / "table"
-    if extra == "parquet":
-        path.write_bytes(b"PAR1")
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("xl/workbook.xml", "")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(ConfigurationError, match=rf"needs {package}.*pip install lightning-fl\[{extra}\]"):
-        read_table_file(path)
-
-
-def test_damaged_parquet_is_named(tmp_path):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "a").write_bytes(b"PAR1" + bytes(50))
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_table_file(tmp_path / "a")
-
-
-def test_damaged_files_are_named(tmp_path):
-    with zipfile.ZipFile(tmp_path / "b", "w") as archive:
-        archive.writestr("xl/workbook.xml", "nonsense")
-    with pytest.raises(DataError, match="cannot be read as an Excel file"):
-        read_table_file(tmp_path / "b")
-
-
-def test_columns_of_one_name_are_refused(tmp_path):
-    pd.DataFrame([["C", 1, 2]], columns=["smiles", "y", "y"]).to_excel(tmp_path / "a.xlsx", index=False)
-    with pytest.raises(DataError, match="has the column 'y' 2 times, as columns 2, 3"):
-        read_table_file(tmp_path / "a.xlsx")
 
 
 @pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])

@@ -6,7 +6,6 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data.targets import batch_targets, dataset_targets, with_batch_targets
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
@@ -76,21 +75,6 @@ def test_list_of_pairs():
     assert dataset_targets([(torch.rand(2), 1), (torch.rand(2), 0)]).tolist() == [1, 0]
 
 
-def test_refuses_data_sets_without_targets():
-    class Plain(Dataset):
-        def __len__(self):
-            return 2
-
-    with pytest.raises(DataError, match="targets of Plain cannot be found: give it an attribute `targets`"):
-        dataset_targets(Plain())
-    with pytest.raises(DataError, match=r"shape \[4\] for 3 samples"):
-        dataset_targets(_WithTargets([1, 2, 3, 4]))
-    with pytest.raises(DataError, match=r"shapes from \[1\] to \[2\]"):
-        dataset_targets(_graphs([torch.ones(1), torch.ones(2)]))
-    with pytest.raises(DataError, match="cannot be found"):
-        dataset_targets([])
-
-
 X, Y, NEW = torch.rand(3, 2), torch.tensor([0, 1, 2]), torch.tensor([5.0, 6.0, 7.0])
 
 
@@ -133,28 +117,3 @@ def test_graph_batches_stay_batches():
     assert [graph.y.item() for graph in changed.to_data_list()] == [8.0, 9.0]
     assert batch.y.tolist() == [[1.0], [2.0]]
     assert changed.x is batch.x
-
-
-@pytest.mark.parametrize(
-    ("batch", "key", "message"),
-    [
-        ((X,), None, "tuple of 1 entries has no targets"),
-        ((X, Y), 2, "key=2 for a tuple of 2 entries: give a position from 0 to 1"),
-        ((X, Y), "y", "key='y' for a tuple"),
-        ({"x": X}, None, r"entries \['x'\] has none of \['y', 'label'"),
-        ({"y": Y, "label": Y}, None, "has several of .*name the targets with `key`"),
-        ({"y": Y}, "z", r"has none of \['z'\]"),
-        (Data(x=X), None, r"Data with the entries \['x'\] has none of \['y'\]"),
-        (X, None, "targets of a Tensor cannot be found"),
-    ],
-)
-def test_refuses_batches_without_targets(batch, key, message):
-    with pytest.raises(DataError, match=message):
-        batch_targets(batch, key)
-    with pytest.raises(DataError, match=message):
-        with_batch_targets(batch, NEW, key)
-
-
-def test_refuses_targets_that_are_no_tensor():
-    with pytest.raises(DataError, match="targets of a tuple are a str"):
-        batch_targets((X, "cat"))

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.unlabelled import explain_unreadable, unlabelled_molecules
 from lightning_fl.data.unlabelled import Reading, read_rows
@@ -54,13 +53,6 @@ def test_separators_in_quotes_are_none(tmp_path, text, columns):
     (frame,) = read_rows(str(path), 10)
     assert list(frame) == columns
     assert frame.values.tolist() == [["CCO", "1"]]
-
-
-def test_a_packed_file_that_ends_too_early(tmp_path):
-    path = tmp_path / "new.csv.gz"
-    path.write_bytes(gzip.compress(b"smiles\n" + b"C\n" * 10_000)[:-20])
-    with pytest.raises(DataError, match=r"new\.csv\.gz cannot be read to its end .*: fetch it again\."):
-        list(read_rows(path, 100))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -13,7 +13,7 @@ from lightning_fl.data.molecules.codes import MAX_ATOMS, MAX_CHARACTERS, Codes, 
 from lightning_fl.data.molecules.featurizer import MoleculeCodes
 from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
-from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows, texts_of
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows, read_smiles_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def unlabelled_molecules(
     Raises:
         DataError: the rows cannot be read, or there is no such column.
     """
-    column, place = reading.smiles_column or smiles_column, place_of(source)
+    column, place = reading.smiles_column or smiles_column, name_of_source(source)
     names = list(record["target_names"])
     units = list(record["target_units"])
     frames = read_rows(source, reading.rows, text_column=column)
@@ -74,7 +74,7 @@ def _encoded(
 
     def texts() -> Iterator[str]:
         for frame in frames:
-            smiles = texts_of(frame, column, place)
+            smiles = read_smiles_column(frame, column, place)
             waiting.append((frame, smiles))
             yield from smiles
 

@@ -16,7 +16,7 @@ from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.text_table import require_columns
-from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, place_of, read_rows
+from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class TableData(SharedDataModule):
         if reading.smiles_column is not None:
             raise ConfigurationError("smiles_column: the run's data are tables, not molecules; omit it.")
         schema, mean, std = _encoding(record)
-        place = place_of(source)
+        place = name_of_source(source)
         for given in read_rows(source, reading.rows):
             cells = _cells(given)
             if self.card is not None:
