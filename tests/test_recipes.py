@@ -331,7 +331,7 @@ def test_the_discriminators_of_fedcollab_are_set_by_their_key(parser):
     (fedcollab,) = (callback for callback in made.trainer.callbacks if isinstance(callback, FedCollab))
     assert fedcollab.discriminator == DiscriminatorSettings(max_train=9)
     refused = parser.parse_args([*words, "--trainer.callbacks.discriminator.max_train", "0"])
-    with pytest.raises(ConfigurationError, match=r"FedCollab\.discriminator\.max_train=0: give a number of at least 1"):
+    with pytest.raises(ConfigurationError, match=r"FedCollab\.discriminator\.max_train=0"):
         instantiate(parser, refused)
 
 

@@ -56,7 +56,7 @@ class PowerOfChoice(Callback):
         candidates = sorted(there[place] for place in drawn.tolist())
         trainer.communication.receive(candidates, trainer.models)
         losses = trainer.on_hosts(
-            candidates, lambda client: self._loss(trainer, client), "PowerOfChoice asks for losses"
+            candidates, lambda client: self._loss(trainer, client), "PowerOfChoice cannot measure losses"
         )
         worst = sorted(candidates, key=lambda client: (-losses[client], client))[: self.cohort_size]
         trainer.log("power_of_choice/loss", sum(losses.values()) / len(losses))

@@ -178,7 +178,7 @@ class IFCA(ClientClusters):
                     else "all its parameters are zero, so leave {name}.initial_noise out"
                 )
                 raise ConfigurationError(
-                    f"{name}: the models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
+                    f"{name}: models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
                 )
         return models
 

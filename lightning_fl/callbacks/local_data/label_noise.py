@@ -3,22 +3,24 @@
 Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 4.2: half of the clients, each label with
 probability 0.3, Gaussian noise of standard deviation 0 to 1 in label units; class labels flip instead.
 
-Differs from the paper: half of an odd number of clients is rounded up; only training labels are changed unless
-``splits`` says otherwise, since the paper does not say which are.
+Differs from the paper: half of an odd number of clients is rounded up. The paper does not say which splits are noisy:
+only training labels by default.
 """
 
 import math
 import warnings
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import check_counts, check_numbers
-from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.core.validation import Fraction, NonNegative, Size, checked
+from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -41,36 +43,30 @@ def flip_labels(labels: Tensor, num_classes: int, probability: float, generator:
 
 
 class LabelNoise(Callback):
-    """Corrupts the labels of some clients once, when their data are opened.
+    """Corrupts the labels of some clients when their data are opened.
 
     Args:
         std: standard deviation of the noise on real targets, in their units. Class labels flip instead.
-        probability: of each label.
-        client_share: share of the clients that are noisy, rounded half up, drawn by the run's seed.
-        clients: the noisy clients themselves, instead of a share.
-        num_classes: number of classes, for class labels; with it floating numbers count as labels too, NaN as none.
-        splits: the splits whose labels are changed; test labels should stay clean to measure by.
+        probability: probability of a label to change.
+        client_share: share of noisy clients, rounded half up, drawn by the run's seed.
+        clients: the noisy clients, instead of a share.
+        num_classes: number of classes, for class labels, also floating ones with NaN for missing.
+        splits: splits to change; keep test labels clean.
     """
 
-    several = True  # some clients with more noise than others
+    several = True  # different noise on different clients
 
+    @checked
     def __init__(
         self,
         *,
-        std: float = 0.5,
-        probability: float = 0.3,
-        client_share: float = 0.5,
-        clients: list[int] | None = None,
-        num_classes: int | None = None,
+        std: NonNegative = 0.5,
+        probability: Fraction = 0.3,
+        client_share: Fraction = 0.5,
+        clients: list[Size] | None = None,
+        num_classes: Annotated[int, Ge(2)] | None = None,
         splits: tuple[Split, ...] = ("train",),
     ) -> None:
-        check_numbers(self, std=std, at_least=0)
-        check_numbers(self, probability=probability, client_share=client_share, at_least=0, at_most=1)
-        check_counts(self, clients=clients, at_least=0)
-        check_counts(self, num_classes=num_classes, at_least=2)
-        unknown = [split for split in splits if split not in SPLITS]
-        if unknown:
-            raise ConfigurationError(f"LabelNoise.splits={list(splits)}: choose from {', '.join(SPLITS)}.")
         self.std = std
         self.probability = probability
         self.client_share = client_share
@@ -79,11 +75,11 @@ class LabelNoise(Callback):
         self.splits = tuple(splits)
 
     def noisy_clients(self, seed: int, num_clients: int) -> list[int]:
-        """Which clients are noisy."""
+        """Noisy clients, ascending."""
         if self.clients is not None:
             outside = [client for client in self.clients if not 0 <= client < num_clients]
             if outside:
-                raise ConfigurationError(f"LabelNoise.clients={self.clients}: the clients are 0 to {num_clients - 1}.")
+                raise ConfigurationError(f"LabelNoise.clients={self.clients}: clients are 0..{num_clients - 1}.")
             return sorted(set(self.clients))
         count = math.floor(num_clients * self.client_share + 0.5)
         order = torch.randperm(num_clients, generator=generator(seed, "label noise", "clients"))
@@ -98,13 +94,12 @@ class LabelNoise(Callback):
         if targets.is_floating_point() and self.num_classes is None:
             if self.std and bool(((targets == 0) | (targets == 1) | targets.isnan()).all()):
                 warnings.warn(
-                    f"LabelNoise adds Gaussian noise to the {split} targets of client {client}, all of which are 0 or"
-                    " 1: a model that takes its task from them takes a regression. Set LabelNoise.num_classes to 2 to"
-                    " flip labels.",
+                    f"LabelNoise adds Gaussian noise to the {split} targets of client {client}, which are all 0 or 1."
+                    " Set LabelNoise.num_classes=2 to flip labels instead.",
                     stacklevel=2,
                 )
             batches.targets = perturb_targets(targets, self.std, self.probability, draws)
             return
         if self.num_classes is None:
-            raise ConfigurationError("LabelNoise: the targets are class labels; set LabelNoise.num_classes.")
+            raise ConfigurationError("The targets are class labels: set LabelNoise.num_classes.")
         batches.targets = flip_labels(targets, self.num_classes, self.probability, draws)

@@ -1,4 +1,4 @@
-"""Mixup inside a client, on an unchanged module.
+"""Mixup within a client, for any module.
 
 Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICLR 2018
 (https://arxiv.org/abs/1710.09412). Wang et al.: Mixup for Node and Graph Classification, WWW 2021, for graphs.
@@ -14,28 +14,28 @@ gamma        draws from Beta(alpha, alpha), one per batch   number in [0, 1], or
 j, k         the batch and a permutation of it              [B]
 ===========  =============================================  =====================
 
-One gamma for a batch is what Zhang et al. train with. A loss that clients are compared by (``DROClientSampling``)
-wants one per sample: a mixture's targets have ``gamma^2 + (1 - gamma)^2`` of the variance, so that of two equal clients
-the one whose batch drew 0.5 looks easier than the one whose batch drew 0.99.
+Zhang et al. use one gamma per batch. A loss that compares clients (``DROClientSampling``) needs one per sample: mixed
+targets have ``gamma^2 + (1 - gamma)^2`` of the variance, so of two equal clients the one with a gamma of 0.5 looks
+easier than the one with 0.99.
 
-Differs from the paper: partners come from the same batch instead of the whole data set of the client, as in Zhang et
-al.; integer class labels, which cannot be mixed, give the gamma-weighted sum of two losses, which for the
-cross-entropy is the same; so do class labels that a graph batch holds as floating numbers, with gaps, of a module
-whose ``task`` is "multiclass". Of two bounds of a value (``y_bound``: at most, at least) the mixture is known where
-they point the same way, or one is an exact value; else it is missing.
+Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.;
+class labels cannot be mixed and give the gamma-weighted sum of two losses, the same for the cross-entropy, also
+floating labels of a module with ``task`` "multiclass". The mixture of two bounds of a value (``y_bound``: at most, at
+least) is known if they have the same direction or one is exact; otherwise it is missing.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, doc
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import checked
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.functional.drflm import mix, sample_gamma
@@ -45,34 +45,33 @@ __all__ = ["LocalMixup"]
 
 
 class LocalMixup(Callback):
-    """Trains every client on mixed samples of its own.
+    """Trains every client on mixtures of its own samples.
 
     Args:
-        alpha: both parameters of the Beta distribution of gamma; larger mixes more. 0 never mixes.
-        layer: the submodule whose output is mixed, one row per sample ("readout" for a graph network's embedding);
+        alpha: both parameters of the Beta distribution of gamma; larger values mix more, 0 never mixes.
+        layer: submodule whose output is mixed, with one row per sample ("readout" for a graph network's embedding);
             ``None`` mixes the input of a batch ``(x, y)`` of tensors.
-        per_sample: draw gamma for every sample instead of once for a batch. For targets that are numbers or one-hot
-            vectors; numbers of classes have a loss for the whole batch.
-        target_key: where a batch's targets are, if not the last entry of a tuple, ``y`` of a graph batch, or one of
-            the usual keys of a dict.
+        per_sample: draw gamma per sample instead of per batch; not for class labels.
+        target_key: key of a batch's targets, if they are not the last entry of a tuple, ``y`` of a graph batch, or
+            under a usual key of a dict.
 
     Raises:
-        ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has not one row per sample;
-            ``per_sample`` with numbers of classes.
+        ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has another number of rows;
+            ``per_sample`` with class labels.
     """
 
     method_name = "+ local mixup"
     joint_names: ClassVar = {"DRFA": "DRFLM"}
 
+    @checked
     def __init__(
         self,
         *,
-        alpha: float = 0.2,
+        alpha: Annotated[float, Ge(0), doc("0 turns mixing off")] = 0.2,
         layer: str | None = None,
         per_sample: bool = False,
         target_key: str | None = None,
     ) -> None:
-        check_numbers(self, alpha=alpha, at_least=0, mend=" (0 turns mixing off)")
         self.alpha = alpha
         self.layer = layer
         self.per_sample = per_sample
@@ -90,8 +89,7 @@ class LocalMixup(Callback):
         classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
         if self.per_sample and classes:
             raise ConfigurationError(
-                "LocalMixup.per_sample=true: the targets are numbers of classes, whose loss is the batch's; set"
-                " per_sample to false, or give one-hot targets."
+                "LocalMixup.per_sample=true: the targets are class labels. Set it to false, or give one-hot targets."
             )
         drawn = sample_gamma(self.alpha, generator, (len(targets),) if self.per_sample else ())
         gamma = to_device(drawn, targets.device) if self.per_sample else float(drawn)
@@ -119,7 +117,7 @@ class LocalMixup(Callback):
         except AttributeError as error:
             names = [name for name, _ in trainer.module.named_modules() if name and name.count(".") < 2]
             raise ConfigurationError(
-                f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule. It has:"
+                f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule. Choose from"
                 f" {', '.join(names)}."
             ) from error
 
@@ -127,13 +125,13 @@ class LocalMixup(Callback):
         if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
             return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
         raise ConfigurationError(
-            f"LocalMixup cannot mix the input of a {type(batch).__name__}: name the submodule whose output is mixed"
-            " (LocalMixup.layer, e.g. readout for a graph network)."
+            f"LocalMixup cannot mix the input of a {type(batch).__name__}: set LocalMixup.layer to a submodule, for"
+            " example readout for a graph network."
         )
 
 
 class _OutputMixing:
-    """Mixes the output of a submodule while a training step runs."""
+    """Mixes the output of a submodule during a training step."""
 
     def __init__(self, submodule: nn.Module, partners: Tensor, gamma: float | Tensor) -> None:
         self._submodule = submodule
@@ -142,7 +140,7 @@ class _OutputMixing:
         self._times = 0
 
     def run(self, compute: Callable[[Any], STEP_OUTPUT], batch: Any) -> STEP_OUTPUT:
-        """The training step with the hook in place."""
+        """Run the training step with the hook."""
         self._times = 0
         handle = self._submodule.register_forward_hook(self._hook)
         try:
@@ -151,8 +149,7 @@ class _OutputMixing:
             handle.remove()
         if self._times != 1:
             raise ConfigurationError(
-                f"LocalMixup.layer: the submodule ran {self._times} times in a training step; mixing needs a layer that"
-                " runs once per batch."
+                f"LocalMixup.layer: the submodule ran {self._times} times in a training step. Choose another one."
             )
         return output
 
@@ -161,21 +158,21 @@ class _OutputMixing:
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(self._partners):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ConfigurationError(
-                f"LocalMixup.layer: the submodule's output is {got}, but mixing needs a tensor with one row for each of"
-                f" the {len(self._partners)} samples. Name a later layer, after pooling."
+                f"LocalMixup.layer: the submodule's output is {got} for {len(self._partners)} samples, not one row per"
+                " sample. Choose a later layer, after pooling."
             )
         return mix(output, self._partners, self._gamma)
 
 
 def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:
-    """A batch of mixed targets with the bounds that these have; ``batch`` has those of one partner."""
+    """Set the bounds of mixed targets; ``batch`` has those of one partner."""
     own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
     targets = batch_targets(batch, key).masked_fill(own * other < 0, torch.nan)
     return with_batch_targets(with_batch_targets(batch, targets, key), (own + other).sign(), "y_bound")
 
 
 def _weighted(first: STEP_OUTPUT, second: STEP_OUTPUT, gamma: float) -> STEP_OUTPUT:
-    """``gamma * first + (1 - gamma) * second`` of what two training steps returned; other entries are the first's."""
+    """``gamma * first + (1 - gamma) * second`` of two training steps' losses; other entries are the first's."""
     if first is None or second is None:
         return None
     if isinstance(first, Tensor) and isinstance(second, Tensor):

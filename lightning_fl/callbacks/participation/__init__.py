@@ -1,1 +1,1 @@
-"""Who takes part: callbacks that choose a round's clients."""
+"""Callbacks that choose a round's clients."""

@@ -2,38 +2,37 @@
 
 Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020 (https://arxiv.org/abs/2102.12660),
 Algorithm 1. Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), Algorithm 1, which adds local mixup. Mohri,
-Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (https://arxiv.org/abs/1902.00146), section 4 (AFL), whose problem
-it is: ``min_w max_lambda Σ lambda_i f_i(w)``.
+Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (https://arxiv.org/abs/1902.00146), section 4 (AFL). All solve
+``min_w max_lambda Σ lambda_i f_i(w)``.
 
 =================  ====================================  ========
 paper              here                                  shape
 =================  ====================================  ========
 lambda             ``weights``                           [N]
 C_s, size m        ``cohort_size`` draws, with return    count
-U_s, size m        distinct clients whose loss is asked
+U_s, size m        distinct clients with losses          count
 t'                 ``snapshot_step``, uniform in 1..tau
 w~                 average of the snapshots at t'
 eta (of lambda)    ``step_size``                         1 / loss
 tau                ``FederatedTrainer.local_steps``      steps
 =================  ====================================  ========
 
-A client drawn k times trains k times, each time with batches of its own, as in both papers: a round of N draws costs
-what a round of all N clients does. Differs from them: t' is drawn from 1..tau (the text of DRFLM has 0..tau, its
-algorithm box 1..tau); weights may have a floor; the losses that move lambda are taken over ``num_loss_batches``
-batches, where the papers take one, whose noise is of the size of the differences between clients. They are the losses
-that clients descend, in training mode: with dropout, BatchNorm's statistics of the batch, and mixup.
+A client drawn k times trains k times with different batches, as in both papers: a round of N draws costs as much as a
+round of all N clients. Differs from the papers: t' is drawn from 1..tau (the text of DRFLM has 0..tau, its algorithm
+box 1..tau); weights may have a floor; losses for lambda are means over ``num_loss_batches`` batches instead of one,
+whose noise is as large as the differences between clients. They are training losses: with dropout, batch statistics and
+mixup.
 
-``cohort="all"`` is the same without the draws of C_s and U_s: all clients train, count with lambda in both averages,
-and are asked for their losses. With ``step_size`` 0 that is the mean over clients with equal weights, whatever their
-sizes: what DRFA and DRFLM must be better than.
+``cohort="all"`` has no draws of C_s and U_s: all clients train, count with lambda in both averages, and give their
+losses. With ``step_size`` 0 this is the mean over clients with equal weights: the baseline of DRFA and DRFLM.
 
-The unit of ``step_size`` is 1 / loss, and the loss that of the module's ``training_step``. ``MoleculeModel`` with
-``standardize_targets`` has the squared error over the targets' variance: on ESOL (variance 4.4) a step of 0.1 is
-0.1 / 4.4 = 0.023 in the paper's unit.
+The unit of ``step_size`` is 1 / loss of the module's ``training_step``. ``MoleculeModel`` with ``standardize_targets``
+divides the squared error by the targets' variance: on ESOL (variance 4.4) a step of 0.1 is 0.1 / 4.4 = 0.023 in the
+paper's unit.
 
-AFL draws nobody: all clients take one step each from w_t, count with lambda_t in the average w_{t+1}, and lambda
-ascends their losses at w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its answer is the average of
-w_1, ..., w_t, which stands in the place of the shared model between rounds: it is evaluated, saved and exported.
+In AFL all clients take one step from w_t and count with lambda_t in the average w_{t+1}; lambda ascends their losses at
+w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its result is the average of w_1, ..., w_t, which
+replaces the shared model between rounds: it is evaluated, saved and exported.
 """
 
 import math
@@ -48,7 +47,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
@@ -57,7 +56,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["DROClientSampling"]
 
-#: Per client and round.
+#: Most draws per client and round.
 _MOST_DRAWS = 100
 
 
@@ -68,42 +67,36 @@ class DROClientSampling(Callback):
 
     Args:
         method: "drfa", or "afl" with ``local_steps`` 1: all clients with their weights, and the average over rounds.
-        cohort: "draws" from lambda with replacement, each trained; or "all" clients, averaged by lambda. Of "drfa".
-        cohort_size: draws per round, each a turn of its own, at most 100 N; default N. Only for "draws".
+        cohort: for "drfa": "draws" from lambda with replacement, or "all" clients, averaged by lambda.
+        cohort_size: turns per round, at most 100 N; default N. Only for "draws".
         step_size: eta_lambda of the weights' ascent.
         floor: least weight of a client, between 0 and 1/N.
-        num_loss_batches: batches of training data over which a client's loss (at the averaged snapshot; of "afl" at the
-            model that it receives) is taken, at most all of them; the papers use one.
+        num_loss_batches: training batches of a client's loss (at the averaged snapshot; for "afl" at the received
+            model), at most all of them; one in the papers.
 
     Raises:
-        ConfigurationError: a value is out of range; the run counts epochs instead of steps (``local_steps``), or with
-            "afl" more than one; there is more than one shared model.
+        ConfigurationError: a value is out of range; the run counts epochs instead of ``local_steps``, or has more than
+            one step with "afl"; there are several shared models.
     """
 
     role = "participation"
     traits = ("drawn_weights",)
 
+    @checked
     def __init__(
         self,
         *,
         method: Literal["drfa", "afl"] = "drfa",
         cohort: Literal["draws", "all"] = "draws",
-        cohort_size: int | None = None,
-        step_size: float = 0.01,
-        floor: float = 0.0,
-        num_loss_batches: int = 10,
+        cohort_size: Count | None = None,
+        step_size: NonNegative = 0.01,
+        floor: Fraction = 0.0,
+        num_loss_batches: Count = 10,
     ) -> None:
-        check_counts(self, cohort_size=cohort_size, num_loss_batches=num_loss_batches)
-        check_numbers(self, step_size=step_size, at_least=0)
-        check_numbers(self, floor=floor, at_least=0, at_most=1)
-        if method not in ("drfa", "afl"):
-            raise ConfigurationError(f"DROClientSampling.method={method!r}: give drfa or afl.")
-        if cohort not in ("draws", "all"):
-            raise ConfigurationError(f"DROClientSampling.cohort={cohort!r}: give draws or all.")
         everybody = "method=afl" if method == "afl" else "cohort=all" if cohort == "all" else None
         if everybody and cohort_size is not None:
             raise ConfigurationError(
-                f"DROClientSampling.cohort_size={cohort_size}: with {everybody} all clients take part; leave it out."
+                f"DROClientSampling.cohort_size={cohort_size}: leave it out with {everybody}, where all take part."
             )
         self.method = method
         self.cohort = cohort
@@ -118,77 +111,76 @@ class DROClientSampling(Callback):
         self._loss_clients: list[int] = []
         self._snapshot: Weights | None = None
         self._steps = 0
-        #: Hosted client -> the weights of its turns that ended, and how many of these went on after step t'.
+        #: Hosted client -> sum of the weights of its finished turns, and number of those that passed step t'.
         self._done: dict[int, tuple[float, int]] = {}
         self._snapshots: WeightedSum | None = None
         self._losses: dict[int, float] = {}
-        #: Of AFL: w_t, while the average stands in its place; the average, while clients train; t.
+        #: AFL: w_t between rounds, the average while clients train, and t.
         self._latest: dict[str, Tensor] | None = None
         self._mean: Weights | None = None
         self._num_averaged = 0
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Check the run before data are read."""
         if stage == "fit" and trainer.local_steps is None:
             raise ConfigurationError(
                 "DROClientSampling compares clients after the same number of steps: set trainer.local_steps (5 in the"
-                " paper) instead of trainer.local_epochs."
+                " paper) instead of local_epochs."
             )
         if stage == "fit" and self.method == "afl" and trainer.local_steps != 1:
             raise ConfigurationError(
-                f"DROClientSampling.method=afl moves weights and model together, step by step: set trainer.local_steps"
-                f" to 1 instead of {trainer.local_steps}, or take method=drfa."
+                f"DROClientSampling.method=afl needs trainer.local_steps=1, not {trainer.local_steps}: change one of"
+                " the two."
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Uniform weights."""
+        """Set uniform weights."""
         refuse_manual_steps(trainer.loop.module, "DROClientSampling")
         count = trainer.num_clients
         if self.floor * count > 1:
             raise ConfigurationError(
-                f"DROClientSampling.floor={self.floor} for {count} clients: {count} such weights exceed 1; choose at"
-                f" most {1 / count:.4g}."
+                f"DROClientSampling.floor={self.floor} for {count} clients: must be at most {1 / count:.4g}."
             )
         if (self.cohort_size or 0) > _MOST_DRAWS * count:
             raise ConfigurationError(
-                f"DROClientSampling.cohort_size={self.cohort_size} for {count} clients: every draw is trained; give at"
-                f" most {_MOST_DRAWS * count}."
+                f"DROClientSampling.cohort_size={self.cohort_size} for {count} clients: must be at most"
+                f" {_MOST_DRAWS * count}."
             )
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
         self._latest, self._mean, self._num_averaged = None, None, 0
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Of AFL: training goes on from the latest model, not from the average."""
+        """AFL: continue from the latest model, not from the average."""
         if self._latest is not None:
             self._mean = trainer.federation.models[0]
             trainer.federation.models = [Weights.from_state_dict(self._latest, trainer.fabric.device)]
             self._latest = None
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Of AFL the average."""
+        """AFL: the average over rounds."""
         return f"{model}, averaged over the rounds" if self.method == "afl" else model
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """``c`` draws from lambda, each of them a turn of weight 1; or all clients, each with its lambda."""
+        """``c`` draws from lambda, each a turn of weight 1; or all clients with their lambda."""
         num_models = trainer.federation.collaboration.num_models
         if num_models != 1:
             raise ConfigurationError(
-                f"DROClientSampling needs one shared model, the collaboration has {num_models}:"
-                " leave out either it or the callback that sets the collaboration."
+                f"DROClientSampling needs one shared model, but the collaboration has {num_models}: remove it or the"
+                " callback that sets the collaboration."
             )
         assert trainer.local_steps is not None
         present = trainer.present_clients
         there = self.weights
-        if len(present) < trainer.num_clients:  # who has not arrived is not drawn, and keeps its weight
+        if len(present) < trainer.num_clients:  # absent clients are not drawn and keep their weights
             there = torch.zeros_like(self.weights)
             there[present] = self.weights[present] / self.weights[present].sum()
         if self.method == "afl":
-            self._ask(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
+            self._measure_losses(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
             return _everybody(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
-        asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
-        self._loss_clients = [present[position] for position in asked.tolist()]
+        drawn = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
+        self._loss_clients = [present[position] for position in drawn.tolist()]
         self._snapshots, self._done = WeightedSum(trainer.federation.models[0]), {}
         if self.cohort == "all":
             return _everybody(there)
@@ -197,7 +189,7 @@ class DROClientSampling(Callback):
         return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        """No snapshot of this turn yet."""
+        """Reset the snapshot of the turn."""
         self._snapshot, self._steps = None, 0
 
     def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
@@ -207,7 +199,7 @@ class DROClientSampling(Callback):
             self._snapshot = trainer.client_weights().clone()
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """Add the snapshot to the average (the last weights, if the client stopped before t')."""
+        """Add the snapshot (or the last weights, if the client stopped before t') to the average."""
         if self.method == "afl":
             return
         assert self._snapshots is not None
@@ -219,13 +211,13 @@ class DROClientSampling(Callback):
         self._done[client] = total + weight, later + (self._steps > self.snapshot_step)
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Ascend the losses, of ``U_s`` at the averaged snapshot or AFL's; where nobody took part, there are none."""
+        """Ascend the losses of ``U_s`` at the averaged snapshot, or those of AFL; skip rounds without participants."""
         if not trainer.round.survivors:
             if self._mean is not None:
-                self._lay_aside(trainer, self._mean)
+                self._publish(trainer, self._mean)
             return
         if self.method == "drfa":
-            self._ask_at_snapshot(trainer)
+            self._measure_at_snapshot(trainer)
         else:
             self._average(trainer)
         losses = self._finite(trainer, self._losses)
@@ -248,64 +240,66 @@ class DROClientSampling(Callback):
         for name, weight in zip(curve_names(trainer.client_names), self.weights.tolist(), strict=True):
             trainer.log(f"sampling_weight/{name}", weight)
 
-    def _ask_at_snapshot(self, trainer: TrainerSurface) -> None:
-        """Ask ``U_s`` for its losses."""
+    def _measure_at_snapshot(self, trainer: TrainerSurface) -> None:
+        """Measure the losses of ``U_s`` at the averaged snapshot."""
         assert self._snapshots is not None
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
-        done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling averages snapshots")
+        done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling cannot average")
         snapshot = self._snapshots.value(math.fsum(weight for weight, _ in done.values()))
         self._snapshots = self._snapshot = None
-        # A turn that went on after step t' sends two models; where none did, the snapshots' average is the new one.
+        # Turns that passed step t' send two models; without any, the averaged snapshot is the new model.
         twice = [client for client, (_, later) in done.items() for _ in range(later)]
         trainer.federation.communication.send(twice)
-        self._ask(trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.federation.models[0])
+        self._measure_losses(
+            trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.federation.models[0]
+        )
 
-    def _ask(self, trainer: TrainerSurface, clients: list[int], weights: Weights, sent: Weights) -> None:
-        """The losses of some clients at some weights, which they receive as ``sent`` if they do not hold them."""
+    def _measure_losses(self, trainer: TrainerSurface, clients: list[int], weights: Weights, sent: Weights) -> None:
+        """Measure some clients' losses at some weights; ``sent`` counts as traffic if they do not hold it."""
         trainer.federation.communication.receive(clients, [sent])
         self._losses = trainer.on_hosts(
             clients,
             lambda client: trainer.training_loss(client, weights, self.num_loss_batches, "sampling weights"),
-            "DROClientSampling asks for losses",
+            "DROClientSampling cannot measure losses",
         )
 
     def _average(self, trainer: TrainerSurface) -> None:
-        """Take w_t into the average of all so far; of whole numbers the latest are kept."""
+        """Add w_t to the average over rounds; integer entries are the latest ones."""
         self._num_averaged += 1
         mean = trainer.federation.models[0].clone()
         if self._mean is not None:
             for dtype, vector in mean.floating():
                 before = self._mean.vectors[dtype]
                 vector.sub_(before).div_(self._num_averaged).add_(before)
-        self._lay_aside(trainer, mean)
+        self._publish(trainer, mean)
 
-    def _lay_aside(self, trainer: TrainerSurface, mean: Weights) -> None:
-        """Put the average in the place of w_t until the next round."""
+    def _publish(self, trainer: TrainerSurface, mean: Weights) -> None:
+        """Replace w_t by the average until the next round."""
         self._latest = trainer.federation.models[0].clone().state_dict()
         self._mean, trainer.federation.models = None, [mean]
 
     def _finite(self, trainer: TrainerSurface, losses: Mapping[int, float]) -> dict[int, float]:
-        """The losses that are numbers. A client whose is none has failed, and is left out where failing ones are."""
+        """Finite losses. Others are errors, or left out with ``on_client_error="skip"``."""
         finite = {client: loss for client, loss in losses.items() if math.isfinite(loss)}
         lost = [trainer.client_names[client] for client in losses if client not in finite]
         if lost and trainer.on_client_error == "fail":
             raise TrainingError(
-                f"DROClientSampling asks for losses: that of {', '.join(lost)} is not finite. Lower the learning rate,"
-                " look at the client's data, or set trainer.on_client_error=skip to leave it out."
+                f"DROClientSampling: the loss of {', '.join(lost)} is not finite. Lower the learning rate, check the"
+                " client's data, or set trainer.on_client_error=skip."
             )
         if lost:
-            rank_zero_warn(f"DROClientSampling: the loss of {', '.join(lost)} is not finite and not counted.")
+            rank_zero_warn(f"DROClientSampling: the loss of {', '.join(lost)} is not finite and is skipped.")
         return finite
 
     def state_dict(self) -> dict[str, Any]:
-        """lambda; the draws are derived anew. Of AFL w_t too: its average is the shared model."""
+        """lambda, and w_t of AFL (its average is the shared model)."""
         if self._latest is None:
             return {"weights": self.weights}
         return {"weights": self.weights, "latest": self._latest, "num_averaged": self._num_averaged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up lambda, and w_t."""
+        """Restore lambda and w_t."""
         self.weights = state["weights"]
         self._latest, self._num_averaged = state.get("latest"), state.get("num_averaged", 0)
 

@@ -1,4 +1,4 @@
-"""Pooled training: one model on all clients' data in one place, the reference that federation is measured against."""
+"""Pooled training: one model on all clients' data in one place, the reference for federated training."""
 
 from typing import Any
 
@@ -10,32 +10,31 @@ __all__ = ["PooledTraining"]
 
 
 class PooledTraining(Callback):
-    """Trains one model on the training samples of all clients together, as if nothing had to stay where it is.
+    """Trains one model on the training samples of all clients together.
 
-    What is left to gain between federated and pooled training is what federation costs; between local and federated,
-    what it brings. In every round one client takes its turn, with everybody's training samples; validation and test
-    are each client's own, as in any run, so that figures stand beside those of other algorithms. A round is
-    ``local_steps`` of this one turn: where N clients take that many each, give the pooled model N times as many for
-    the same number of samples.
+    The difference between pooled and federated training is the cost of federation; that between federated and local
+    training its benefit. One client per round takes a turn with all training samples; validation and test data are each
+    client's own, so that metrics compare with those of other algorithms. A round has ``local_steps`` of this turn: N
+    times as many see as many samples as a round of N clients.
 
-    Works for one table or data set that is shared out among clients, not for silos whose data are their own.
+    Works for one table or data set that is partitioned among clients, not for silos.
 
     Raises:
-        ConfigurationError: at the start of a run: the data cannot be put together.
+        ConfigurationError: at the start of a run, the data cannot be pooled.
     """
 
     method_name = "pooled training"
     role = "collaboration"
 
     def setup(self, trainer: Any, stage: str) -> None:
-        """Put the training samples together."""
+        """Pool the training samples."""
         trainer.datamodule.pool_training(True)
 
     def teardown(self, trainer: Any, stage: str) -> None:
-        """Each client has its own again."""
+        """Give clients their own samples again."""
         if trainer.is_set_up:
             trainer.datamodule.pool_training(False)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """The one that has them."""
+        """The client with the pooled samples."""
         return Cohort.of([0])

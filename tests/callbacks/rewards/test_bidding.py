@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from corners import fit
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from lightning_fl.callbacks import HonestBidding, RandomBidding, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.callbacks.rewards.bidding import BidView
-from lightning_fl.core.errors import ConfigurationError
 
 VIEW = BidView(
     client=3,
@@ -79,8 +77,3 @@ def test_the_documented_policy_runs() -> None:
     tiers = TierBidding(num_tiers=2, policies={3: policy}, tokens=Tokens())
     fit(tiers, ShapleyRewards(split="train", num_samples=4), max_rounds=2)
     assert len(tiers.rounds[1].bids[3]) == 1
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="RandomBidding.num_bids=0: give a number of at least 1"):
-        RandomBidding(num_bids=0)

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -20,7 +19,6 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
     HCCT,
     Callback,
-    CollaborationGraph,
     DiscriminatorSettings,
     DROClientSampling,
     FedCollab,
@@ -30,7 +28,7 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.strategies import FedAvg
 
 SIZES = (24, 10, 18)
@@ -159,11 +157,6 @@ def test_who_fits_its_own_errors_is_flattered_by_its_own_samples_only() -> None:
         total = rewards.cumulated
         gaps.append(min(value for client, value in total.items() if client != 2) - total[2])
     assert gaps[1] > gaps[0] > 0
-
-
-def test_leaving_own_samples_out_is_of_first_order_only() -> None:
-    with pytest.raises(ConfigurationError, match="leave_own_out=True has no meaning for method='exact'"):
-        ShapleyRewards(method="exact", leave_own_out=True)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -537,57 +530,12 @@ def test_a_resumed_run_has_the_values_of_one_that_was_not_interrupted(tmp_path: 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "banzhaf"}, "ShapleyRewards.method='banzhaf': choose one of first_order, exact, permutations"),
-        ({"split": "test"}, "ShapleyRewards.split='test': choose train or val; test samples are for the end"),
-        ({"num_samples": 0}, "ShapleyRewards.num_samples=0: give a number of at least 1"),
-        ({"every_n_rounds": 0}, "ShapleyRewards.every_n_rounds=0: give a number of at least 1"),
-        ({"num_permutations": 10}, "num_permutations=10 has no meaning for method='first_order': leave it out, or set"),
-        ({"method": "permutations", "num_permutations": 5}, "num_permutations=5: they come in pairs, give an even"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        ShapleyRewards(**arguments)
-
-
-def test_a_run_in_which_nothing_would_be_valued_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="every_n_rounds=3: a run of 2 rounds would value none of them"):
-        fit(ShapleyRewards(every_n_rounds=3))
-
-
-def test_models_of_each_clients_own_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="CollaborationGraph gives every client a model of its own: leave one"):
-        fit(CollaborationGraph(graph="full"), ShapleyRewards())
-
-
-def test_two_of_them_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="ShapleyRewards and ShapleyRewards both decide the contribution"):
-        trainer(ShapleyRewards(), ShapleyRewards(method="exact"))
-
-
-def test_manual_optimisation_is_refused() -> None:
-    class Manual(TinyModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
-    with pytest.raises(ConfigurationError, match="ShapleyRewards needs the loss .* and Manual optimises manually"):
-        fit(ShapleyRewards(), module=Manual())
-
-
 class WithoutValidation(TinyClients):
     def client_data(self, client: int, split: Any) -> Any:
         return None if split == "val" and client else super().client_data(client, split)
 
 
 def test_clients_without_held_out_data_are_refused_and_have_training_data_instead() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"2 of 3 clients have no validation data \(the first is client_1\): .*split=train"
-    ):
-        fit(ShapleyRewards(), data=WithoutValidation())
     rewards = ShapleyRewards(split="train")
     fit(rewards, data=WithoutValidation())
     assert len(rewards.values) == 2
@@ -598,7 +546,7 @@ def test_too_many_participants_for_enumeration_are_refused_before_training() -> 
         def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
             pytest.fail("a client trains")
 
-    message = "at most 10, and a model has 11: set method=permutations or method=first_order"
+    message = "method='exact'.* 11"
     with pytest.raises(ConfigurationError, match=message):
         fit(ShapleyRewards(method="exact"), Started(), data=TinyClients((8,) * 11))
 
@@ -610,52 +558,5 @@ def test_too_many_drawn_participants_are_refused_when_they_are_known() -> None:
         def select_clients(self, trainer: FederatedTrainer) -> Cohort:
             return Cohort.of(range(11))
 
-    with pytest.raises(ConfigurationError, match="a model has 11"):
+    with pytest.raises(ConfigurationError, match="method='exact'.* 11"):
         fit(ShapleyRewards(method="exact"), Everybody(), data=TinyClients((8,) * 11))
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("first_order", r"client 1: the loss of client 1 \(client_1\) on its val data in round 1 is nan. Lower the"),
-        ("exact", r"client 1: the loss of client 1 \(client_1\) on its val data in round 1 is nan. Lower the learning"),
-    ],
-)
-def test_a_loss_that_is_not_a_number_is_refused(method: Any, message: str) -> None:
-    data = TinyClients()
-    x, y = data.sets[1, "val"].tensors  # type: ignore[attr-defined]
-    data.sets[1, "val"] = TensorDataset(x, y * math.nan)
-    with pytest.raises(TrainingError, match=message):
-        fit(ShapleyRewards(method=method), data=data)
-
-
-def test_a_gradient_that_is_not_finite_is_refused() -> None:
-    class Cornered(TinyModule):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            return loss if self.training else loss + (self.linear.bias * 0).abs().sqrt().sum()
-
-    with pytest.raises(TrainingError, match=r"the gradient of the loss of client 0 \(client_0\) on its val .* is not"):
-        fit(ShapleyRewards(), module=Cornered())
-
-
-def test_a_step_without_a_loss_is_refused() -> None:
-    class Silent(TinyModule):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:
-            return super().training_step(batch, batch_idx) if self.training else None
-
-    with pytest.raises(TrainingError, match="training_step gave no loss for client 0 .* choose the other split"):
-        fit(ShapleyRewards(), module=Silent())
-
-
-def test_other_errors_name_their_kind() -> None:
-    class Broken(TinyModule):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            if not self.training:
-                raise ValueError("an odd batch")
-            return super().training_step(batch, batch_idx)
-
-    module: LightningModule = Broken()
-    with pytest.raises(TrainingError, match="cannot be valued, client 0: ValueError: an odd batch"):
-        fit(ShapleyRewards(), module=module)
-    assert module.training

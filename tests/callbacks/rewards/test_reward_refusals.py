@@ -1,0 +1,157 @@
+"""What bids, payments and contributions refuse: the type of error, and the option or client at fault."""
+
+import math
+from typing import Any
+
+import corners
+import pytest
+import torch
+from corners import Greedy, MixedClients
+from tiny import TinyClients, TinyModule
+from torch.utils.data import TensorDataset
+
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import CollaborationGraph, RandomBidding, ShapleyRewards, TierBidding, Tokens
+from lightning_fl.core.errors import ConfigurationError, TrainingError
+
+INF = math.inf
+
+
+class Manual(TinyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class WithoutValidation(TinyClients):
+    """Only client 0 has validation samples."""
+
+    def client_data(self, client, split):
+        return None if client and split == "val" else super().client_data(client, split)
+
+
+class Undefined(TinyClients):
+    """Client 1's validation targets are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        x, y = self.sets[1, "val"].tensors  # type: ignore[attr-defined]
+        self.sets[1, "val"] = TensorDataset(x, y * math.nan)
+
+
+class Step(TinyModule):
+    """What ``training_step`` does with its loss in evaluation mode."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if self.training else self.held_out(loss)
+
+
+class Cornered(Step):
+    """A gradient that is not finite."""
+
+    def held_out(self, loss):
+        return loss + (self.linear.bias * 0).abs().sqrt().sum()
+
+
+class Silent(Step):
+    def held_out(self, loss):
+        return None
+
+
+class Broken(Step):
+    def held_out(self, loss):
+        raise ValueError("an odd batch")
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "name"),
+    [
+        (RandomBidding, {"num_bids": 0}, r"RandomBidding\.num_bids=0"),
+        (ShapleyRewards, {"method": "banzhaf"}, r"ShapleyRewards\.method='banzhaf'"),
+        (ShapleyRewards, {"split": "test"}, r"ShapleyRewards\.split='test'"),
+        (ShapleyRewards, {"num_samples": 0}, r"ShapleyRewards\.num_samples=0"),
+        (ShapleyRewards, {"every_n_rounds": 0}, r"ShapleyRewards\.every_n_rounds=0"),
+        (ShapleyRewards, {"num_permutations": 10}, "num_permutations=10 .*method='first_order'"),
+        *[(ShapleyRewards, {"method": "permutations", "num_permutations": n}, f"num_permutations={n}") for n in (2, 5)],
+        (ShapleyRewards, {"method": "exact", "leave_own_out": True}, "leave_own_out=True .*method='exact'"),
+        *[(TierBidding, {name: 0}, f"{name}=0") for name in ("num_tiers", "initial_rounds", "num_samples")],
+        (TierBidding, {"num_best": -1}, r"TierBidding\.num_best=-1"),
+        (TierBidding, {"num_best": 0, "num_random": 0}, r"TierBidding\.num_best=0 .*num_random=0"),
+        (TierBidding, {"threshold": 1.5}, r"TierBidding\.threshold=1\.5"),
+        (TierBidding, {"contribution_decay": -0.1}, r"TierBidding\.contribution_decay=-0\.1"),
+        (TierBidding, {"bid_split": "test"}, r"TierBidding\.bid_split='test'"),
+        (TierBidding, {"personal_split": "test"}, r"TierBidding\.personal_split='test'"),
+        (Tokens, {"initial_balance": 0}, r"Tokens\.initial_balance=0"),
+        *[(Tokens, {"price": x}, rf"Tokens\.price={x}") for x in (1e-9, INF)],
+        (Tokens, {"initial_balance": 1, "price": 2}, r"Tokens\.price=2: .*initial_balance=1"),
+        (Tokens, {"eta": 1.5}, r"Tokens\.eta=1\.5"),
+        (Tokens, {"gamma": 0.0}, r"Tokens\.gamma=0\.0"),
+    ],
+)
+def test_an_option_out_of_range(cls: Any, options: dict[str, Any], name: str) -> None:
+    if cls is TierBidding:
+        options = {"num_tiers": 2, **options}
+    with pytest.raises(ConfigurationError, match=name):
+        cls(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "callbacks", "data", "name"),
+    [
+        ({"num_tiers": 7}, [], None, r"TierBidding\.num_tiers=7 for 6"),
+        ({"policies": {6: Greedy()}}, [], None, r"TierBidding\.policies .*\[6\]"),
+        ({"bid_split": "val"}, [], MixedClients(with_val={3}), r"TierBidding\.bid_split='val': 5 .*client_0"),
+        ({"monitor": "nothing"}, [], None, r"client 0: TierBidding\.monitor='nothing'"),
+        ({"tokens": Tokens()}, [], None, r"TierBidding\.tokens .*ShapleyRewards"),
+        ({"tokens": Tokens()}, [ShapleyRewards(every_n_rounds=2)], None, "every_n_rounds=2: .*TierBidding.tokens"),
+    ],
+)
+def test_tiers_that_do_not_fit_the_run(options: dict[str, Any], callbacks: Any, data: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        corners.fit(TierBidding(**{"num_tiers": 2, **options}), *callbacks, data=data)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "module", "data", "error", "name"),
+    [
+        ([ShapleyRewards(every_n_rounds=3)], TinyModule, TinyClients, ConfigurationError, "every_n_rounds=3"),
+        (
+            [CollaborationGraph(graph="full"), ShapleyRewards()],
+            TinyModule,
+            TinyClients,
+            ConfigurationError,
+            "CollaborationGraph",
+        ),
+        (
+            [ShapleyRewards(), ShapleyRewards(method="exact")],
+            TinyModule,
+            TinyClients,
+            ConfigurationError,
+            "ShapleyRewards and ShapleyRewards",
+        ),
+        ([ShapleyRewards()], Manual, TinyClients, ConfigurationError, "ShapleyRewards .*Manual"),
+        ([ShapleyRewards()], TinyModule, WithoutValidation, ConfigurationError, "2 of 3 .*client_1.*split=train"),
+        *[
+            ([ShapleyRewards(method=method)], TinyModule, Undefined, TrainingError, "client_1.* val .* round 1 is nan")  # type: ignore[arg-type]
+            for method in ("first_order", "exact")
+        ],
+        ([ShapleyRewards()], Cornered, TinyClients, TrainingError, "gradient .*client_0"),
+        ([ShapleyRewards()], Silent, TinyClients, TrainingError, "training_step .*client 0"),
+        ([ShapleyRewards()], Broken, TinyClients, TrainingError, "client 0: ValueError: an odd batch"),
+    ],
+)
+def test_contributions_that_cannot_be_valued(callbacks: Any, module: Any, data: Any, error: Any, name: str) -> None:
+    torch.manual_seed(0)
+    made = module()
+    with pytest.raises(error, match=name):
+        FederatedTrainer(
+            callbacks=callbacks,
+            max_rounds=2,
+            local_steps=3,
+            seed=3,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        ).fit(made, data())
+    assert made.training
