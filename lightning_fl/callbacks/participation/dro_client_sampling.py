@@ -179,8 +179,8 @@ class DROClientSampling(Callback):
             return _everybody(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
-        drawn = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
-        self._loss_clients = [present[position] for position in drawn.tolist()]
+        asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
+        self._loss_clients = [present[position] for position in asked.tolist()]
         self._snapshots, self._done = WeightedSum(trainer.federation.models[0]), {}
         if self.cohort == "all":
             return _everybody(there)
