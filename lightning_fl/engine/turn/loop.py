@@ -107,7 +107,7 @@ class LocalLoop(TrainingLoop):
         )
 
     def averaged_spans(self) -> list[Span]:
-        """The parameters that clients train and share: all but frozen ones and personal layers."""
+        """The parameters that clients train and share, without frozen ones and personal layers."""
         return averaged_spans(self.flat, self.federation.personal)
 
     def client_model(self, client: int, federation: Federation | None = None) -> Weights:

@@ -1,6 +1,6 @@
-"""Weights as flat vectors: one per dtype, viewed by the module's own parameters and buffers.
+"""Weights as flat vectors, one per dtype, viewed by the module's own parameters and buffers.
 
-Loading, saving and averaging a model are then single vector operations, whatever the module looks like.
+Loading, saving and averaging a model are then single vector operations for any module.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,14 +39,14 @@ __all__ = [
 
 
 class Weights:
-    """A model's weights: one flat vector per dtype. Floating vectors are averaged, the others follow the largest.
+    """A model's weights: one flat vector per dtype. Floating vectors are averaged, others take the largest entry.
 
     Args:
         vectors: dtype -> vector of shape [P_dtype], on one device.
     """
 
     def __init__(self, vectors: dict[torch.dtype, Tensor]) -> None:
-        # In one order everywhere, since processes exchange vector after vector.
+        # The same order everywhere, since processes exchange one vector after the other.
         self.vectors = dict(sorted(vectors.items(), key=lambda item: str(item[0])))
 
     def clone(self) -> "Weights":
@@ -54,13 +54,13 @@ class Weights:
         return Weights({dtype: vector.clone() for dtype, vector in self.vectors.items()})
 
     def copy_(self, other: "Weights") -> "Weights":
-        """Overwrite with another model's weights of the same layout."""
+        """Overwrite with weights of the same layout."""
         for dtype, vector in self.vectors.items():
             vector.copy_(other.vectors[dtype])
         return self
 
     def to_(self, device: torch.device) -> "Weights":
-        """Move the vectors; whoever holds this object sees them there."""
+        """Move the vectors, in place."""
         self.vectors = {dtype: vector.to(device) for dtype, vector in self.vectors.items()}
         return self
 
@@ -73,7 +73,7 @@ class Weights:
         return ((dtype, vector) for dtype, vector in self.vectors.items() if not dtype.is_floating_point)
 
     def equal(self, other: "Weights") -> bool:
-        """Whether every bit that counts is the same."""
+        """Whether all entries are equal to the bit."""
         return all(torch.equal(vector, other.vectors[dtype]) for dtype, vector in self.vectors.items())
 
     @property
@@ -82,33 +82,35 @@ class Weights:
         return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """dtype's name -> vector: plain tensors, for a checkpoint."""
+        """Name of the dtype -> vector, for a checkpoint."""
         return {str(dtype).removeprefix("torch."): vector.cpu() for dtype, vector in self.vectors.items()}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor], device: torch.device) -> "Weights":
-        """The weights that :meth:`state_dict` came from, as a copy on a device."""
+        """Weights from a :meth:`state_dict`, copied to a device."""
         there = {getattr(torch, name): (vector, to_device(vector, device)) for name, vector in state.items()}
         return cls({dtype: moved.clone() if moved is vector else moved for dtype, (vector, moved) in there.items()})
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Overwrite with what :meth:`state_dict` returned.
+        """Overwrite with a :meth:`state_dict`.
 
         Raises:
-            ConfigurationError: if the layout differs (another model).
+            ConfigurationError: the layout differs, so it is of another model.
         """
         own = {str(dtype).removeprefix("torch."): vector for dtype, vector in self.vectors.items()}
         got = {name: tuple(vector.shape) for name, vector in state.items()}
         want = {name: tuple(vector.shape) for name, vector in own.items()}
         if got != want:
-            raise ConfigurationError(f"the weights have the layout {got}, this model has {want}: it is another model.")
+            raise ConfigurationError(
+                f"the weights have the layout {got}, this model has {want}: load the weights of the same model."
+            )
         for name, vector in own.items():
             vector.copy_(state[name])
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where one parameter or buffer lies: entries ``begin`` to ``end`` (exclusive) of the vector of its dtype."""
+    """Location of a parameter or buffer: entries ``begin`` to ``end`` (exclusive) of the vector of its dtype."""
 
     name: str
     dtype: torch.dtype
@@ -118,7 +120,7 @@ class Span:
 
 
 class Place(NamedTuple):
-    """Entries ``begin`` to ``end`` (exclusive, with the gap to the next) of the vector of a dtype."""
+    """Entries ``begin`` to ``end`` (exclusive, including the alignment gap) of the vector of a dtype."""
 
     dtype: torch.dtype
     begin: int
@@ -126,7 +128,7 @@ class Place(NamedTuple):
 
 
 def merge_spans(spans: Sequence[Span]) -> list[Place]:
-    """Spans in the order of their places, those that follow one another as one, with the gaps between them."""
+    """Sorted spans with adjacent ones merged, including the alignment gaps between them."""
     runs: list[Place] = []
     for span in sorted(spans, key=lambda span: (str(span.dtype), span.begin)):
         last = runs[-1] if runs else None
@@ -142,10 +144,10 @@ def merge_spans(spans: Sequence[Span]) -> list[Place]:
 
 
 def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
-    """A copy of some weights with ``sum_k a_k v_k`` in place of the entries of some parameters.
+    """``sum_k a_k v_k`` in the entries of some parameters, and a copy of ``base`` elsewhere.
 
     Args:
-        base: the weights.
+        base: the other entries.
         terms: a_k and v_k, at least one.
         spans: the parameters.
     """
@@ -161,7 +163,7 @@ def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], sp
 
 
 def copy_spans_(weights: Weights, other: Weights, spans: Sequence[Span]) -> Weights:
-    """Overwrite the entries of some parameters and buffers by those of other weights."""
+    """Overwrite the entries of some parameters and buffers with those of other weights."""
     for span in spans:
         part = slice(span.begin, span.end)
         weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
@@ -177,7 +179,7 @@ def inner_product(first: Weights, second: Weights, spans: Sequence[Span]) -> flo
 
 @dataclass(frozen=True)
 class _Slot:
-    """One place that holds a parameter or buffer: its owner's dict and key, the tensor there, its part of a vector."""
+    """A parameter or buffer: the dict and key that hold it, the tensor, and its view of the vector."""
 
     name: str
     owner: dict[str, Tensor | None]
@@ -189,7 +191,7 @@ class _Slot:
     stride: tuple[int, ...]
 
     def holds(self, tensor: Tensor | None) -> bool:
-        """Whether a tensor is the one that lies there and views the vector, as nearly always: told in a microsecond."""
+        """Whether a tensor is still the registered one and views the vector. Takes a microsecond."""
         return (
             tensor is self.tensor
             and tensor.data_ptr() == self.pointer
@@ -200,28 +202,27 @@ class _Slot:
 
 
 class FlatModule:
-    """Lays a module's parameters and buffers out in flat vectors that they view from then on.
+    """A module whose parameters and buffers are views of flat vectors.
 
-    Tied parameters and buffers stay tied, also where they are different objects that share their memory; frozen ones
-    stay frozen. A buffer that user code replaces by assignment (``self.ema = ...``) is copied back into its place by
-    :meth:`collect`; what was assigned stays as it is.
+    Tied parameters and buffers stay tied, even as different objects that share memory; frozen ones stay frozen. If user
+    code replaces a buffer by assignment (``self.ema = ...``), :meth:`collect` copies the new values into the vector.
 
     Args:
         module: the module.
-        layout: of a run that this one goes on from (:meth:`layout`); parts of it that the module has not yet keep
-            their places. Not heeded where the module does not fit it.
+        layout: :meth:`layout` of the resumed run, with room for parameters that the module does not have yet. Ignored
+            if the module does not fit it.
 
     Raises:
-        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse, or shares a part of its memory with
-            another one.
+        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse, or shares part of its memory with
+            another parameter.
     """
 
     def __init__(self, module: nn.Module, layout: Sequence[Entry] = ()) -> None:
         self.module = module
-        self.late_names: list[str] = []  # names of what :meth:`add_late_parameters` has added
-        self._lay_out(layout)
+        self.late_names: list[str] = []  # names that :meth:`add_late_parameters` has added
+        self._create_views(layout)
 
-    def _lay_out(self, layout: Sequence[Entry]) -> None:
+    def _create_views(self, layout: Sequence[Entry]) -> None:
         held = list(tensors_of(self.module))
         check_tensors(held)
         keys = memory_keys(held)
@@ -249,7 +250,7 @@ class FlatModule:
         self._watch()
 
     def spans(self) -> list[Span]:
-        """Every parameter, then every buffer; a tied one under each of its names, at the same place."""
+        """Every parameter, then every buffer; a tied one appears under each of its names."""
         return [
             Span(slot.name, slot.view.dtype, slot.begin, slot.begin + slot.view.numel(), slot.tensor.requires_grad)
             for slot in self._slots
@@ -261,19 +262,19 @@ class FlatModule:
         return [span for span, slot in pairs if not isinstance(slot.tensor, nn.Parameter)]
 
     def place(self, tensor: Tensor) -> Place | None:
-        """Where one of the module's parameters or buffers lies; ``None`` for any other tensor."""
+        """The entries of one of the module's parameters or buffers; ``None`` for any other tensor."""
         return self._places.get(id(tensor))
 
     def load(self, weights: Weights) -> None:
-        """Give the module these weights."""
+        """Load weights into the module."""
         self.collect()
         self.weights.copy_(weights)
 
     def collect(self) -> Weights:
-        """The module's present weights (the live vectors, not a copy), after mending views that user code replaced.
+        """The live vectors, after restoring views that user code replaced.
 
         Raises:
-            TrainingError: a parameter or buffer was removed, or has another shape or kind of number than before.
+            TrainingError: a parameter or buffer was removed, or its shape or dtype changed.
         """
         for slot in self._slots:
             tensor, view = slot.owner.get(slot.key), slot.view
@@ -282,20 +283,20 @@ class FlatModule:
             if tensor is None or tensor.shape != view.shape or not torch.can_cast(tensor.dtype, view.dtype):
                 now = "gone" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
                 raise TrainingError(
-                    f"'{slot.name}' was {tuple(view.shape)} {view.dtype} and is {now} after training: a federated model"
-                    " keeps its layout. Register it with its final shape and dtype."
+                    f"'{slot.name}' was {tuple(view.shape)} {view.dtype} and is {now} after training: register it with"
+                    " its final shape and dtype, because a federated model cannot change its layout."
                 )
             if tensor.numel() and (tensor.data_ptr() != view.data_ptr() or tensor.stride() != view.stride()):
                 view.copy_(tensor.detach().clone())
                 if isinstance(tensor, nn.Parameter):
                     tensor.data = view
-                else:  # what user code assigned may belong to somebody else, such as a batch
+                else:  # the assigned tensor may belong to something else, such as a batch
                     slot.tensor.data = view
                     slot.owner[slot.key] = slot.tensor
         return self.weights
 
     def differs_from(self, weights: Weights) -> bool:
-        """Whether the module holds other values, wherever user code has put them; nothing is put back."""
+        """Whether the module holds other values than some weights, without restoring replaced views."""
         parts = ((slot, weights.vectors[slot.view.dtype], slot.owner.get(slot.key)) for slot in self._slots)
         return any(
             tensor is None or not torch.equal(tensor, vector.as_strided(slot.view.shape, slot.stride, slot.begin))
@@ -304,11 +305,11 @@ class FlatModule:
 
     @property
     def device(self) -> torch.device:
-        """Where the vectors are."""
+        """Device of the vectors."""
         return next((vector.device for vector in self.weights.vectors.values()), torch.device("cpu"))
 
     def to(self, device: torch.device) -> None:
-        """Move the vectors, which the module views as before, and all else that the module holds."""
+        """Move the vectors and everything else that the module holds."""
         self.collect()
         self.weights = Weights({dtype: vector.to(device) for dtype, vector in self.weights.vectors.items()})
         for place, slot in enumerate(self._slots):
@@ -319,16 +320,16 @@ class FlatModule:
         self.module.to(device)  # metrics, and gradients
 
     def restore(self) -> None:
-        """Put the module's own parameters and buffers back where user code left others, which need not fit."""
+        """Restore the module's own parameters and buffers, discarding any replacement."""
         for slot in self._slots:
             if not slot.holds(slot.owner.get(slot.key)):
                 slot.tensor.data = slot.view
                 slot.owner[slot.key] = slot.tensor
 
-    # -- what the module gets later --------------------------------------------------------------------------------
+    # -- parameters that hooks create ------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Note what tells, without a walk through the module, that it has got something new."""
+        """Record counts that reveal new parameters without walking through the module."""
         modules = list(self.module.modules())
         self._dicts = [held for one in modules for held in (one._parameters, one._buffers)]
         self._count = sum(map(len, self._dicts))
@@ -336,7 +337,7 @@ class FlatModule:
         self._empty = [(held, key) for held in self._dicts for key, tensor in held.items() if tensor is None]
 
     def new_tensors(self) -> list[str]:
-        """Names of parameters and buffers that the module has got since it was laid out."""
+        """Names of parameters and buffers that were created since the views."""
         if (
             sum(map(len, self._dicts)) == self._count
             and all(tuple(held.values()) == known for held, known in self._children)
@@ -350,16 +351,16 @@ class FlatModule:
         return new
 
     def add_late_parameters(self) -> Callable[[Weights], Weights] | None:
-        """Lay the module out anew, with what it has got since.
+        """Recreate the views, including parameters and buffers created since.
 
         Returns:
-            What makes weights of this layout of those of the layout before, with the module's present values of what
-            is new; ``None`` where the layout had places for it already.
+            A function that converts weights to the new layout, with the module's present values for what is new;
+            ``None`` if the layout already had room.
         """
         self.collect()
         before = {(id(slot.owner), slot.key): slot for slot in self._slots}
         new = self.new_tensors()
-        self._lay_out(self._entries)
+        self._create_views(self._entries)
         self.late_names += [name for name in new if name not in self.late_names]
         moved = [(before[key], slot) for slot in self._slots if (key := (id(slot.owner), slot.key)) in before]
         if self._entries:
@@ -375,24 +376,24 @@ class FlatModule:
         return moved_into_place
 
     def layout(self) -> list[Entry]:
-        """Where everything lies, as plain values: what :class:`FlatModule` takes as ``layout``."""
+        """The layout as plain values, for the constructor."""
         own = [(slot.name, str(slot.view.dtype)[6:], slot.begin, list(slot.view.shape)) for slot in self._slots]
         names = {name for name, *_ in own}
         return own + [entry for entry in self._entries if entry[0] not in names]
 
     def missing(self) -> list[str]:
-        """Names of the layout that this one goes on from, and that the module has not."""
+        """Names of the resumed run's layout that the module lacks."""
         own = {slot.name for slot in self._slots}
         return [name for name, *_ in self._entries if name not in own]
 
-    # -- what is trained -------------------------------------------------------------------------------------------
+    # -- trainable parameters --------------------------------------------------------------------------------------
 
     def trainable(self) -> list[bool]:
-        """For each parameter and buffer whether it asks for a gradient."""
+        """``requires_grad`` of every parameter and buffer."""
         return [slot.tensor.requires_grad for slot in self._slots]
 
     def set_trainable(self, names: Mapping[str, bool]) -> dict[str, bool]:
-        """Freeze and unfreeze parameters by their names; returns what they were before, where that differs."""
+        """Freeze and unfreeze parameters by name; returns the previous flags that differ."""
         before: dict[str, bool] = {}
         for slot in self._slots:
             flag = names.get(slot.name)
@@ -402,7 +403,7 @@ class FlatModule:
         return before
 
     def trainable_changes(self, before: Sequence[bool]) -> dict[str, bool]:
-        """Parameters that were frozen (``False``) or unfrozen (``True``) since :meth:`trainable` gave ``before``."""
+        """Parameters frozen (``False``) or unfrozen (``True``) since :meth:`trainable` returned ``before``."""
         now = self.trainable()
         if now == before:
             return {}

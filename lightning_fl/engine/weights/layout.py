@@ -1,4 +1,4 @@
-"""Where a module's parameters and buffers lie in flat vectors: what shares memory shares its place."""
+"""Positions of a module's parameters and buffers in flat vectors; shared memory shares its position."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -26,25 +26,20 @@ __all__ = [
 # Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
 _ALIGNMENT_BYTES = 64
 
-#: A parameter or buffer of a layout: name, name of its dtype, where it begins, shape.
+#: A parameter or buffer of a layout: name, name of its dtype, first entry, shape.
 Entry = tuple[str, str, int, list[int]]
 #: Parameters and buffers: name, the dict that holds it, its key there, the tensor.
 Held = Sequence[tuple[str, dict[str, Tensor | None], str, Tensor]]
-#: Where each memory begins in the vector of its dtype, and the sizes of the vectors.
+#: First entry of each memory in the vector of its dtype, and the sizes of the vectors.
 Places = tuple[dict[tuple[Any, ...], int], dict[torch.dtype, int]]
 
 
 def check_tensors(held: Held) -> None:
-    """Refuse what cannot lie in a vector.
-
-    Raises:
-        ConfigurationError: a parameter or buffer is uninitialised (lazy), complex or sparse.
-    """
+    """Refuse uninitialised (lazy), complex and sparse tensors."""
     for name, _, _, tensor in held:
         if is_lazy(tensor):
             raise ConfigurationError(
-                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before"
-                " fit, so that every parameter exists."
+                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before fit."
             )
         if tensor.is_complex() or tensor.layout != torch.strided:
             raise ConfigurationError(
@@ -54,10 +49,10 @@ def check_tensors(held: Held) -> None:
 
 
 def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
-    """A tensor's id -> what is equal for those that lie in the same memory.
+    """A tensor's id -> key of its memory, equal for tensors that share it.
 
     Raises:
-        ConfigurationError: a parameter lies in a part of the memory of another one.
+        ConfigurationError: a parameter shares part of another one's memory.
     """
     keys: dict[int, tuple[Any, ...]] = {}
     of_storage: dict[int, dict[tuple[Any, ...], tuple[str, Tensor]]] = {}
@@ -80,7 +75,7 @@ def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
 
 
 def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
-    """Refuse parameters that lie partly in another tensor's memory; buffers, mostly constant, are copied apart."""
+    """Refuse parameters that share part of another tensor's memory; buffers, mostly constant, are copied."""
     reached: list[tuple[int, str, Tensor]] = []
     for name, tensor in parts:
         begin, end = tensor.data_ptr(), tensor.data_ptr() + _extent(tensor)
@@ -88,14 +83,14 @@ def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
         for _, other, earlier in reached:
             if (isinstance(tensor, nn.Parameter) or isinstance(earlier, nn.Parameter)) and _overlap(tensor, earlier):
                 raise ConfigurationError(
-                    f"'{other}' and '{name}' share a part of their memory: in a federated model a parameter has a place"
-                    " of its own, or all of it with another one. Tie them whole (b.weight = a.weight), or clone one."
+                    f"'{other}' and '{name}' share part of their memory: tie them completely (b.weight = a.weight), or"
+                    " clone one."
                 )
         reached.append((end, name, tensor))
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has every entry of its memory once, in whatever order (a transposed one, say)."""
+    """Whether a tensor covers its memory once, in any order (such as transposed)."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -107,7 +102,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first entry to the end of its last."""
+    """Bytes from the first entry of a tensor to the end of the last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
 
@@ -124,13 +119,13 @@ def _overlap(first: Tensor, second: Tensor) -> bool:
 
 
 def padded_size(count: int, dtype: torch.dtype) -> int:
-    """Entries that a tensor takes, with the gap to the next."""
+    """Entries that a tensor takes including the alignment gap."""
     step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
     return -(-count // step) * step
 
 
 def assign_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
-    """One behind the other: where each memory begins, and the sizes of the vectors."""
+    """Consecutive positions, and the sizes of the vectors."""
     begins: dict[tuple[Any, ...], int] = {}
     sizes: dict[torch.dtype, int] = {}
     for _, _, _, tensor in held:
@@ -142,7 +137,7 @@ def assign_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
 
 
 def places_of_layout(held: Held, keys: Mapping[int, tuple[Any, ...]], layout: Sequence[Entry]) -> Places | None:
-    """The places of a layout; ``None`` where the module does not fit it."""
+    """The positions of a layout; ``None`` if the module does not fit it."""
     entries = {name: (getattr(torch, dtype), begin, tuple(shape)) for name, dtype, begin, shape in layout}
     begins: dict[tuple[Any, ...], int] = {}
     for name, _, _, tensor in held:
@@ -153,7 +148,7 @@ def places_of_layout(held: Held, keys: Mapping[int, tuple[Any, ...]], layout: Se
 
 
 def sizes_of(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
-    """Entries of each dtype's vector."""
+    """Size of each dtype's vector."""
     sizes: dict[torch.dtype, int] = {}
     for _, name, begin, shape in layout:
         dtype = getattr(torch, name)
@@ -162,7 +157,7 @@ def sizes_of(layout: Sequence[Entry]) -> dict[torch.dtype, int]:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None], str, Tensor]]:
-    """Every parameter, then every buffer, with the dict that holds it; a tied one once per dict."""
+    """Every parameter, then every buffer, with the dict that holds it; a tied one appears once per dict."""
     for kind in ("_parameters", "_buffers"):
         for prefix, submodule in module.named_modules():
             owner = getattr(submodule, kind)

@@ -1,4 +1,4 @@
-"""Parameters and buffers that stay with each client: personal layers, FedBN's normalisation."""
+"""Parameters and buffers that stay with each client, such as personal layers or FedBN's normalisation."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -18,8 +18,8 @@ class LocalParameters:
 
     Args:
         flat: the model.
-        patterns: names of parameters, buffers or submodules, as ``named_modules`` gives them, with the wildcards ``*``
-            and ``?``: "classifier", "encoder.*.bn*".
+        patterns: names of parameters, buffers or submodules, with the wildcards ``*`` and ``?``: "classifier",
+            "encoder.*.bn*".
 
     Raises:
         ConfigurationError: a pattern matches nothing, or nothing is left to share.
@@ -43,12 +43,13 @@ class LocalParameters:
         self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in places]
         if self._spans and len(self._spans) == len(_distinct(spans)):
             raise ConfigurationError(
-                "these are the whole model: nothing is left to share. Use LocalTraining for clients that train alone."
+                f"{', '.join(map(repr, self.patterns))} match the whole model, and nothing is left to share: use"
+                " LocalTraining for clients that train alone."
             )
 
     @property
     def names(self) -> list[str]:
-        """The parameters and buffers that stay local."""
+        """Names of the local parameters and buffers."""
         return [span.name for span in self._spans]
 
     def extract(self, weights: Weights) -> dict[str, Tensor]:
@@ -64,11 +65,11 @@ class LocalParameters:
         return weights
 
     def copy_(self, weights: Weights, other: Weights) -> Weights:
-        """Overwrite the local part of some weights by that of others."""
+        """Overwrite the local part of some weights with that of others."""
         return copy_spans_(weights, other, self._spans)
 
     def same(self, weights: Weights, other: Weights) -> bool:
-        """Whether the local part of some weights is that of others, to the bit."""
+        """Whether the local parts of two weights are equal to the bit."""
         pairs = ([one.vectors[span.dtype][span.begin : span.end] for one in (weights, other)] for span in self._spans)
         return all(torch.equal(first, second) for first, second in pairs)
 
@@ -79,10 +80,7 @@ class LocalParameters:
 
 
 def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: Collection[str] = ()) -> int:
-    """Size of what clients share, in bytes: every parameter and buffer once, without those that stay local.
-
-    Nor those named as ``constant``, which everybody has already.
-    """
+    """Bytes of the shared parameters and buffers, each counted once, without local and ``constant`` ones."""
     own = set() if personal is None else {(span.dtype, span.begin) for span in personal._spans}
     spans = [span for span in _distinct(flat.spans()) if (span.dtype, span.begin) not in own]
     known = {(span.dtype, span.begin) for span in spans if span.name in constant}
@@ -90,12 +88,12 @@ def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: C
 
 
 def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -> list[Span]:
-    """Those of some spans that are in layers.
+    """Select the spans in some layers.
 
     Args:
         layers: names of submodules or parameters, with the wildcards ``*`` and ``?``; ``None`` for all.
         spans: of shared parameters that are trained.
-        option: that names the layers.
+        option: name of the option, for messages.
 
     Raises:
         ConfigurationError: a name matches nothing.
@@ -104,7 +102,7 @@ def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -
         if not any(matches(span.name, pattern) for span in spans):
             names = ", ".join(dict.fromkeys(span.name.rpartition(".")[0] or span.name for span in spans))
             raise ConfigurationError(
-                f"{option}: {pattern!r} matches no shared, trained parameter. Choose of {names}, or leave it out for"
+                f"{option}: {pattern!r} matches no shared, trained parameter. Choose from {names}, or leave it out for"
                 " all."
             )
     return [span for span in spans if layers is None or any(matches(span.name, pattern) for pattern in layers)]
@@ -116,12 +114,12 @@ def span_bytes(spans: Sequence[Span]) -> int:
 
 
 def averaged_spans(flat: FlatModule, personal: LocalParameters | None) -> list[Span]:
-    """The parameters that clients train and share: all but frozen ones and personal layers."""
+    """The parameters that clients train and share, without frozen ones and personal layers."""
     return trainable_spans(flat) if personal is None else personal.shared_spans(flat)
 
 
 def trainable_spans(flat: FlatModule) -> list[Span]:
-    """The parameters that training changes, a tied one once."""
+    """The trained parameters, a tied one once."""
     return [span for span in _distinct(flat.spans()) if span.trainable and span.dtype.is_floating_point]
 
 
@@ -142,5 +140,5 @@ def _prefixes(name: str) -> list[str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern names a parameter or buffer, or a submodule that it is in."""
+    """Whether a pattern matches a parameter or buffer, or a submodule that contains it."""
     return any(fnmatchcase(prefix, pattern) for prefix in _prefixes(name))

@@ -1,4 +1,4 @@
-"""Weighted averages of models, with the same bits in any order and on any number of processes, at memory's pace."""
+"""Weighted averages of models with the same bits in any order and on any number of processes."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -15,14 +15,14 @@ __all__ = ["SoleContribution", "WeightedSum", "mixture"]
 
 #: Terms are multiples of 1 / _GRID; sums of such integers are exact in float64 up to _EXACT of them.
 _GRID, _EXACT = 2.0**46, 2.0**53
-#: What a unit of the coarse sum is in units of the fine one. Carried over, a fine sum is half of it at most.
+#: A unit of the coarse sum in units of the fine one. After a carry a fine sum is at most half of it.
 _COARSE = 2.0**34
-#: Entries that a thread works on at a time: two float64 rows of them, the sum and the weights take 4 MiB, which stay in
-#: the cache, and starting seven operations on them costs little beside the operations.
+#: Entries per thread and block: two float64 rows, the sum and the weights take 4 MiB, which stay in the cache, and
+#: launching seven operations on them costs little.
 _CACHED = 1 << 17
-#: Entries at a time on a GPU, where starting operations costs more.
+#: Entries per block on a GPU, where launching operations costs more.
 _ON_DEVICE = 1 << 22
-#: Entries up to which processes send their sums before they know whether these add up exactly.
+#: Most entries that processes send before they know whether the sums are exact.
 _SENT_TOGETHER = 1 << 20
 
 
@@ -35,7 +35,7 @@ class _Broadcaster(Protocol):
 
 
 class _Block:
-    """Some entries of a vector and the sum of their changes: ``fine + coarse * _COARSE`` units of 1 / _GRID.
+    """A block of a vector and the sum of its changes: ``fine + coarse * _COARSE`` units of 1 / _GRID.
 
     Args:
         reference: the entries before they changed, shape [n].
@@ -46,73 +46,70 @@ class _Block:
 
     def __init__(self, reference: Tensor, fine: Tensor) -> None:
         self.reference, self.fine = reference, fine
-        #: The reference where entries of it are infinite, and for each entry how many models are infinite alike.
+        #: The reference if some entries are infinite, and how many models have the same infinity per entry.
         self.infinite: Tensor | None = None
         self.kept: Tensor | None = None
-        self.coarse: Tensor | None = None  # made when the sum no longer fits in one
+        self.coarse: Tensor | None = None  # created when the sum no longer fits in one integer
         self.bound = 0.0  # on |fine|
 
     def start(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The reference in float64, in the first of two rows of memory, and room for as many numbers in the second."""
-        start, room = rows if rows.shape[1] == self.fine.numel() else rows[:, : self.fine.numel()]
-        return start.copy_(self.reference), room
+        """Write the reference in float64 to the first of two rows; returns that row and the second, of its length."""
+        start, free = rows if rows.shape[1] == self.fine.numel() else rows[:, : self.fine.numel()]
+        return start.copy_(self.reference), free
 
     def split_infinite(self) -> None:
-        """Take 0 for infinite entries of the reference, so that finite values of them can be summed."""
+        """Replace infinite entries of the reference by 0, so that finite values can be summed there."""
         if self.kept is None:
             self.infinite, self.kept = self.reference, torch.zeros_like(self.fine)
             self.reference = self.reference.masked_fill(self.reference.isinf(), 0.0)
 
-    def total(self, room: Tensor) -> Tensor:
-        """The sum in units of 1 / _GRID, rounded once; in ``room`` where it is two integers."""
-        return self.fine if self.coarse is None else torch.add(self.fine, self.coarse, alpha=_COARSE, out=room)
+    def total(self, out: Tensor) -> Tensor:
+        """The sum in units of 1 / _GRID, rounded once; written to ``out`` if it is two integers."""
+        return self.fine if self.coarse is None else torch.add(self.fine, self.coarse, alpha=_COARSE, out=out)
 
     def add_(self, term: Tensor, bound: float) -> None:
-        """Add integers, whose magnitudes have a bound; overwrites them."""
+        """Add integers with bounded magnitudes; overwrites them."""
         if self.bound + bound <= _EXACT:
             self.fine.add_(term)
             self.bound += bound
             return
-        self.carry_()
-        self._add_wide_(term)
+        self._add_wide_(term, self.carry_())
         self.bound += _COARSE / 2
 
-    def carry_(self) -> None:
-        """Move what the fine sum has in whole coarse units to the coarse one."""
+    def carry_(self) -> Tensor:
+        """Move whole coarse units from the fine sum to the coarse one, which is returned."""
         if self.coarse is None:
             self.coarse = torch.zeros_like(self.fine)
         moved, self.fine[:] = self.fine.clone(), 0.0
-        self._add_wide_(moved)
+        self._add_wide_(moved, self.coarse)
         self.bound = _COARSE / 2
+        return self.coarse
 
-    def _add_wide_(self, term: Tensor) -> None:
-        assert self.coarse is not None
+    def _add_wide_(self, term: Tensor, coarse: Tensor) -> None:
         whole = (term / _COARSE).round_()
-        self.coarse.add_(whole)
+        coarse.add_(whole)
         self.fine.add_(term.sub_(whole, alpha=_COARSE))
 
 
 class WeightedSum:
-    """``sum_i a_i w_i / sum_i a_i`` with the same bits in whatever order and on however many processes terms are added.
+    """``sum_i a_i w_i / sum_i a_i`` with the same bits in any order and on any number of processes.
 
-    What is added up are the changes ``a_i (w_i - w_0)`` from a reference, so that an entry which nobody changed (a
-    frozen parameter, a mask of infinities) keeps its bits. An infinite entry of the reference (a minimum of nothing as
-    yet) stays while a model has it, and becomes the average once all are finite there. Each change is rounded to a
-    multiple of 2^-46, an integer held in float64. Sums of integers are exact, hence independent of order, as long as
-    they stay below 2^53; a bound on their magnitudes is kept, and where it could reach 2^53 (changes that add up to
-    128) the sum becomes two integers, of units of 2^-12 and of 2^-46. Every term is off by 2^-47 at most, besides
-    float64's rounding of difference and product. A plain float64 sum is not independent of order. Integer and boolean
-    vectors follow the largest entry.
+    The sum is over changes ``a_i (w_i - w_0)`` from a reference, so that an entry without changes (a frozen parameter,
+    a mask of infinities) keeps its bits. An infinite entry of the reference (such as an empty minimum) stays while any
+    model has it, and becomes the average once all are finite there. Each change is rounded to a multiple of 2^-46, an
+    integer held in float64. Sums of integers are exact, hence independent of order, below 2^53; where a bound on their
+    magnitudes could reach 2^53 (changes that add up to 128), the sum becomes two integers, in units of 2^-12 and 2^-46.
+    Every term is off by at most 2^-47, plus float64's rounding of difference and product. (A plain float64 sum depends
+    on the order.) Integer and boolean vectors take the largest entry.
 
-    Vectors are gone through in blocks that stay in the cache, so that a model moves its weights, the reference and the
-    sum through memory once: 24 bytes for a float32 entry, where a copy moves 12. The sum takes eight bytes an entry,
-    16 where it is two.
+    Vectors are processed in blocks that stay in the cache, so that each model moves its weights, the reference and the
+    sum through memory once: 24 bytes per float32 entry, where a copy moves 12. The sum takes 8 bytes per entry, or 16.
 
     Args:
-        reference: w_0, the same on every process; not to be changed while the sum is in use.
+        reference: w_0, the same on every process; it must not change while the sum is in use.
     """
 
-    #: Terms, and the sum of the magnitudes of those that need two integers, stay below this, or would not be exact.
+    #: Bound below which terms, and the summed magnitudes of those that need two integers, are exact.
     LARGEST = 2.0**40
 
     def __init__(self, reference: Weights) -> None:
@@ -122,7 +119,7 @@ class WeightedSum:
         on_cpu = self._device.type == "cpu"
         longest = max((fine.numel() for fine in self._fine.values()), default=1)
         self._size = max(1, min(longest, _CACHED * torch.get_num_threads() if on_cpu else _ON_DEVICE))
-        #: Whether all terms' norms are found before the first is added, at one wait for a GPU, not one for each.
+        #: On a GPU all norms are computed before the first addition, which waits for the GPU once instead of per term.
         self._looks_ahead = not on_cpu
         self._blocks = {
             dtype: [
@@ -143,7 +140,7 @@ class WeightedSum:
         self.add_all_([(weights, weight)])
 
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Add several models that are at hand, each with its weight: less memory is moved than one after another.
+        """Add several models, each with its weight; this moves less memory than adding them one by one.
 
         Raises:
             TrainingError: as :meth:`add_`, for any of them. Nothing is added.
@@ -160,7 +157,7 @@ class WeightedSum:
                     part = models[k][number]
                     magnitude = _add_part(block, part, weight, start, change, next(squares))
                     if magnitude == inf:
-                        for earlier, done, opposite in added:  # back to the integers of before
+                        for earlier, done, opposite in added:  # restore the previous integers
                             _add_part(earlier, done, opposite, *earlier.start(rows))
                         check_addable(weights, self._reference, terms[k][1])
                     magnitudes[k] = max(magnitudes[k], magnitude)
@@ -171,13 +168,13 @@ class WeightedSum:
                 torch.maximum(largest, weights.vectors[dtype], out=largest)
 
     def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Undo an :meth:`add_all_`, exactly; the largest integers stay."""
+        """Undo :meth:`add_all_` exactly, except for the largest entries of integer vectors."""
         before = self._magnitude
         self.add_all_([(weights, -weight) for weights, weight in terms])
         self._magnitude = max(0.0, 2 * before - self._magnitude)
 
     def _squares(self, terms: Sequence[tuple[Weights, float]], rows: Tensor) -> list[float]:
-        """The squared norm of every change, in the order in which the changes are added."""
+        """Squared norms of all changes, in the order of addition."""
         found: list[Tensor] = []
         for dtype, blocks in self._blocks.items():
             models = [weights.vectors[dtype].split(self._size) for weights, _ in terms]
@@ -189,13 +186,13 @@ class WeightedSum:
         return torch.stack(found).tolist() if found else []
 
     def reduce_(self, reducer: _Reducer) -> None:
-        """Add up over all processes: eight bytes an entry are sent, 16 where a sum does not fit in one integer."""
+        """Sum over all processes; sends 8 bytes per entry, or 16 where a sum does not fit in one integer."""
         blocks = [block for of_dtype in self._blocks.values() for block in of_dtype]
         wide = any(block.coarse is not None for block in blocks)
         bound = inf if wide else max((block.bound for block in blocks), default=0.0)
         infinite = float(any(block.kept is not None for block in blocks))
         facts = torch.tensor([bound, self._magnitude, 1.0, infinite], dtype=torch.float64, device=self._device)
-        # Processes wait longer for each other than a small model takes to send: its sums go along at a venture.
+        # Waiting takes longer than sending a small model, so its sums are sent before it is known whether they suffice.
         fine = list(self._fine.values())
         ventured = fine if sum(part.numel() for part in fine) <= _SENT_TOGETHER else []
         together = reducer.all_reduce(torch.cat([facts, *ventured]), reduce_op="sum")
@@ -212,7 +209,7 @@ class WeightedSum:
             self._reduce_parts(reducer)
         for block in blocks:
             block.bound = bound
-            if infinite:  # with anybody
+            if infinite:  # on any process
                 block.split_infinite()
                 block.kept = reducer.all_reduce(block.kept, reduce_op="sum")  # type: ignore[arg-type]
         for part in self._largest.values():
@@ -232,15 +229,15 @@ class WeightedSum:
         """The average, in the weights' own dtypes.
 
         Args:
-            total: the sum of all weights a_i that were added, on whatever process.
+            total: the sum of all weights a_i, over all processes.
 
         Raises:
             TrainingError: the terms add up to more than :attr:`LARGEST`.
         """
         if not self._magnitude < self.LARGEST:
             raise TrainingError(
-                f"the weights changed by {self._magnitude:.3g} in all, more than {self.LARGEST:.3g}: training diverges;"
-                " lower the learning rate or set trainer.gradient_clip_val."
+                f"the weights changed by {self._magnitude:.3g} in total, more than {self.LARGEST:.3g}: training"
+                " diverges; lower the learning rate or set trainer.gradient_clip_val."
             )
         vectors = {dtype: vector.clone() for dtype, vector in self._largest.items()}
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
@@ -255,12 +252,12 @@ class WeightedSum:
         return Weights(vectors)
 
     def check(self, weights: Weights, weight: float) -> None:
-        """Refuse what :meth:`add_` refuses."""
+        """Raise what :meth:`add_` would raise."""
         check_addable(weights, self._reference, weight)
 
 
 class SoleContribution:
-    """What :class:`WeightedSum` computes where a single client contributes: its weights, to the last bit.
+    """Replacement for :class:`WeightedSum` with a single contributor: its weights, to the bit.
 
     Args:
         rank: the process that hosts the client.
@@ -273,7 +270,7 @@ class SoleContribution:
         self._weights: Weights | None = None
 
     def add_(self, weights: Weights, weight: float) -> None:
-        """Take the client's weights, whatever its weight.
+        """Store the client's weights; its weight does not matter.
 
         Raises:
             TrainingError: an entry is NaN or infinite that was not so before.
@@ -282,20 +279,20 @@ class SoleContribution:
         self._weights = weights.clone()
 
     def check(self, weights: Weights, weight: float) -> None:
-        """Refuse what :meth:`add_` refuses."""
+        """Raise what :meth:`add_` would raise."""
         check_finite(weights, self._reference)
 
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Take the client's weights where it is hosted here: the only term, if there is one."""
+        """Store the weights of the only term, if the client is hosted here."""
         for weights, weight in terms:
             self.add_(weights, weight)
 
     def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Undo an :meth:`add_all_`."""
+        """Undo :meth:`add_all_`."""
         self._weights = None if terms else self._weights
 
     def reduce_(self, reducer: _Broadcaster) -> None:
-        """Hand the weights to all processes."""
+        """Send the weights to all processes."""
         if self._weights is None:
             self._weights = self._reference.clone()
         for vector in self._weights.vectors.values():
@@ -308,12 +305,12 @@ class SoleContribution:
 
 
 def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:
-    """Refuse weights that cannot be added up.
+    """Refuse weights that cannot be summed.
 
     Args:
         weights: of a client.
-        reference: what their change is from.
-        weight: of theirs in the sum.
+        reference: start of their change.
+        weight: their weight in the sum.
 
     Raises:
         TrainingError: an entry became NaN or infinite, or its weighted change reaches :attr:`WeightedSum.LARGEST`.
@@ -332,7 +329,7 @@ def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> 
 
 
 def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
-    """``sum_k p_k w_k / sum_k p_k`` of shared models; where all that count are one object, that object."""
+    """``sum_k p_k w_k / sum_k p_k`` of shared models; the model itself if all terms are one object."""
     terms = [(model, float(weight)) for weight, model in zip(weights, models, strict=True) if weight > 0]
     first = terms[0][0]
     if all(model is first for model, _ in terms):
@@ -350,18 +347,18 @@ def _add_part(
     Args:
         block: the sum.
         part: the model's entries, shape [n].
-        weight: the model's.
-        start: what the entries were before, float64, shape [n].
+        weight: the model's weight.
+        start: the reference, float64, shape [n].
         change: overwritten, float64, shape [n].
-        square: the squared norm of the change, where it is known.
+        square: squared norm of the change, if known.
 
     Returns:
-        The largest term's magnitude, where it is large enough to count; infinity where nothing was added, because a
-        term is not finite or beyond :attr:`WeightedSum.LARGEST`.
+        Magnitude of the largest term if it is large enough to matter; infinity if nothing was added because a term is
+        not finite or exceeds :attr:`WeightedSum.LARGEST`.
     """
     change.copy_(part).sub_(start)
     scale, magnitude = weight * _GRID, 0.0
-    # The Euclidean norm bounds the largest change and takes half as long to find.
+    # The Euclidean norm bounds the largest change and takes half as long to compute.
     square = float(torch.dot(change, change)) if square is None else square
     bound = abs(scale) * sqrt(square) * 1.001 + 1
     if not block.bound + bound <= _EXACT:
@@ -380,7 +377,7 @@ def _add_part(
 
 
 def _largest_change(change: Tensor, vector: Tensor, reference: Tensor) -> float:
-    """The largest magnitude of a change, which becomes zero where vector and reference are the same infinity."""
+    """The largest magnitude of a change, which is set to zero where vector and reference are the same infinity."""
     largest = largest_magnitude(change)
     if largest == inf:
         change.masked_fill_(vector == reference, 0.0)
