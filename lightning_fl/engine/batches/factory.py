@@ -1,4 +1,4 @@
-"""What a data module returns for a client, as its batches: from a shared pack where they fit in memory, else read."""
+"""Batches from what a data module returns for a client: gathered from a shared pack if possible, else read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,13 +40,13 @@ __all__ = ["BatchFactory"]
 
 
 class BatchFactory:
-    """Turns what a data module returns for a client into :class:`ClientBatches`, packing shared data once.
+    """Factory of :class:`ClientBatches` that packs shared data once.
 
     Args:
         data: the data module.
-        device: where packed data are held; on the host where they would take too much of a GPU's memory.
-        channels_last: whether packed images are held in the channels-last memory format.
-        hooks: who wants to change a client's data when they are opened (``on_client_data``).
+        device: device of packed data; they stay on the host if they would take too much of a GPU's memory.
+        channels_last: store packed images in the channels-last memory format.
+        hooks: callbacks that change a client's data when they are opened (``on_client_data``).
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class BatchFactory:
         self._device = device
         self._channels_last = channels_last
         self._budget = MemoryBudget(device)
-        self._said = False  # that data do not fit
+        self._warned = False  # that data do not fit
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
         self._made: dict[tuple[int, Split], ClientBatches | None] = {}
         self._loaders: dict[tuple[int, Split], Any] = {}
 
     def batches(self, client: int, split: Split) -> ClientBatches | None:
-        """A client's batches in one split, ``None`` where it has no such data; made once.
+        """A client's batches in one split, created once; ``None`` if it has no such data.
 
         Raises:
-            DataError: a client has no training samples, or has them in memory and none with a target.
+            DataError: a client has no training samples, or none with a target.
         """
         key = (client, split)
         if key not in self._made:
@@ -80,8 +80,8 @@ class BatchFactory:
                 made = None
             if made is None and split == "train":
                 raise DataError(
-                    f"{self._name_of(client)} has no training samples: use fewer"
-                    " clients, another partitioner or another split seed, or leave the client out."
+                    f"{self._name_of(client)} has no training samples: use fewer clients, another partitioner or split"
+                    " seed, or leave the client out."
                 )
             if made is not None:
                 if split == "train" and isinstance(made, PackedBatches):
@@ -91,9 +91,9 @@ class BatchFactory:
         return self._made[key]
 
     def loader(self, client: int, split: Split) -> Any:
-        """What a client's module is shown as its loader of a split, ``None`` where it has no such data.
+        """The loader of a split that a client's module sees, ``None`` if it has no such data.
 
-        The data module's own loader, or one made over the client's data set, with an order of its own.
+        It is the data module's own loader, or one created over the client's data set, with an order of its own.
         """
         batches = self.batches(client, split)
         if batches is None:
@@ -105,7 +105,7 @@ class BatchFactory:
         return self._loaders[key]
 
     def release(self) -> None:
-        """Let go of what lies in the device's memory; it is made again where it is asked for again."""
+        """Free the device's memory; batches are created again when needed."""
         self._packs.clear()
         self._made.clear()
         self._budget = MemoryBudget(self._device)
@@ -114,24 +114,20 @@ class BatchFactory:
         return f"client {client} ({self._data.client_names()[client]})"
 
     def _check_labels(self, batches: PackedBatches, client: int) -> None:
-        """Refuse training samples of which every target is missing (NaN): a masked loss of them is 0.
-
-        Raises:
-            DataError: they are.
-        """
+        """Refuse training samples without any target (all NaN), whose masked loss would be 0."""
         try:
             targets = batches.targets
-        except ConfigurationError:  # graphs without y, which are learnt from without targets
+        except ConfigurationError:  # graphs without y
             return
         if targets.is_floating_point() and bool(targets.isnan().all()):
             raise DataError(
-                f"{self._name_of(client)} has no target in its {batches.num_samples} training samples, all are missing:"
-                " fill some in, or leave the client out of the data (unlabelled: leave_out, where one data set is"
-                " shared out)."
+                f"all targets of the {batches.num_samples} training samples of {self._name_of(client)} are missing:"
+                " fill some in, or leave the client out of the data (unlabelled: leave_out, if one data set is"
+                " partitioned)."
             )
 
     def _shown(self, data: Any, split: Split) -> Any:
-        """Loaders in place of data sets, in the form in which the data module gave them."""
+        """Replace data sets by loaders, in the structure that the data module returned."""
         if holds_several(data):
             return self._loaders_of(data, split)
         return self._loader_of(data, split) if is_dataset(data) else data
@@ -156,7 +152,7 @@ class BatchFactory:
         return _in_turn(list(map(self._of_loader, parts)))
 
     def _of_loader(self, loader: Any) -> ClientBatches:
-        """The batches of one loader, without it where they can be packed."""
+        """The batches of one loader, packed if possible."""
         options = _plain_options(loader) if isinstance(loader, DataLoader) else None
         return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
 
@@ -195,7 +191,7 @@ class BatchFactory:
             pack = pack_dataset(dataset)
             if pack is not None and self._channels_last:
                 pack = pack.to_channels_last()
-            # What is packed is kept beside its pack, so that its id stays its own.
+            # Keep the packed object alive, so that its id is not reused.
             self._packs[id(held)] = (held, None if pack is None else self._placed(pack))
         pack = self._packs[id(held)][1]
         if pack is None:
@@ -203,20 +199,20 @@ class BatchFactory:
         return PackedBatches(pack, None if indices is None else indices.cpu(), budget=self._budget, **options)
 
     def _placed(self, pack: Pack) -> Pack:
-        """A pack on the device, or on the host where it is too large for it."""
+        """Move a pack to the device, unless it is too large."""
         if self._budget.reserve(pack.num_bytes):
             return pack.to(self._device)
-        if not self._said:
+        if not self._warned:
             rank_zero_info(
-                f"the data ({pack.num_bytes / 2**30:.3g} GiB) would take more than half of the memory that is free on"
+                f"the data ({pack.num_bytes / 2**30:.3g} GiB) would take more than half of the free memory of"
                 f" {self._device}: they stay on the host, where batches are gathered."
             )
-        self._said = True
+        self._warned = True
         return pack.send_to(self._device)
 
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
-    """Batch size, order and drop_last of a loader that does nothing else; ``None`` for any other."""
+    """Batch size, order and drop_last of a plain loader; ``None`` for any other."""
     sampler = loader.sampler
     plain_order = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None

@@ -1,4 +1,4 @@
-"""A client's batches, read from its own ``DataLoader`` or several of them."""
+"""A client's batches, read from its own loaders."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ __all__ = ["LoaderBatches", "LoadersInTurn"]
 
 
 class LoaderBatches(ClientBatches):
-    """A loader, kept alive across rounds; its generators are seeded before every pass.
+    """Batches of a loader that lives across rounds; its generators are seeded before every pass.
 
     Args:
-        loader: a ``DataLoader``, Lightning's ``CombinedLoader``, or any iterable that begins anew every time.
+        loader: a ``DataLoader``, Lightning's ``CombinedLoader``, or any iterable that can be iterated again.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -32,10 +32,10 @@ class LoaderBatches(ClientBatches):
         self._parts: list[Any] = loader.flattened if isinstance(loader, CombinedLoader) else [loader]
         sizes = [_num_samples(part) for part in self._parts]
         total = combined_size(loader, sizes) if isinstance(loader, CombinedLoader) else sizes[0]
-        # 0 where a stream tells no length
+        # 0 for a stream of unknown length
         self.num_samples = 0 if total is None or None in sizes else int(total)
         self._gave_batches = False
-        self._held: list[Any] | None = None  # generators that data sets, samplers and collate_fn have of their own
+        self._held: list[Any] | None = None  # generators of data sets, samplers and collate_fn
 
     def epoch_length(self) -> int | None:
         """The loader's own length."""
@@ -67,13 +67,13 @@ class LoaderBatches(ClientBatches):
     def passes(
         self, seed_path: tuple[int | str, ...], num_passes: int, before_last: Callable[[int, bool], None]
     ) -> Iterator[SizedBatch]:
-        """Whole passes over a loader whose length shows only at its end; each batch is fetched one early, therefore.
+        """Whole passes over a loader of unknown length; each batch is fetched one step early.
 
         Args:
-            seed_path: every draw comes from it.
+            seed_path: seed of every draw.
             num_passes: how many.
-            before_last: called before the last batch of each pass is given, with the number of batches given before it
-                in all passes, and whether it is the last one of all.
+            before_last: called before the last batch of each pass, with the number of batches before it in all passes,
+                and whether it is the last of all.
         """
         given = 0
         for epoch in range(num_passes):
@@ -88,11 +88,11 @@ class LoaderBatches(ClientBatches):
                 given, batch = given + 1, following
 
     def count(self, seed_path: tuple[int | str, ...], num_batches: int | None) -> None:
-        """Make ``num_samples`` known where nothing tells it: the data are read once.
+        """Determine an unknown ``num_samples`` by reading the data once.
 
         Args:
-            seed_path: of the pass; global generators are left alone.
-            num_batches: batches that are read, of a stream that may be endless; ``None`` for all.
+            seed_path: of the pass; global generators are not changed.
+            num_batches: batches to read from a stream that may be endless; ``None`` for all.
         """
         with isolate_rng(include_cuda=False):
             batches = itertools.islice(self.once(seed_path), num_batches)
@@ -101,10 +101,10 @@ class LoaderBatches(ClientBatches):
             )
 
     def _pass(self) -> Iterator[SizedBatch]:
-        """The loader from its beginning to its length, which one without an end may have."""
+        """One pass, up to the loader's length if it has one."""
         several = isinstance(self._loader, CombinedLoader)
         gave = False
-        with rank_seen(0):  # by which Lightning seeds worker processes
+        with rank_seen(0):  # Lightning seeds worker processes by rank
             items = iter(self._loader)
         for item in itertools.islice(items, self.epoch_length()):
             gave = self._gave_batches = True
@@ -112,8 +112,8 @@ class LoaderBatches(ClientBatches):
             yield batch, getattr(batch, "num_graphs", None)
         if self._gave_batches and not gave:
             raise DataError(
-                f"the {type(self._loader).__name__} gave batches once, and none when it was iterated again: its"
-                " __iter__ must begin anew every time, since a client reads its data every round."
+                f"the {type(self._loader).__name__} gave no batches when iterated again: make its __iter__ restart,"
+                " since a client reads its data every round."
             )
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
@@ -137,16 +137,16 @@ class LoaderBatches(ClientBatches):
 
 
 def _num_samples(loader: Any) -> int | None:
-    """The samples in one pass over a loader; ``None`` where nothing tells."""
+    """Samples in one pass over a loader; ``None`` if unknown."""
     if isinstance(loader, DataLoader):
-        # A sampler may leave samples out; a data set that is not put into batches is asked itself.
+        # A sampler may leave samples out; without batching only the data set knows.
         streamed = isinstance(loader.dataset, IterableDataset)
         return sized_len(loader.dataset if streamed or loader.batch_size is None else loader.sampler)
     return sized_len(getattr(loader, "dataset", None))
 
 
 class LoadersInTurn(ClientBatches):
-    """Several loaders that are read one after another, as validation and test data may have them.
+    """Several loaders read one after another, as validation and test data may have them.
 
     Args:
         loaders: at least one.
@@ -183,12 +183,12 @@ class LoadersInTurn(ClientBatches):
                 return
 
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """Of each loader its share."""
+        """Each loader's share."""
         for number, loader in enumerate(self._loaders):
             yield from self._on_device(loader, loader.some((*seed_path, number), self.share(loader, num_samples)))
 
     def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """Of each loader its share."""
+        """Each loader's share."""
         for number, loader in enumerate(self._loaders):
             yield from self._on_device(loader, loader.singly((*seed_path, number), self.share(loader, num_samples)))
 

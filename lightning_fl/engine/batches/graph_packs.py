@@ -1,4 +1,4 @@
-"""Molecules and other graphs held in memory as flat tensors, from which batches are gathered and cut."""
+"""Graphs held in memory as flat tensors, from which batches are gathered and cut."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ __all__ = ["GraphPack", "pack_graphs"]
 class GraphPack(Pack):
     """Graphs as PyG's ``InMemoryDataset`` stores them; batches equal ``Batch.from_data_list``.
 
-    Several batches are gathered at once and cut apart, so that the cost of a batch is a few slices.
+    Several batches are gathered at once and cut apart, so that each costs only a few slices.
 
     Args:
         data: all graphs concatenated, without increments.
-        slices: for every key, where each graph begins, shape [n + 1].
+        slices: for every key, the first row of each graph, shape [n + 1].
         num_nodes: nodes per graph, shape [n].
     """
 
@@ -37,7 +37,7 @@ class GraphPack(Pack):
     def __init__(self, data: Data, slices: dict[str, Tensor], num_nodes: Tensor) -> None:
         super().__init__(len(num_nodes))
         self.num_nodes = num_nodes
-        self._empty_batch = Batch(_base_cls=Data)  # making the class anew for every batch costs more than its content
+        self._empty_batch = Batch(_base_cls=Data)  # creating the class for every batch would dominate the cost
         self._explicit_num_nodes = isinstance(getattr(data, "_num_nodes", None), list)
         self._tensors: dict[str, tuple[Tensor, int, bool, str]] = {}  # key -> values, cat_dim, incremented, level
         self._lists: dict[str, Sequence[Any]] = {}
@@ -54,21 +54,21 @@ class GraphPack(Pack):
             level = next(same, key)
             self._levels.setdefault(level, (starts, counts))
             self._tensors[key] = (value, cat_dim, _is_index(key), level)
-        # Most attributes lie one row a graph or one row a node: their counts need not be looked up again.
+        # Most attributes have one row per graph or node, so their counts need no further lookup.
         self._one_each = {level for level, (_, counts) in self._levels.items() if bool((counts == 1).all())}
         self._per_node = {level for level, (_, counts) in self._levels.items() if torch.equal(counts, num_nodes)}
-        # How long batches are must be known on the host, which would wait for a GPU to tell it.
+        # The host needs the sizes of batches, and would wait for the GPU otherwise.
         self._nodes_on_host = num_nodes.cpu()
         self._counts_on_host = {level: counts.cpu() for level, (_, counts) in self._levels.items()}
 
     @property
     def held_on(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.num_nodes.device
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         levels = sum(starts.nbytes + counts.nbytes for starts, counts in self._levels.values())
         return self.num_nodes.nbytes + levels + sum(value.nbytes for value, *_ in self._tensors.values())
 
@@ -84,13 +84,12 @@ class GraphPack(Pack):
         value, _, _, level = self._tensors["y"]
         if level not in self._one_each:
             raise ConfigurationError(
-                "the graphs' `y` are not one row each, so they are not targets of graphs: give every graph a `y` of"
-                " shape [1, T] or [1]."
+                "the graphs' `y` do not have one row each: give every graph a `y` of shape [1, T] or [1]."
             )
         return value
 
     def attribute(self, name: str) -> Tensor | None:
-        """An attribute with one row a graph, [n, ...]."""
+        """An attribute with one row per graph, [n, ...]; ``None`` for others."""
         value, cat_dim, _, level = self._tensors.get(name, (None, 0, False, ""))
         if value is None or cat_dim != 0 or level not in self._one_each:
             return None
@@ -182,10 +181,7 @@ class GraphPack(Pack):
 
 
 def pack_graphs(dataset: InMemoryDataset | list[Any]) -> Pack | None:
-    """The graphs as a :class:`GraphPack`, or ``None`` where they must be fetched one by one.
-
-    Packable are a list of PyG ``Data`` and an ``InMemoryDataset`` without transform.
-    """
+    """Pack a list of PyG ``Data`` or an ``InMemoryDataset`` without transform; ``None`` if that is impossible."""
     if isinstance(dataset, InMemoryDataset):
         return _pack_in_memory(dataset)
     return _pack_list(dataset) if all(type(item) is Data for item in dataset) else None
@@ -200,7 +196,7 @@ def _pack_list(graphs: list[Data]) -> Pack | None:
 
 
 def _layout(graph: Data) -> dict[str, Any]:
-    """What must be the same of all graphs for their attributes to lie in one tensor each."""
+    """Types and shapes that all graphs must share for their attributes to fit in one tensor each."""
     layout: dict[str, Any] = {}
     for key, value in graph.to_dict().items():
         layout[key] = type(value)
@@ -215,15 +211,15 @@ def _layout(graph: Data) -> dict[str, Any]:
 
 
 def _pack_in_memory(dataset: InMemoryDataset) -> Pack | None:
-    """The whole of what an ``InMemoryDataset`` (or a view of one) holds."""
+    """Pack everything in an ``InMemoryDataset`` (or a view of one)."""
     data, slices, kind = dataset._data, dataset.slices, type(dataset)
     if data is None or slices is None or type(data) is not Data or dataset.transform is not None:
         return None
     if kind.get is not InMemoryDataset.get or kind.__getitem__ is not GraphDataset.__getitem__:
-        return None  # its samples are not simply what it holds
+        return None  # its samples differ from the stored data
     if isinstance(getattr(data, "_num_nodes", None), list):
         return _graph_pack(data, slices, torch.tensor(data._num_nodes))
-    # Where PyG looks for the number of nodes, in its order.
+    # PyG's order of lookup for the number of nodes.
     held = [key for key in data.keys() if key in slices and isinstance(data[key], Tensor)]  # noqa: SIM118
     key = next((key for key in held if key in N_KEYS), None) or next((key for key in held if "node" in key), None)
     return None if key is None else _graph_pack(data, slices, slices[key].diff())
@@ -240,7 +236,7 @@ def _is_packable(key: str, value: Any, slices: Any) -> bool:
     """Whether an attribute is one dense tensor or a list with one entry per graph."""
     if not isinstance(slices, Tensor) or slices.ndim != 1:
         return False
-    if isinstance(value, list):  # unless PyG makes a tensor of its entries in a batch
+    if isinstance(value, list):  # unless PyG collates its entries to a tensor
         return not any(is_sparse(part) or isinstance(part, Tensor | int | float | Mapping) for part in value)
     if type(value) is not Tensor or value.layout != torch.strided or value.is_nested:
         return False
@@ -254,12 +250,12 @@ def _is_index(key: str) -> bool:
 
 
 class _BatchLayout(NamedTuple):
-    """What gathering batches of the same sizes s has in common: n graphs in B batches.
+    """Indices shared by all gathers of n graphs in B batches with the same sizes s.
 
-    ``ends`` of the batches and ``cuts`` [B + 1], on the host, are the same; ``first`` [n] is the first graph of a
-    graph's batch, ``place`` [n] its own place there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch,
-    ``ones`` n times 1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and ``origins``
-    the first of the batch for each.
+    ``ends`` and ``cuts`` [B + 1], on the host, are the ends of the batches; ``first`` [n] is the first graph of a
+    graph's batch, ``place`` [n] its position there; ``unit`` and ``zeros`` are 0..s and s times 0 for every batch,
+    ``ones`` is n times 1; ``borders`` [n + B] are each batch's entries of a pointer, both ends included, and
+    ``origins`` the first of the batch for each.
     """
 
     sizes: tuple[int, ...]
@@ -274,7 +270,7 @@ class _BatchLayout(NamedTuple):
     origins: Tensor
 
     def parts(self, pointer: Tensor, counts: Tensor, on_host: Tensor) -> list[int]:
-        """How long each batch is by a pointer [n + 1] over all graphs; from the host's counts if it is not there.
+        """Length of each batch by a pointer [n + 1] over all graphs, or by the host's counts if it is on a GPU.
 
         Args:
             pointer: of the batches' graphs.
@@ -307,7 +303,7 @@ def _batch_layout(sizes: tuple[int, ...], device: torch.device) -> _BatchLayout:
 
 
 def _cut(values: Tensor, parts: Sequence[int], dim: int) -> Sequence[Tensor]:
-    """Consecutive parts in the memory of the values; those of ``split`` a step could not change in place."""
+    """Consecutive parts that share memory with the values; unlike those of ``split`` they can be changed in place."""
     return torch.unsafe_split_with_sizes(values, list(parts), dim)
 
 

@@ -22,9 +22,9 @@ class PackedBatches(ClientBatches):
         pack: the shared data.
         indices: the client's samples, shape [n], on the host; ``None`` for all.
         batch_size: samples in a batch.
-        shuffle: a fresh order for every pass; otherwise batches are gathered once and kept.
-        drop_last: leave out a last batch that is not full, unless it is the only one.
-        budget: for batches that are kept; ``None`` where there is enough.
+        shuffle: draw a new order for every pass; otherwise batches are gathered once and kept.
+        drop_last: leave out an incomplete last batch, unless it is the only one.
+        budget: memory for batches that are kept; ``None`` for no limit.
     """
 
     on_device = True
@@ -42,7 +42,7 @@ class PackedBatches(ClientBatches):
         self.pack = pack
         self._indices = indices
         self._budget = budget
-        self._keeps: bool | None = None  # batches; not known before the first pass
+        self._keeps: bool | None = None  # whether batches are kept, decided in the first pass
         self.num_samples = pack.num_samples if indices is None else len(indices)
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -54,7 +54,7 @@ class PackedBatches(ClientBatches):
 
     @property
     def targets(self) -> Tensor:
-        """Targets of this client's samples; assigning replaces them for this client alone."""
+        """Targets of this client's samples; assigning replaces them for this client only."""
         return self._own(self.pack.targets) if self._targets is None else self._targets
 
     @targets.setter
@@ -63,14 +63,14 @@ class PackedBatches(ClientBatches):
         self._targets, self._kept = targets.to(self.targets), None
 
     def attribute(self, name: str, seed_path: tuple[int | str, ...]) -> Tensor:
-        """Out of the pack, where it has it."""
+        """An attribute, from the pack if possible."""
         values = self.pack.attribute(name)
         if values is None:
             return super().attribute(name, seed_path)
         return self._own(values)
 
     def _own(self, values: Tensor) -> Tensor:
-        """This client's rows of what lies with the pack."""
+        """This client's rows of a tensor of the pack."""
         return values if self._indices is None else values.index_select(0, to_device(self._indices, values.device))
 
     def epoch_length(self) -> int:
@@ -79,9 +79,9 @@ class PackedBatches(ClientBatches):
         return full + (1 if rest and not self._drop_last else 0)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """The same batches every time: gathered once and kept, and again if a step changed their tensors in place.
+        """The same batches every time: kept, and gathered again if a step changed their tensors in place.
 
-        Where a GPU has no budget for them they are gathered in every pass.
+        Without enough memory on a GPU they are gathered in every pass.
         """
         if self._keeps is None:
             share = self.pack.num_bytes * self.num_samples // max(1, self.pack.num_samples)
@@ -89,11 +89,11 @@ class PackedBatches(ClientBatches):
         if not self._keeps:
             return self._gather(torch.arange(self.num_samples), self.pack.batches_per_gather)
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
-            with torch.inference_mode(False):  # whose tensors have no versions
+            with torch.inference_mode(False):  # inference tensors have no versions
                 self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes())))
             self._kept_tensors = _tensors_of(self._kept)
             self._versions = [tensor._version for tensor in self._kept_tensors]
-        # Shallow copies, so that what a step assigns to its batch is not there the next time.
+        # Shallow copies, so that attributes assigned by a step do not persist.
         return ((copy.copy(batch), size) for batch, size in self._kept)
 
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
@@ -145,7 +145,7 @@ class PackedBatches(ClientBatches):
         return subset
 
     def _chosen(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Some of this client's samples [n]: their places in the pack, on the host and with it, and replaced targets.
+        """Indices in the pack of some of this client's samples [n], on host and device, and their replaced targets.
 
         They are copied once for all batches of a pass.
         """
@@ -170,7 +170,7 @@ class PackedBatches(ClientBatches):
 
 
 def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:
-    """The tensors of packed batches; their versions tell how often each was changed in place."""
+    """The tensors of packed batches."""
     values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
     return [value for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
 

@@ -1,4 +1,4 @@
-"""Which data sets can be held in memory as flat tensors, and as what kind of pack."""
+"""Choice of the pack for a data set."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,10 @@ __all__ = ["pack_dataset"]
 
 
 def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
-    """The data set as a :class:`Pack`, or ``None`` where its samples must be fetched one by one.
+    """Pack a ``TensorDataset``, a list of PyG ``Data`` or an ``InMemoryDataset`` without transform.
 
-    Packable are a ``TensorDataset``, a list of PyG ``Data``, and an ``InMemoryDataset`` without transform.
+    Returns:
+        ``None`` if samples must be fetched one by one.
     """
     if type(dataset) is TensorDataset:
         return TensorPack(dataset.tensors)

@@ -1,4 +1,4 @@
-"""Data sets held in memory as flat tensors, from which batches are gathered without visiting single samples."""
+"""Data sets held in memory as flat tensors, from which whole batches are gathered."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from lightning_fl.core.pinned_memory import to_device
 
 __all__ = ["MemoryBudget", "Pack", "TensorPack", "channels_last"]
 
-#: The part of a GPU's free memory that data may take; the rest is for models and what a step makes.
+#: Share of a GPU's free memory for data; the rest is for models and activations.
 _SHARE_OF_DATA = 0.5
 
 
 class MemoryBudget:
-    """How much of a device's memory data may take: of a GPU's half of what was free before they came.
+    """Memory that data may take on a device: half of a GPU's initially free memory, no limit elsewhere.
 
     Args:
-        device: where they would lie.
+        device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +27,7 @@ class MemoryBudget:
         self._taken = 0
 
     def reserve(self, num_bytes: int) -> bool:
-        """Whether there is budget for so many bytes more, which are then taken."""
+        """Reserve memory; returns whether there was enough."""
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             if self._taken + num_bytes > _SHARE_OF_DATA * (free + self._taken):
@@ -37,13 +37,13 @@ class MemoryBudget:
 
 
 class Pack(ABC):
-    """A data set as flat tensors, shared by all clients that hold a part of it.
+    """A data set as flat tensors, shared by all clients with a part of it.
 
-    Its batches arrive where it lies, unless it is too large for a GPU: then it stays on the host, where batches are
-    gathered and sent off while the GPU works (:meth:`send_to`).
+    A pack that is too large for the GPU stays on the host, where batches are gathered and sent while the GPU works
+    (:meth:`send_to`).
     """
 
-    #: Batches that are gathered in one go.
+    #: Batches gathered at once.
     batches_per_gather = 1
 
     def __init__(self, num_samples: int) -> None:
@@ -53,25 +53,25 @@ class Pack(ABC):
     @property
     @abstractmethod
     def held_on(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
 
     @property
     def device(self) -> torch.device:
-        """Where batches arrive."""
+        """Device of gathered batches."""
         return self._sent_to or self.held_on
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
 
     @property
     @abstractmethod
     def targets(self) -> Tensor:
-        """Targets of all samples, shape [n, ...], where the pack is held."""
+        """Targets of all samples, shape [n, ...], on the pack's device."""
 
     def attribute(self, name: str) -> Tensor | None:
-        """What all samples have under a name, one row each, [n, ...]; ``None`` where it does not lie there so."""
+        """An attribute with one row per sample, [n, ...]; ``None`` for others."""
         return None
 
     @abstractmethod
@@ -82,26 +82,26 @@ class Pack(ABC):
         targets: Tensor | None = None,
         on_host: Tensor | None = None,
     ) -> list[Any]:
-        """Batches of some samples.
+        """Gather batches.
 
         Args:
-            indices: the samples [n], where the pack is held.
-            sizes: of the batches, which have consecutive parts of the samples.
-            targets: in place of their own, [n, ...], where the pack is held.
-            on_host: ``indices`` in the host's memory, if they are at hand there: some packs would wait for them.
+            indices: the samples [n], on the pack's device.
+            sizes: of the batches, which take consecutive samples.
+            targets: replacement of their own, [n, ...], on the pack's device.
+            on_host: ``indices`` in the host's memory, if available: some packs would wait for them.
         """
 
     def send_to(self, device: torch.device) -> "Pack":
-        """The same pack; its tensors stay, and its batches arrive on ``device``."""
+        """Send batches to ``device``; the tensors stay."""
         self._sent_to = device
         return self
 
     def to(self, device: torch.device) -> "Pack":
-        """The same pack, its tensors moved to ``device``."""
+        """Move the tensors to ``device``."""
         return self
 
     def to_channels_last(self) -> "Pack":
-        """The same pack; batches hold images, shape [n, c, ...], with the channels of a pixel beside each other."""
+        """Store images, shape [n, c, ...], with the channels of a pixel adjacent in memory."""
         return self
 
 
@@ -115,12 +115,12 @@ class TensorPack(Pack):
 
     @property
     def held_on(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.tensors[-1].device
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
@@ -143,11 +143,11 @@ class TensorPack(Pack):
         return batches
 
     def rows(self, indices: Tensor) -> list[Tensor]:
-        """The tensors' rows of some samples [n], [n, ...] each, where batches arrive."""
+        """Rows of the tensors for some samples [n], [n, ...] each, on the device of batches."""
         return [to_device(self._select(tensor, indices), self.device) for tensor in self.tensors]
 
     def _select(self, tensor: Tensor, indices: Tensor) -> Tensor:
-        if self._channels_last and _are_images(tensor):  # index_select by itself would lay them out anew
+        if self._channels_last and _are_images(tensor):  # index_select alone would change the memory format
             return tensor.movedim(1, -1).index_select(0, indices).movedim(-1, 1)
         return tensor.index_select(0, indices)
 
@@ -157,7 +157,7 @@ class TensorPack(Pack):
         return self
 
     def to_channels_last(self) -> "TensorPack":
-        """Lay the images out anew, once."""
+        """Convert the images once."""
         self.tensors = [channels_last(tensor) for tensor in self.tensors]
         self._channels_last = True
         return self
@@ -169,7 +169,7 @@ def _are_images(tensor: Tensor) -> bool:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images [n, c, h, w] and volumes [n, c, d, h, w] with the channels last in memory; any other tensor as it is."""
+    """Convert images [n, c, h, w] and volumes [n, c, d, h, w] to channels-last memory; other tensors are unchanged."""
     if not _are_images(tensor):
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d)

@@ -1,4 +1,4 @@
-"""A batch in parts of nearly the same size."""
+"""Division of a batch into parts of nearly equal size."""
 
 import sys
 from itertools import pairwise
@@ -15,15 +15,15 @@ __all__ = ["parts_of"]
 
 
 def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) -> list[SizedBatch]:
-    """A batch in parts, in its order; the first ones have a sample more where it does not divide.
+    """Divide a batch into consecutive parts; the first ones get the remaining samples.
 
     Args:
         batch: tensors with a row for each sample, also in lists, tuples, dicts and data classes, or PyG's ``Batch``.
-            What is neither, such as a tensor of another length, is in every part as it is.
-        size: its samples; ``None`` where only the batch itself tells.
-        count: parts.
-        smallest: samples that a part has at least; nothing of a batch that is too small for this.
-        who: asks for it.
+            Anything else, such as a tensor of another length, is copied to every part.
+        size: number of samples, if known.
+        count: number of parts.
+        smallest: least number of samples per part; a smaller batch gives no parts.
+        who: the strategy, for messages.
 
     Raises:
         ConfigurationError: nothing in the batch can be divided.
@@ -33,7 +33,7 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
         return []
     bounds = [0, *[int(part[-1]) + 1 for part in torch.arange(samples).tensor_split(count)]]
     kinds: tuple[type, ...] = (Tensor,)
-    if "torch_geometric.data" in sys.modules:  # where it is not there, no batch is of its kind
+    if "torch_geometric.data" in sys.modules:  # else no batch is PyG's
         kinds += (sys.modules["torch_geometric.data"].Batch,)
     divided = False
 
@@ -50,7 +50,7 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
     ]
     if not divided:
         raise ConfigurationError(
-            f"{who} goes by {count} parts of every batch, and this one, a {type(batch).__name__}, has nothing with one"
-            f" row for each of its {samples} samples: give tensors, lists or dicts of tensors, or PyG's Batch."
+            f"{who} divides every batch in {count} parts, and this {type(batch).__name__} has no tensor with one row"
+            f" for each of its {samples} samples: use tensors, lists or dicts of tensors, or PyG's Batch."
         )
     return parts

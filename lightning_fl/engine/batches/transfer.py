@@ -1,4 +1,4 @@
-"""Bringing a batch to the device and precision that the module trains in."""
+"""Transfer of batches to the device and precision of the module."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ __all__ = ["BatchTransfer"]
 
 
 class BatchTransfer:
-    """Brings a batch to the device and precision, through the user's transfer hooks where there are any.
+    """Moves batches to the device and precision, through the user's transfer hooks if defined.
 
     Args:
         module: the user's module.
         data: of all clients; each client's batches go through the hooks of its own data module.
-        device: where batches go.
+        device: of the batches.
         precision: Fabric's.
-        channels_last: whether images get the channels-last memory format.
+        channels_last: convert images to the channels-last memory format.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BatchTransfer:
         self._hooks_of: dict[int, dict[str, Any]] = {}
 
     def hooks(self, client: int) -> dict[str, Any]:
-        """The hooks that a hosted client's batches go through, by their names."""
+        """Name -> transfer hook of a hosted client's batches."""
         if client not in self._hooks_of:
             # As in Lightning, the data module's hook comes before the module's.
             parts = (self._data.transfer_hooks(client), self._module)
@@ -53,13 +53,13 @@ class BatchTransfer:
         return self._hooks_of[client]
 
     def __call__(self, batch: Any, on_device: bool, client: int, dataloader_idx: int = 0) -> Any:
-        """The batch as the step gets it.
+        """Transfer a batch.
 
         Args:
             batch: of the client's loader.
-            on_device: whether it lies there already.
-            client: whose.
-            dataloader_idx: which of the client's loaders, where evaluation reads several.
+            on_device: whether it is on the device already.
+            client: the client's number.
+            dataloader_idx: number of the client's loader, if evaluation reads several.
         """
         hooks = self._hooks_of.get(client)
         if hooks is None:

@@ -1,4 +1,4 @@
-"""Turns that failed: what is said of them, whether the run goes on without their clients, and what they held."""
+"""Failed turns: their reports, whether the run continues without their clients, and freeing their memory."""
 
 import gc
 import traceback
@@ -20,7 +20,7 @@ _NOTHING_LOST = "Nothing is lost: the last checkpoint is untouched."
 
 
 def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
-    """The report of a participant's turn that failed; the module has its own parameters again afterwards.
+    """Report a participant's failed turn, and restore the module's own parameters.
 
     Args:
         loop: of the run.
@@ -29,78 +29,80 @@ def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception
         error: as raised.
 
     Raises:
-        TrainingError: the device can compute nothing more, so that no other turn can be taken, whatever the policy is.
+        TrainingError: the device is unusable, so that no other turn is possible.
     """
-    report = ClientReport(error=_in_words(loop, error))
+    report = ClientReport(error=_format_error(loop, error))
     if breaks_device(error):
-        _end(loop, cohort, place, f"{report.error} This process can compute nothing more on its device.", error)
-    loop.flat.restore()  # for the clients after it
+        _end(loop, cohort, place, f"{report.error} This process can no longer use its device.", error)
+    loop.flat.restore()  # for the next clients
     if loop.settings.on_client_error == "skip":
         free_memory(error, loop.processes.device)
     return report
 
 
 def free_memory(error: BaseException, device: torch.device) -> None:
-    """Free what the frames of an error hold, activations above all: the next turn needs the memory.
+    """Free what the frames of an error hold, mainly activations, since the next turn needs the memory.
 
     Args:
-        error: that is not raised again; where it was raised can still be said.
-        device: gives back what it keeps for later, if memory was what it lacked.
+        error: that is not raised again.
+        device: whose cache is emptied after an out-of-memory error.
     """
     for each in chain(error):
         traceback.clear_frames(each.__traceback__)
     if out_of_memory(error):
-        gc.collect()  # what user code ties into a circle
+        gc.collect()  # reference cycles of user code
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
-    """End the run for failed turns, or warn that it goes on without their clients, as the policy is.
+    """End the run because of failed turns, or warn that it continues without their clients.
 
     Args:
         loop: of the run.
         cohort: of the round.
         reports: by place in the cohort.
-        own: the error, where it is this rank's.
+        own: the error, if it is this rank's.
 
     Raises:
-        TrainingError: one failed and the policy is to fail, or all did.
+        TrainingError: a turn failed and ``on_client_error`` is "fail", or all turns failed.
     """
     failed = {place: report.error for place, report in reports.items() if report.error is not None}
     if not failed:
         return
     place, reason = next(iter(failed.items()))
     if loop.settings.on_client_error == "fail":
-        mend = " Set trainer.on_client_error=skip to leave failing clients out of a round."
-        _end(loop, cohort, place, reason, own, mend)
+        remedy = " Set trainer.on_client_error=skip to leave failing clients out of a round."
+        _end(loop, cohort, place, reason, own, remedy)
     if len(failed) == len(reports):
-        raise TrainingError(f"every client of the round failed; the first: {_said(loop, cohort, place, reason)}")
+        raise TrainingError(f"every client of the round failed; the first: {_describe(loop, cohort, place, reason)}")
     done = loop.federation.current_round + 1
     for place, reason in failed.items():
         who, what = _turn(loop, cohort, place)
         rank_zero_warn(f"{who} is left out of {what}round {done}: {reason}")
 
 
-def _end(loop: LocalLoop, cohort: Cohort, place: int, reason: str, error: Exception | None, mend: str = "") -> NoReturn:
-    raise TrainingError(f"{_said(loop, cohort, place, reason)} {_NOTHING_LOST}{mend}") from error
+def _end(
+    loop: LocalLoop, cohort: Cohort, place: int, reason: str, error: Exception | None, remedy: str = ""
+) -> NoReturn:
+    raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST}{remedy}") from error
 
 
-def _said(loop: LocalLoop, cohort: Cohort, place: int, reason: str) -> str:
+def _describe(loop: LocalLoop, cohort: Cohort, place: int, reason: str) -> str:
     who, what = _turn(loop, cohort, place)
     done = loop.federation.current_round + 1
     return f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
 
 
 def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:
-    """The client, and which of its turns where it has several."""
+    """The client, and its turn if it has several."""
     turns = Counter(participant.client for participant in cohort.participants)
     one = cohort.participants[place]
     draw = f"draw {one.draw} of " if any(participant.draw for participant in cohort.participants) else ""
     return loop.name_of(one.client), f"{draw}model {one.model} in " if turns[one.client] > 1 else ""
 
 
-def _in_words(loop: LocalLoop, error: Exception) -> str:
+def _format_error(loop: LocalLoop, error: Exception) -> str:
     own = isinstance(error, FederatedError)
     text = (None if own else refusal(error)) or f"{type(error).__name__}: {error}"
     place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
@@ -108,8 +110,8 @@ def _in_words(loop: LocalLoop, error: Exception) -> str:
         text = f"{text.removesuffix('.')}{place}."
     text += "" if text.endswith((".", "!", "?")) else "."
     if loop.settings.channels_last and "view size is not compatible" in text:
-        text += " Images are laid out as trainer.channels_last says; set it to false where the module needs `view`."
+        text += " The images are in channels-last memory: set trainer.channels_last=false if the module needs `view`."
     precision = loop.precision
     if precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):
-        text += f" The run computes with trainer.precision={precision}: try 32, or bf16-mixed to save memory."
+        text += f" The run uses trainer.precision={precision}: try 32, or bf16-mixed to save memory."
     return text

@@ -1,4 +1,4 @@
-"""A round of clients that each have a model of their own and average it with the models of those they choose."""
+"""A round in which every client has a model of its own and averages it with models that it chooses."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -23,13 +23,13 @@ _COLUMNS = 1 << 14
 
 
 def assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
-    """Who would start from a mixture of others' models, as a newcomer, gets it as its own before anybody trains.
+    """Give clients that use a mixture of others' models, such as newcomers, the mixture as their own model.
 
-    Models are overwritten as their clients train, one client after another.
+    This must happen before training, which overwrites the models one after the other.
 
     Args:
         federation: N models; changed.
-        clients: who takes part.
+        clients: the participants.
     """
     collaboration = federation.collaboration
     mixtures = {k: federation.shared_model(k) for k in clients if collaboration.model_of(k) != k}
@@ -44,19 +44,19 @@ def assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
 
 
 def store_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
-    """What a client learned takes the place of its model: N models are in memory, not 2N.
+    """Overwrite a client's model with what it learned, so that memory holds N models instead of 2N.
 
-    Their memory is used again, round after round; new vectors each time would leave holes between the old ones.
+    The memory is reused, because new vectors every round would fragment it.
 
     Args:
         models: model i belongs to client i.
-        client: whose turn it was.
+        client: the trained client.
         weights: what it learned; copied.
-        keep_start: leave the model that it started from as it is, for somebody who still refers to it.
+        keep_start: leave the start model unchanged, because it is still referenced.
     """
     own = models[client]
     check_finite(weights, own)
-    if keep_start or sum(model is own for model in models) > 1:  # all start from one
+    if keep_start or sum(model is own for model in models) > 1:  # initially all are one object
         models[client] = weights.clone()
     else:
         own.copy_(weights)
@@ -65,13 +65,13 @@ def store_own_model(models: list[Weights], client: int, weights: Weights, *, kee
 def finish_personal_round(
     loop: LocalLoop, chooser: Hook, starts: list[Weights] | None, reports: Mapping[int, ClientReport]
 ) -> None:
-    """Bring the trained models to all ranks, let every client choose, and average.
+    """Send the trained models to all ranks, let every client choose, and average.
 
     Args:
-        loop: after the clients' turns; model i is what client i learned, where this rank hosts it.
+        loop: after the clients' turns; model i is what client i learned, if this rank hosts it.
         chooser: the hook ``select_collaborators``.
-        starts: the models before the round, for strategies whose server changes the average; else ``None``.
-        reports: of the clients whose turns did not fail.
+        starts: the models before the round, if the strategy has a server step.
+        reports: of the clients without failed turns.
     """
     federation, processes = loop.federation, loop.processes
     clients = sorted(loop.round.survivors)
@@ -85,8 +85,8 @@ def finish_personal_round(
     collaboration = chooser()
     if collaboration.num_models != processes.num_clients:
         raise ConfigurationError(
-            f"{chooser.owner}.select_collaborators gave {collaboration.num_models} models for"
-            f" {processes.num_clients} clients: give every client one of its own."
+            f"{chooser.owner}.select_collaborators returned {collaboration.num_models} models for"
+            f" {processes.num_clients} clients: return one model for each client."
         )
     average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
     if starts is not None:
@@ -101,7 +101,7 @@ def finish_personal_round(
 
 
 def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:
-    """A with every column scaled as its client says, and rows that sum to 1; a row of zeros keeps its own model."""
+    """A with every column scaled by its client's report, and normalised rows; a row of zeros keeps its own model."""
     if all(report.scale == 1 and report.weight is None for report in reports.values()):
         return aggregation
     scaled = aggregation.clone()
@@ -115,16 +115,15 @@ def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:
 
 
 def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Sequence[int]) -> None:
-    """``w_k <- sum_i A_ki w_i`` for some k, all at once, a block of entries at a time.
+    """``w_k <- sum_i A_ki w_i`` for some k at once, block by block.
 
-    Sums are taken in float64 and in the clients' order, so that they have the same bits in every process that holds
-    the models. An entry that is the same in all models of a sum keeps its bits. Integers and booleans follow the
-    largest.
+    Sums are in float64 and in the clients' order, so that all processes with the models get the same bits. An entry
+    that is the same in all models of a sum keeps its bits. Integers and booleans take the largest entry.
 
     Args:
         models: N models; those of ``rows`` share no memory with others, and are overwritten.
         aggregation: A, [N, N], rows sum to 1; row k has a positive entry k.
-        rows: the k whose models are averaged; the others stay.
+        rows: the k to average.
     """
     shares = aggregation.tolist()
     members = {k: [i for i, weight in enumerate(shares[k]) if weight > 0 and i != k] for k in rows}
@@ -146,7 +145,7 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
                     other = block[place[i]]
                     torch.sub(other, own, out=change)
                     if not finite:
-                        change.masked_fill_(own.isinf(), 0.0)  # an infinity stays while the own model has it
+                        change.masked_fill_(own.isinf(), 0.0)  # an infinity of the own model stays
                     total.add_(change, alpha=shares[k][i])
                 models[k].vectors[dtype][part].copy_(total)
     for dtype, _ in first.discrete():

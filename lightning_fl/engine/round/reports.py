@@ -1,4 +1,4 @@
-"""Several turns of one client as one report."""
+"""Combination of a client's reports of several turns."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ __all__ = ["combine_reports"]
 
 
 def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:
-    """What a client tells of a round in which it trained one or several models.
+    """Combine a client's reports of a round in which it trained one or several models.
 
-    Turns that failed are left out; the client failed if all its turns did. Its samples count once, its steps are
-    summed, and what it logged is averaged by the samples behind each turn's value.
+    Failed turns are left out; the client failed if all its turns did. Samples count once, steps are summed, and logged
+    values are averaged by the samples of each turn.
 
     Args:
-        turns: its turns' reports, at least one, in their order.
+        turns: reports of its turns in order, at least one.
     """
     done = [turn for turn in turns if turn.error is None]
     if len(turns) == 1 or not done:

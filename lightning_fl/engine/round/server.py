@@ -1,4 +1,4 @@
-"""The server's step: the next shared model from the average."""
+"""Server step: the next shared model from the average."""
 
 from collections.abc import Mapping
 
@@ -20,14 +20,14 @@ def next_model(
     contributions: list[Contribution],
     vectors: Mapping[str, Weights],
 ) -> Weights:
-    """What the strategy makes of an average, with what the server keeps for the model.
+    """Apply the strategy's server step to an average, with the server's state of the model.
 
     Args:
         loop: of the run.
-        model: which.
+        model: number of the shared model.
         start: the model before the round.
-        average: of what clients handed over.
-        contributions: theirs.
+        average: of the clients' updates.
+        contributions: of the clients.
         vectors: averages of the strategy's further vectors.
 
     Raises:
@@ -46,6 +46,6 @@ def next_model(
             " such as update.average."
         )
     if update.state:
-        packed(update.state)  # refuses now what a checkpoint could not hold
+        packed(update.state)  # raises if a checkpoint could not hold it
         federation.model_states[model] = {**update.state, IDENTITY: federation.identities()[model]}
     return result

@@ -1,4 +1,4 @@
-"""Training a round's cohort and averaging what it hands over."""
+"""Training of a round's cohort, and averaging of its updates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = ["train_round"]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
-    """Train a cohort and build the next shared models of the loop's federation; an empty one leaves them as they are.
+    """Train a cohort and update the shared models of the loop's federation; an empty cohort changes nothing.
 
     Args:
         loop: takes the clients' turns.
@@ -33,7 +33,7 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
         stacked: takes turns of several clients at once instead.
 
     Raises:
-        TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
+        TrainingError: on every rank, if a client's turn fails and ``on_client_error`` is "fail", or all fail.
     """
     federation = loop.federation
     if not cohort.participants:
@@ -72,13 +72,13 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
 
 
 def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook) -> None:
-    """Every client trains a model of its own, then chooses whose to average it with."""
+    """Train a model of its own for every client; each then chooses which others to average it with."""
     _refuse_given_models(cohort, chooser)
     if loop.learner.extra_vectors:
         raise ConfigurationError(
             f"the strategy {type(loop.learner).__name__} averages further vectors"
-            f" ({', '.join(loop.learner.extra_vectors)}), which clients with a model each, as {chooser.owner} gives"
-            " them, do not. Keep one of the two."
+            f" ({', '.join(loop.learner.extra_vectors)}), which is impossible with the models of single clients that"
+            f" {chooser.owner} creates. Keep one of the two."
         )
     federation = loop.federation
     assign_own_models(federation, [participant.client for participant in cohort.participants])
@@ -95,13 +95,13 @@ def _train_own_models(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | No
 def _refuse_given_models(cohort: Cohort, chooser: Hook) -> None:
     if any(participant.model is not None for participant in cohort.participants):
         raise ConfigurationError(
-            f"{chooser.owner} goes by what clients learn from their own models; the callback that selects"
-            " clients names a model for them. Keep one of the two in trainer.callbacks."
+            f"{chooser.owner} needs what clients learn from their own models, and the callback that selects clients"
+            " assigns models to them. Keep one of the two in trainer.callbacks."
         )
 
 
 def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, chooser: Hook | None) -> None:
-    """Keep what the clients learned until it is known whose weights are averaged with whose, and by which weights."""
+    """Train all clients first, then choose which of their weights are averaged, and how they are weighed."""
     federation = loop.federation
     if chooser is not None:
         _refuse_given_models(cohort, chooser)
@@ -146,7 +146,7 @@ def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | N
     _after_average(loop, parts, arrived, starts)
 
 
-#: What participants, in the cohort's order, contribute to: model -> weight in it.
+#: Participants in the cohort's order -> model that they contribute to -> weight.
 _Parts = dict[Participant, dict[int, float]]
 
 
@@ -160,7 +160,7 @@ def _parts(loop: LocalLoop, cohort: Cohort) -> _Parts:
 
 
 def _models_of(participant: Participant, column: list[float]) -> dict[int, float]:
-    """The models a participant contributes to, with its weight in each; ``column`` is its client's of A."""
+    """The models a participant contributes to, with its weight in each, from its client's column of A."""
     if participant.model is not None:
         weight = column[participant.model] if participant.weight is None else participant.weight
         return {participant.model: weight} if weight > 0 else {}
@@ -173,7 +173,7 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
 def _own_weights(
     loop: LocalLoop, participant: Participant, part: dict[int, float], weight: float | None
 ) -> dict[int, float]:
-    """A participant's weight in each model, where it says so itself (:class:`ClientUpdate`)."""
+    """A participant's weight in each model, overridden by that of its update (:class:`ClientUpdate`) if given."""
     if weight is None:
         return part
     shares = loop.federation.collaboration.personalisation[participant.client]
@@ -182,7 +182,7 @@ def _own_weights(
 
 
 def _weigh_cohort(loop: LocalLoop, parts: _Parts, arrived: Mapping[Participant, ClientReport]) -> None:
-    """The weights that the strategy gives those who arrived, in ``parts``; those of others leave them."""
+    """Replace the weights of the finished participants by those that the strategy computes."""
     for model in _planned_totals(parts):
         those = [one for one in arrived if model in parts[one]]
         contributions = [Contribution(one.client, parts[one][model], arrived[one]) for one in those]
@@ -192,7 +192,7 @@ def _weigh_cohort(loop: LocalLoop, parts: _Parts, arrived: Mapping[Participant, 
 
 
 def _planned_totals(parts: _Parts) -> dict[int, float]:
-    """Each model's sum of weights over the whole cohort: terms are scaled by it, so that sums use their full range."""
+    """Each model's sum of weights over the whole cohort, which scales the terms so that sums use their full range."""
     totals: dict[int, float] = {}
     for part in parts.values():
         for model, weight in part.items():
@@ -210,13 +210,13 @@ def _contributors(parts: _Parts) -> dict[int, list[int]]:
 
 
 class _Sums:
-    """The weighted sums from which a round makes one shared model: of weights, and of the strategy's further vectors.
+    """The weighted sums for one shared model: of weights, and of the strategy's further vectors.
 
     Args:
         loop: of the run.
-        model: which.
-        clients: that contribute to it.
-        planned: the sum of their weights, by which terms are scaled.
+        model: number of the model.
+        clients: its contributors.
+        planned: sum of their weights, which scales the terms.
     """
 
     def __init__(self, loop: LocalLoop, model: int, clients: Sequence[int], planned: float) -> None:
@@ -234,17 +234,13 @@ class _Sums:
         return WeightedSum(reference)
 
     def check(self, update: ClientUpdate, weight: float) -> None:
-        """Refuse what cannot be added whole: nothing of it may stay in any sum.
-
-        Raises:
-            TrainingError: weights or vectors are not finite, or too large.
-        """
+        """Raise what :meth:`add_all_` would raise, before anything is added to any sum."""
         self._weights.check(update.weights, update.scale * (weight / self._planned))
         for name, total in self._vectors.items():
             total.check(update.vectors[name], update.scale * (weight / self._planned))
 
     def add_all_(self, updates: Sequence[tuple[ClientUpdate, float]]) -> None:
-        """Add what clients hand over, each with its weight before it is scaled.
+        """Add clients' updates, each with its weight before scaling.
 
         Raises:
             TrainingError: weights or vectors are not finite, or too large. Nothing is added.
@@ -255,7 +251,7 @@ class _Sums:
             for name, total in self._vectors.items()
         ]
         added: list[tuple[WeightedSum | SoleContribution, list[tuple[Weights, float]]]] = []
-        try:  # cheaper than a check of all beforehand, for which a GPU would be waited for
+        try:  # cheaper than checking all before, which would wait for a GPU
             for total, of_total in [*vectors, (self._weights, [(update.weights, weight) for update, weight in terms])]:
                 total.add_all_(of_total)
                 added.append((total, of_total))
@@ -265,7 +261,7 @@ class _Sums:
             raise
 
     def average(self, parts: _Parts, arrived: Mapping[Participant, ClientReport]) -> Weights:
-        """The next shared model; one whose participants all failed, or left themselves out, stays as it is."""
+        """The next shared model; unchanged if all its participants failed or have weight 0."""
         loop, model = self._loop, self._model
         scaled = [parts[one].get(model, 0.0) / self._planned * report.scale for one, report in arrived.items()]
         survived = sum(scaled)
@@ -290,14 +286,14 @@ class _Sums:
 
 
 def _zeros(loop: LocalLoop, start: Weights) -> Weights:
-    """What further vectors are changes from: zero in the parameters that are averaged."""
+    """Reference of further vectors: zero in the averaged parameters."""
     return linear_combination(start, [(0.0, start)], loop.averaged_spans())
 
 
 def _after_average(
     loop: LocalLoop, parts: _Parts, arrived: Mapping[Participant, ClientReport], starts: Sequence[Weights]
 ) -> None:
-    """Tell those who want to know who had which share in the models."""
+    """Call ``on_average_end`` with the clients' shares in the models."""
     hooks = loop.hooks.of("on_average_end")
     if not hooks:
         return
@@ -324,15 +320,15 @@ def _train_cohort(
     stacked: StackedLoop | None,
     hand_over: Callable[[Participant, ClientUpdate], None],
 ) -> dict[Participant, ClientReport]:
-    """Every hosted participant's turn, each handed over at once; sets the round's reports and survivors.
+    """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors.
 
-    A client that trains several models has a turn for each, and each may fail by itself.
+    A client that trains several models has a turn for each; each may fail on its own.
 
     Returns:
-        The participants, on whatever rank, whose turns did not fail, with their reports.
+        Participants on all ranks without failed turns, with their reports.
 
     Raises:
-        TrainingError: on every rank, if a client's turn fails and the run's policy is to fail, or all fail.
+        TrainingError: on every rank, if a client's turn fails and ``on_client_error`` is "fail", or all fail.
     """
     federation, now = loop.federation, loop.round
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
@@ -354,10 +350,10 @@ def _train_cohort(
             if give_back is not None:
                 give_back()
             failure = error if loop.settings.on_client_error == "fail" else None
-            if failure is not None and loop.processes.several:  # the others do not finish their turns for it
+            if failure is not None and loop.processes.several:  # do not let other ranks finish their turns
                 raise_or_warn(loop, cohort, {place: reports[place]}, failure)
             continue
-        for hook in after:  # the client's part in the sums stands: from here on nothing may leave it out
+        for hook in after:  # the client is in the sums now, so that errors here must not leave it out
             hook(client)
     reports = loop.processes.exchange(reports)
     raise_or_warn(loop, cohort, reports, failure)
@@ -373,10 +369,10 @@ def _train_cohort(
 
 
 def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
-    """Let the cohort measure before it trains; the reports of hosted participants, by place, that cannot.
+    """Let the cohort measure before it trains; returns reports of failed hosted participants, by place.
 
     Raises:
-        TrainingError: on every rank, if one fails and the run's policy is to fail.
+        TrainingError: on every rank, if one fails and ``on_client_error`` is "fail".
     """
     loop.measured = {}
     found: dict[int, ClientReport] = {}
@@ -396,14 +392,14 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
         if report.error is None:
             participant = cohort.participants[place]
             loop.measured.setdefault(loop.model_of(participant), {})[participant.client] = report.numbers
-    if loop.hooks.of("select_collaboration"):  # whose weights are averaged with whose is not known yet
+    if loop.hooks.of("select_collaboration"):  # the collaboration is not known yet
         whole = {client: numbers for of_model in loop.measured.values() for client, numbers in of_model.items()}
         loop.measured = dict.fromkeys(loop.measured, whole)
     return {place: report for place, report in found.items() if report.error is not None}
 
 
 def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-    """A participant's turn by itself, which leaves its new weights in the module, and its report."""
+    """Take a participant's turn, which leaves its new weights in the module."""
     turn = loop.begin_turn(participant)
     return loop.take_turn(turn), turn
 
@@ -415,7 +411,7 @@ def _hand_over(
     report: ClientReport,
     hand_over: Callable[[Participant, ClientUpdate], None],
 ) -> ClientReport:
-    """What a client hands over of its weights, which are without its personal layers, and what it keeps; its report."""
+    """Hand over a client's shared weights and store its personal layers and strategy state; returns its report."""
     learner, personal = loop.learner, loop.federation.personal
     turn.report = report
     weights = loop.flat.collect()
@@ -446,9 +442,9 @@ def _check_update(learner: Learner, update: ClientUpdate) -> None:
         raise ConfigurationError(f"{name} returned {type(update).__name__}: return ClientUpdate(weights).")
     for kind, factor in (("scale", update.scale), ("weight", update.weight)):
         if factor is not None and not (math.isfinite(factor) and factor >= 0):
-            raise TrainingError(f"{name} gave {kind}={factor}: give a finite number of at least 0.")
+            raise TrainingError(f"{name} returned {kind}={factor}: must be finite and at least 0.")
     if sorted(update.vectors) != sorted(learner.extra_vectors):
         raise ConfigurationError(
-            f"{name} gave the vectors {sorted(update.vectors)}, extra_vectors names {sorted(learner.extra_vectors)}:"
-            " give each of these."
+            f"{name} returned the vectors {sorted(update.vectors)}, and extra_vectors names"
+            f" {sorted(learner.extra_vectors)}: return exactly these."
         )

@@ -1,4 +1,4 @@
-"""States of a module's callbacks (``configure_callbacks``) by Lightning's checkpoint hooks: each client's own."""
+"""Client states of a module's callbacks (``configure_callbacks``), by Lightning's checkpoint hooks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,26 +18,26 @@ from lightning_fl.engine.weights.flat import FlatModule
 
 __all__ = ["CallbackStates", "averaged_weights"]
 
-#: The client store that holds them, as checkpoints that have only what the callbacks put there.
+#: Name of the client store, which holds checkpoints with only what the callbacks saved.
 _STORE = "callback_states"
-#: Stands in such a checkpoint for the module's own ``state_dict``.
+#: Placeholder for the module's own ``state_dict`` in such a checkpoint.
 _OF_MODULE = "the module's weights"
-#: What says in such a checkpoint that ``state_dict`` is an average.
+#: Key of such a checkpoint whose ``state_dict`` is an average.
 _AVERAGE = "averaging_state"
-#: A callback's attribute: the state with which a fit began.
+#: Attribute of a callback with the state before the fit.
 _PRISTINE = "_state_before_fit"
 
 
 class CallbackStates:
-    """Saves and loads the states of callbacks around each client's turn, as Lightning does around a restart.
+    """Loads and saves the states of callbacks around each client's turn, as Lightning does around a restart.
 
-    What a callback has as the fit begins, with the weights that it is given, is the state of a client without one. An
-    evaluation from no checkpoint leaves callbacks that have been in no fit as they were made, as Lightning does.
+    The state at the start of the fit is the initial one of every client. As in Lightning, an evaluation without a
+    checkpoint does not change callbacks that were never in a fit.
 
     Args:
-        module_trainer: with the module and its callbacks; of a fit at the end of ``on_train_start``.
+        module_trainer: with the module and its callbacks; for a fit, at the end of ``on_train_start``.
         flat: the module's flat weights.
-        federation: holds the clients' stores.
+        federation: with the clients' stores.
 
     Raises:
         ConfigurationError: a checkpoint cannot hold what a callback saves.
@@ -48,7 +48,7 @@ class CallbackStates:
         watching = module_trainer.watching
         found = {id(callback): callback for hook in OF_STATE for callback in watching.get(hook, ())}
         self.callbacks: dict[str, Any] = {f"{n} {one.state_key}": one for n, one in enumerate(found.values())}
-        self._numbers = {  # and the like, which they do not save
+        self._numbers = {  # plain attributes that callbacks do not save
             name: {key: value for key, value in vars(callback).items() if isinstance(value, int | float | str | None)}
             for name, callback in self.callbacks.items()
         }
@@ -61,7 +61,7 @@ class CallbackStates:
 
     @property
     def averages(self) -> bool:
-        """Whether one of them is Lightning's ``WeightAveraging``, see :func:`averaged_weights`."""
+        """Whether one of the callbacks is Lightning's ``WeightAveraging``, see :func:`averaged_weights`."""
         return _AVERAGE in self._pristine
 
     def of_run(self, hook: str) -> bool:
@@ -70,11 +70,11 @@ class CallbackStates:
 
     @contextmanager
     def turn(self, client: int, *, keep: bool, trained: bool = False) -> Iterator[None]:
-        """The callbacks have a client's state.
+        """Context in which the callbacks have a client's state.
 
         Args:
-            client: whose turn it is; the module has its weights.
-            keep: it goes on from what the callbacks have at the end.
+            client: in turn; the module has its weights.
+            keep: save the state at the end.
             trained: the turn trains the module.
         """
         before = self._federation.client_stores.get(_STORE, {}).get(client, self._pristine)
@@ -82,7 +82,7 @@ class CallbackStates:
             yield
             return
         outer, self._in_turn = self._saved() if self._in_turn else None, True
-        evaluated = {} if trained else {"state_dict": _OF_MODULE}  # whose weights are the ones that are evaluated
+        evaluated = {} if trained else {"state_dict": _OF_MODULE}  # evaluate the module's own weights
         try:
             self._load(before | evaluated)
             yield
@@ -95,7 +95,7 @@ class CallbackStates:
                 self._load(outer)
 
     def _saved(self) -> dict[str, Any]:
-        """A checkpoint, as plain values and tensors of its own on the CPU."""
+        """A checkpoint with plain values and copied tensors on the CPU."""
         weights = self._trainer.model.state_dict()
         own = dict(weights)
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
@@ -122,13 +122,13 @@ class CallbackStates:
     def _call(self, hook: str, checkpoint: dict[str, Any]) -> None:
         for callback in self.callbacks.values():
             method = getattr(callback, hook)
-            # Lightning's own tell rank zero of it, which is too much in every turn.
+            # Lightning's own callbacks log on rank zero, which is too much in every turn.
             with rank_seen(int(method.__module__.startswith(LIGHTNING))):
                 method(self._trainer, self._trainer.model, checkpoint)
 
 
 def averaged_weights(federation: Federation, client: int) -> Mapping[str, Tensor]:
-    """The average over its steps that Lightning's ``WeightAveraging`` keeps for a hosted client; empty without one."""
+    """A hosted client's average over its steps, kept by Lightning's ``WeightAveraging``; empty without it."""
     state = federation.client_stores.get(_STORE, {}).get(client, {})
     return {} if _AVERAGE not in state or state["state_dict"] == _OF_MODULE else state["state_dict"]
 

@@ -1,9 +1,8 @@
-"""``torch.compile`` around a module's steps, for the time of a run.
+"""``torch.compile`` of a module's steps during a run.
 
-As in Lightning, ``forward`` and each step that the module defines are compiled as a whole, so that the loss belongs to
-the graph; ``self.log`` and torchmetrics stay outside of it, and so does a ``training_step`` that optimises manually.
-All clients and rounds share the compiled steps, since they share the module and the memory that its weights lie in.
-Processes compile after they were forked.
+As in Lightning, ``forward`` and each step of the module are compiled as a whole, including the loss; ``self.log``,
+torchmetrics and a manually optimising ``training_step`` stay outside of the graph. All clients and rounds share the
+compiled steps, because they share the module and its memory. Processes compile after the fork.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +27,12 @@ __all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 CompileSettings = bool | dict[str, Any]
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-#: Of a metric: a graph would depend on how often it was called.
+#: Methods of metrics, whose graph would depend on the number of calls.
 _COUNTING = ("forward", "update", "compute", "reset")
 
 
 def compile_faults(settings: CompileSettings) -> list[str]:
-    """What is wrong with ``trainer.compile``: torch judges it, except for values that it takes without a look."""
+    """Faults of ``trainer.compile``, found by torch, except for values that torch accepts unchecked."""
     if isinstance(settings, bool):
         return []
     if not isinstance(settings, Mapping):
@@ -45,21 +44,21 @@ def compile_faults(settings: CompileSettings) -> list[str]:
         check_counts("", recompile_limit=given.get("recompile_limit"))
         torch.compile(_probe, **given)
     except Exception as error:  # torch raises errors of a dozen types
-        return [f"trainer.compile={dict(settings)}: torch.compile does not take that: {cut(str(error), 400)}"]
+        return [f"trainer.compile={dict(settings)}: refused by torch.compile: {cut(str(error), 400)}"]
     return []
 
 
 def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is set, with options of their own: torch takes entries out of them."""
+    """The arguments that are set, with a copy of ``options``, which torch changes."""
     given = {name: value for name, value in settings.items() if value is not None}
     return given | ({"options": dict(given["options"])} if isinstance(given.get("options"), Mapping) else {})
 
 
 class CompiledSteps:
-    """A module and how its steps are compiled; not at all, for most.
+    """A module whose steps are compiled during a run, if requested.
 
     Args:
-        model: a module, or what ``torch.compile`` made of one: its steps are then compiled in the same way.
+        model: a module, or one wrapped by ``torch.compile``, whose steps are then compiled in the same way.
         settings: ``trainer.compile``.
 
     Attributes:
@@ -75,11 +74,11 @@ class CompiledSteps:
         if isinstance(model, OptimizedModule):
             if settings is not False:
                 raise ConfigurationError(
-                    "the model is compiled already, and trainer.compile is set: leave out one of them."
+                    "trainer.compile is set, and the model is compiled already: leave one of them out."
                 )
             self.module: Any = model._orig_mod
             self._compile = model.dynamo_ctx
-            # Lightning notes what torch.compile was given.
+            # Lightning stores the arguments of torch.compile.
             self._backend = getattr(model, "_compile_kwargs", {}).get("backend", "inductor")
             return
         self.module = model
@@ -89,10 +88,10 @@ class CompiledSteps:
             self._backend = given.get("backend", "inductor")
 
     def check(self, device: torch.device) -> None:
-        """Compile and run a line of code, where a registered backend is to compile the steps.
+        """Try a registered backend on one line of code.
 
         Raises:
-            ConfigurationError: it fails: this machine has no C++ compiler, say.
+            ConfigurationError: it fails, for example without a C++ compiler.
         """
         if self._compile is None or callable(self._backend):
             return
@@ -108,7 +107,7 @@ class CompiledSteps:
             ) from error
 
     def begin(self) -> None:
-        """Give the module compiled steps."""
+        """Replace the module's steps by compiled ones."""
         if self._compile is None:
             return
         module: LightningModule = self.module
@@ -126,7 +125,7 @@ class CompiledSteps:
         self._change(module, "forward", compiled)
 
     def end(self) -> None:
-        """The module's own steps again."""
+        """Restore the module's own steps."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             delattr(owner, name)
@@ -136,7 +135,7 @@ class CompiledSteps:
     def _change(self, owner: nn.Module, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._replaced.append((owner, name, vars(owner).get(name)))
         method = getattr(owner, name)
-        if isinstance(method, MethodType) and method.__self__ is owner:  # then a copy of the owner has its own
+        if isinstance(method, MethodType) and method.__self__ is owner:  # bind, so that copies of the owner work
             setattr(owner, name, MethodType(change(method.__func__), owner))
         else:
             setattr(owner, name, change(method))
@@ -147,7 +146,7 @@ def _probe(x: Tensor) -> Tensor:
 
 
 def _keeping_outputs(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step with outputs of its own: those of a CUDA graph are overwritten when it runs again."""
+    """Copy the outputs of a step, because a CUDA graph overwrites them in its next run."""
 
     @wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +156,7 @@ def _keeping_outputs(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeping_values(log: Callable[..., None]) -> Callable[..., None]:
-    """``self.log`` of copies, for the same reason."""
+    """Copy the values that ``self.log`` gets, for the same reason."""
 
     @wraps(log)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A strategy's change of the gradient before an optimiser's step."""
+"""Correction of gradients before an optimiser step."""
 
 from collections.abc import Callable
 
@@ -17,15 +17,14 @@ Correction = Callable[[Weights, Weights], None]
 
 
 class GradientCorrection:
-    """Brings the gradients of the averaged parameters into one flat vector, and back once it was changed.
+    """Copies the gradients of averaged parameters to one flat vector, corrects it, and assigns it back.
 
-    A parameter that the loss does not reach has the gradient zero. It keeps none, and so stays as it is, where nothing
-    is added to that.
+    A parameter without a gradient counts as zero; it gets a gradient only if the correction is not zero there.
 
     Args:
         flat: the module.
         personal: parameters that are not averaged.
-        correct_: the change.
+        correct_: the correction.
     """
 
     def __init__(self, flat: FlatModule, personal: LocalParameters | None, correct_: Correction) -> None:
@@ -36,10 +35,10 @@ class GradientCorrection:
         self._of_optimizer: dict[tuple[int, ...], tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
 
     def apply_(self, optimizer: Optimizer) -> None:
-        """Change the gradients of those parameters that an optimiser is about to step.
+        """Correct the gradients of an optimiser's parameters.
 
         Raises:
-            ConfigurationError: two of them are different objects that share their memory.
+            ConfigurationError: two of them are different objects that share memory.
         """
         groups = (id(optimizer), *[len(group["params"]) for group in optimizer.param_groups])  # hooks may add some
         if groups not in self._of_optimizer:
@@ -65,9 +64,8 @@ class GradientCorrection:
             if place is not None and (place.dtype, place.begin) in averaged:
                 if place in taken:
                     raise ConfigurationError(
-                        "two parameters of the optimiser are different objects that share their memory, and the"
-                        " strategy changes the gradient of what lies there: tie them as one object (b.weight ="
-                        " a.weight)."
+                        "two parameters of the optimiser are different objects that share memory, and the strategy"
+                        " changes their gradients: tie them as one object (b.weight = a.weight)."
                     )
                 taken.add(place)
                 vector = self._gradient.vectors[place.dtype]

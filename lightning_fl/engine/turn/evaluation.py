@@ -1,4 +1,4 @@
-"""The evaluation of one client's model on the process's one module, and the module's hooks and steps."""
+"""Evaluation of clients' models on the process's module, and calls of the module's hooks and steps."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,34 +39,34 @@ _STAGES: dict[Split, tuple[TrainerFn, RunningStage, str]] = {
     "test": (TrainerFn.TESTING, RunningStage.TESTING, "test"),
 }
 
-#: How some of a loader's batches are read.
+#: Reads some of a loader's batches.
 Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
 
-#: Hooks that are called once for all clients, with their stages.
+#: Hooks called once for all clients, with their stages.
 _HOOKS_OF_RUN: dict[str, tuple[TrainerFn, RunningStage]] = {
     f"on_{word}_{moment}": (fn, stage)
     for fn, stage, word in (*_STAGES.values(), (TrainerFn.PREDICTING, RunningStage.PREDICTING, "predict"))
     for moment in ("start", "end")
 } | dict.fromkeys(("on_train_start", "on_train_end", "on_fit_end"), (TrainerFn.FITTING, RunningStage.TRAINING))
-#: Those of them that a fit calls in every round.
+#: Those that a fit calls in every round.
 _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 
 class Evaluator:
-    """Runs clients' evaluations one after another on one module, whose hooks and steps it calls.
+    """Evaluates clients one after another on one module, whose hooks and steps it calls.
 
     Args:
-        module_trainer: what the module, which is on its device, sees as ``self.trainer``.
+        module_trainer: the module's ``self.trainer``; the module is on its device.
         flat: the module's flat weights.
         data: of all clients.
         factory: the clients' batches.
         settings: of the run.
-        federation: models and what clients keep.
+        federation: models and clients' states.
         round: the present round.
-        processes: who hosts whom.
+        processes: hosts of the clients.
 
     Raises:
-        ConfigurationError: the module has a hook or a signature that a federated turn has no place for.
+        ConfigurationError: the module has a hook or signature that is not supported in a federated turn.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Evaluator:
         self.federation = federation
         self.round = round
         self.processes = processes
-        self._overridden: dict[str, bool] = {}  # asked for in every step
+        self._overridden: dict[str, bool] = {}  # cached, because every step looks it up
         refuse_hooks(module)
         module_trainer.find_loader = self._loader
         self._precision: Precision = module_trainer.precision_plugin.plugin
@@ -103,19 +103,18 @@ class Evaluator:
         self._checked_loaders: set[tuple[str, bool]] = set()
         self.precision = str(self._precision.precision)
         self.move = BatchTransfer(module, data, processes.device, self._precision, channels_last=settings.channels_last)
-        self.mode = _ModuleMode()  # what of the module trains, kept for the time of an evaluation
+        self.mode = _ModuleMode()  # training flags of the submodules, saved during an evaluation
         self.metric_states = MetricStates(module, federation)
         self.callback_states = CallbackStates(module_trainer, flat, federation)
         self._generators = held_generators(*module.modules())
-        self._swapping = False  # in evaluations whose hooks of the run are called in each client's turn
+        self._swapping = False  # whether hooks of the run are called in each client's turn
 
     @contextmanager
     def evaluations(self, word: str) -> Iterator[None]:
         """Call ``on_WORD_start`` and ``on_WORD_end`` once around the evaluations of all clients of this process.
 
-        Where the first gives the module other weights (an average over its steps) and the second puts its own back, or
-        a callback with a state has one of them, both are called in each client's turn instead. Calling them once on a
-        shared model shows whether weights change.
+        If the first swaps the module's weights (for an average over its steps), or a callback with a state has one of
+        the two, both are called in each client's turn instead. A call with a shared model shows whether weights change.
         """
         start, end = f"on_{word}_start", f"on_{word}_end"
         self._swapping = self.callback_states.of_run(start) or self.callback_states.of_run(end)
@@ -134,7 +133,7 @@ class Evaluator:
             self._swapping = False
 
     def seed_user_code(self, *path: int | str) -> None:
-        """Seed what a turn's user code may draw from: the default generators, and those that the module holds."""
+        """Seed the default generators, and those of the module."""
         seed_default_generators(*path)  # type: ignore[arg-type]
         seed_held_generators(self._generators, *path)  # type: ignore[arg-type]
 
@@ -145,13 +144,13 @@ class Evaluator:
     def evaluate(
         self, client: int, weights: Weights, split: Split, read: Reading | None = None, *, own: bool = False
     ) -> ClientReport | None:
-        """A client's held-out data under ``weights``; ``None`` where it has none.
+        """Evaluate weights on a client's split; ``None`` if it has no such data.
 
         Args:
             client: a hosted client.
-            weights: of the model that is evaluated.
-            split: whose step is taken; training data are validated.
-            read: the batches of a loader that are taken instead of all, outside the run's own validations.
+            weights: of the evaluated model.
+            split: of the data and step; training data are validated.
+            read: selects batches of a loader, outside the run's own validations.
             own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
         """
         batches = self.batches(client, split)
@@ -172,7 +171,7 @@ class Evaluator:
         return report
 
     def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
-        """``predict_step``'s output for every batch of a client's split, on the CPU; a list per loader if several."""
+        """Outputs of ``predict_step`` for a client's split, on the CPU; a list per loader if there are several."""
         batches = self.batches(client, split)
         if batches is None:
             return []
@@ -193,7 +192,7 @@ class Evaluator:
         *,
         keep: bool = False,
     ) -> Iterator[tuple[int, Any]]:
-        """The number of the loader and the step's output, for every batch."""
+        """Yields the number of the loader and the step's output for every batch."""
         trainer, loaders = self.module_trainer, batches.loaders
         several = len(loaders) > 1
         self._check_loaders(word, several, len(loaders))
@@ -226,7 +225,7 @@ class Evaluator:
                         yield number, self._evaluate_batch(client, loader, word, batch, size, index, which)
                         if not known:
                             seen += trainer.collector.step_size()
-                    if not known:  # a stream: its samples are known once it is read
+                    if not known:  # the samples of a stream are known once it is read
                         loader.num_samples = int(seen)
                 trainer.collector.begin_loader(None)
                 trainer.collector.begin_step(None, None)
@@ -250,7 +249,7 @@ class Evaluator:
         index: int,
         which: tuple[int, ...],
     ) -> Any:
-        """The step on one batch, between its hooks; ``which`` is the loader's number where there are several."""
+        """Run the step on one batch with its hooks; ``which`` is the loader's number if there are several."""
         trainer = self.module_trainer
         batch = self.move(batch, loader.on_device, client, *which)
         trainer.collector.begin_step(batch, size)
@@ -263,7 +262,7 @@ class Evaluator:
         return output
 
     def open_validation_data(self) -> None:
-        """Open the validation data that a fit reads, so that what they cannot be read by is said before training.
+        """Open a fit's validation data, so that errors show before training.
 
         Raises:
             ConfigurationError: a client's loaders do not fit ``validation_step``.
@@ -281,33 +280,29 @@ class Evaluator:
             self._checked_loaders.add((word, several))
 
     def global_step(self, client: int) -> int:
-        """Optimiser steps that a client has taken in the run."""
+        """Optimiser steps of a client in the run."""
         state = self.federation.client_states.get(client)
         return 0 if state is None else state.global_step
 
     def refuse_new(self, where: str, client: int | None = None) -> None:
-        """Refuse parameters and buffers that the module has got when clients already train.
+        """Refuse parameters and buffers that were created while clients already train.
 
         Args:
-            where: they may have appeared.
+            where: place of the check, for the message.
             client: whose turn it was.
-
-        Raises:
-            TrainingError: naming them.
         """
         new = self.flat.new_tensors()
         if new:
             where += "" if client is None else f" of {self.name_of(client)}"
             raise TrainingError(
-                f"{', '.join(map(repr, new))} appeared {where}: clients average what the module holds when training"
-                " starts. Make it in __init__, configure_model, on_fit_start or on_train_start, frozen where it is to"
-                " be trained later."
+                f"{', '.join(map(repr, new))} appeared {where}, after training started: create it in __init__,"
+                " configure_model, on_fit_start or on_train_start, frozen if it is to be trained later."
             )
 
     # -- the module's methods ------------------------------------------------------------------------------------
 
     def batches(self, client: int, split: Split) -> Any:
-        """A client's batches, after callbacks (label noise) saw them."""
+        """A client's batches, after callbacks (such as label noise) changed them."""
         with self.profiler.profile(DATA):
             found, state = self.factory.batches(client, split), self.federation.client_states.get(client)
         if found is not None:
@@ -315,7 +310,7 @@ class Evaluator:
         return found
 
     def _loader(self, client: int, split: Split) -> Any:
-        """A client's loader of a split, as its module sees it; what it draws depends on the turn alone."""
+        """The loader of a split that a client's module sees, with draws that depend only on the turn."""
         loader = self.factory.loader(client, split)
         draws = getattr(loader, "generator", None)
         if isinstance(draws, torch.Generator) and isinstance(self.batches(client, split), PackedBatches):
@@ -323,7 +318,7 @@ class Evaluator:
         return loader
 
     def path(self, client: int, purpose: str) -> tuple[int, int, int, str]:
-        """Where a client's draws for one purpose in the current round come from."""
+        """Seed path of a client's draws for one purpose in the current round."""
         return self.settings.seed, self.federation.current_round, client, purpose
 
     def name_of(self, client: int) -> str:
@@ -331,13 +326,13 @@ class Evaluator:
         return f"client {client} ({self.data.client_names()[client]})"
 
     def overridden(self, name: str) -> bool:
-        """Whether the user's module, or a callback that it brings, defines this hook."""
+        """Whether the module, or a callback of its ``configure_callbacks``, defines a hook."""
         if name not in self._overridden:
             self._overridden[name] = is_overridden(name, self.module) or name in self.module_trainer.watching
         return self._overridden[name]
 
     def call(self, name: str, *args: Any) -> Any:
-        """A hook of the module's, if it defines it, with ``self.log`` knowing where it is called from."""
+        """Call a hook of the module if it is defined, with ``self.log`` knowing the caller."""
         if not self.overridden(name):
             return None
         with self.profiler.profile(HOOKS):
@@ -349,7 +344,7 @@ class Evaluator:
         fn, stage = _HOOKS_OF_RUN[name]
         self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
         self.module_trainer.begin_hook_of_run()
-        if name == "on_train_start":  # which may draw the weights of what it makes
+        if name == "on_train_start":  # may draw initial weights
             seed_default_generators(self.settings.seed, name)
         if name not in _HOOKS_OF_ROUND:
             return self.module_trainer.call_hook(name, *args)
@@ -360,7 +355,7 @@ class Evaluator:
         return returned
 
     def step(self, name: str, batch: Any, index: int, *which: int) -> Any:
-        """``training_step`` or another one of the module's; ``which``: the loader's number where there are several."""
+        """Call a step of the module; ``which`` is the loader's number if there are several."""
         arguments = (batch, index, *which) if self._step_takes_index[name] else (batch, *which)
         with self._forward_context():
             return self.module_trainer.call_hook(name, *arguments)

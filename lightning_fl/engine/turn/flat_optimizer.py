@@ -1,8 +1,8 @@
 """Optimiser steps on flat vectors: the same arithmetic on one long vector instead of many short ones.
 
-A small model's step spends most of its time between operations. Optimisers that treat every entry by itself do not
-mind where one parameter ends and the next begins: they get the module's flat vector (:class:`FlatModule`) as one. The
-user's own optimiser stays what modules, schedulers and checkpoints see; its hyper-parameters are read at every step.
+A small model's step spends most of its time between operations. Elementwise optimisers do not depend on the boundaries
+of parameters, so they can step the module's flat vector (:class:`FlatModule`) at once. Modules, schedulers and
+checkpoints still see the user's own optimiser, whose hyper-parameters are read at every step.
 """
 
 import copy
@@ -19,26 +19,26 @@ from lightning_fl.engine.weights.flat import FlatModule
 
 __all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "has_fused_step", "is_elementwise", "settle_steps_"]
 
-#: No norm, sort or draw over a whole parameter in these.
+#: Without norms, sorts or draws over whole parameters.
 _ELEMENTWISE = frozenset({SGD, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop})
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-#: In halves, torch's vector operations round otherwise than those for the last few entries of a parameter.
+#: In half precision, torch's vector operations round differently from those for the last few entries of a parameter.
 _DTYPES = frozenset({torch.float32, torch.float64})
-#: State that is one number for a whole parameter.
+#: States with one number per parameter.
 _SCALARS = frozenset({"step", "mu_product"})
-#: Those of them whose whole step torch has as one kernel.
+#: With a fused step kernel in torch.
 _FUSED = frozenset({SGD, Adagrad, Adam, AdamW})
-#: What a group may ask for that says how, or on what, its steps are taken.
-_HOW = ("foreach", "fused", "capturable", "differentiable")
+#: Options of a group that choose another implementation of steps.
+_IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class FlatRun:
-    """Parameters of one group that lie one behind the other, as one.
+    """Adjacent parameters of one group, as one vector.
 
     Args:
         parameters: in the order of the vector.
-        vector: their part of it, [P_run]; the gaps that alignment leaves hold zeros, and stay so.
-        begins: where each parameter begins in it.
+        vector: their part of it, [P_run]; alignment gaps hold zeros.
+        begins: first entry of each parameter.
     """
 
     def __init__(self, parameters: Sequence[Tensor], vector: Tensor, begins: Sequence[int]) -> None:
@@ -52,7 +52,7 @@ class FlatRun:
         self._places = [parameter.data_ptr() for parameter in parameters]
 
     def gather(self) -> bool:
-        """Bring the gradients together; ``False`` where one is missing, or a parameter has moved."""
+        """Gather the gradients; ``False`` if one is missing or a parameter has moved."""
         pieces: list[Tensor] = []
         for parameter, place, gap in zip(self.parameters, self._places, self._gaps, strict=True):
             gradient = parameter.grad
@@ -66,7 +66,7 @@ class FlatRun:
         return True
 
     def split(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """The run's state as that of each parameter; vectors are views."""
+        """Split the run's state into states of the parameters; vectors are views."""
         return [
             {
                 key: copy.deepcopy(value)
@@ -78,7 +78,7 @@ class FlatRun:
         ]
 
     def join(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """The state of all parameters as that of the run; ``None`` where they are not in step."""
+        """Join the states of all parameters; ``None`` if their steps differ."""
         first = states[0]
         joined: dict[str, Any] = {}
         for key, value in first.items():
@@ -102,22 +102,22 @@ class FlatOptimizer:
     """Takes an optimiser's steps on the flat vector.
 
     Args:
-        optimizer: of the client whose turn it is; keeps its parameters, groups and hyper-parameters, and gets its state
-            back with :meth:`release`.
+        optimizer: of the client in turn; keeps its parameters, groups and hyper-parameters, and gets its state back
+            with :meth:`release`.
         groups: the runs of every group of the optimiser.
-        fused: a whole step is one of torch's fused kernels, where :func:`has_fused_step`: other bits, by rounding.
+        fused: use torch's fused kernel if :func:`has_fused_step`, which rounds differently.
     """
 
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool = False) -> None:
         self._optimizer = optimizer
         self._fused = fused and has_fused_step(optimizer)
         self._groups = groups
-        #: Hooks may add groups, or parameters to one, in the middle of a turn.
+        #: Hooks may add groups or parameters during a turn.
         self._known = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
-        self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
+        self._twin = copy.copy(optimizer)  # keeps its class and settings
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
-        #: A step that user code takes is the optimiser's own, from its state; the flat form then ends.
+        #: A step by user code uses the optimiser itself, so its state is restored and the flat form ends.
         self._watch = optimizer.register_step_pre_hook(self._release_before_step)
         self._ended = False
 
@@ -130,30 +130,30 @@ class FlatOptimizer:
         *,
         fused: bool = False,
     ) -> "FlatOptimizer | None":
-        """The flat form of an optimiser, with its state; ``None`` where it has none, or saves nothing.
+        """The flat form of an optimiser, with its state; ``None`` if there is none or it saves no time.
 
-        That is: an optimiser of another class than torch's elementwise ones, with hooks on its steps or settings of how
-        they are taken, or over parameters that are frozen, elsewhere, or scattered over the vector.
+        That is the case for optimisers other than torch's elementwise ones, with hooks or another implementation of
+        steps, or with parameters that are frozen, not the module's, or scattered over the vector.
 
         Args:
             optimizer: the optimiser.
-            flat: the module whose parameters it has.
-            earlier: one of the same module that is no longer used; its vectors are used again.
+            flat: the module of its parameters.
+            earlier: an unused flat optimiser of the same module, whose vectors are reused.
             fused: as in the constructor.
         """
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
-            return cls(optimizer, earlier._groups, fused=fused)._taking_state()
+            return cls(optimizer, earlier._groups, fused=fused)._with_state()
         groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         found = [runs for runs in groups if runs is not None]
         if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
             return None
-        return cls(optimizer, found, fused=fused)._taking_state()
+        return cls(optimizer, found, fused=fused)._with_state()
 
     def step(self) -> bool:
-        """Take a step by the parameters' gradients; ``False``, and nothing done, where it must be taken one by one."""
+        """Step by the parameters' gradients; ``False``, without a step, if parameters must be stepped one by one."""
         if self._ended or self.outdated or not all(run.gather() for runs in self._groups for run in runs):
             return False
         for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
@@ -167,17 +167,17 @@ class FlatOptimizer:
 
     @property
     def outdated(self) -> bool:
-        """Whether the optimiser's groups are no longer those that it had."""
+        """Whether the optimiser's groups have changed."""
         groups = self._optimizer.param_groups
         if len(groups) != len(self._known):
             return True
-        for place, (parameters, count) in enumerate(self._known):  # asked in every step: no generator
+        for place, (parameters, count) in enumerate(self._known):  # a loop, because it runs in every step
             if groups[place]["params"] is not parameters or len(parameters) != count:
                 return True
         return False
 
     def release(self) -> None:
-        """Give the optimiser its state, as if it had taken the steps itself."""
+        """Return the state to the optimiser, as if it had taken the steps itself."""
         for runs in self._groups:
             for run in runs:
                 state = self._twin.state.get(run.flat)
@@ -188,7 +188,7 @@ class FlatOptimizer:
         self.end()
 
     def end(self) -> None:
-        """Leave the optimiser alone from now on."""
+        """Detach from the optimiser."""
         self._watch.remove()
         self._twin.state.clear()
         self._ended = True
@@ -197,15 +197,15 @@ class FlatOptimizer:
         self.release()
 
     def _covers(self, optimizer: Optimizer) -> bool:
-        """Whether an optimiser has the same parameters in the same groups, none of them frozen."""
+        """Whether an optimiser has the same parameters in the same groups, without frozen ones."""
         own = [[parameter for run in runs for parameter in run.parameters] for runs in self._groups]
         theirs = [group["params"] for group in optimizer.param_groups]
         return [[*map(id, group)] for group in own] == [[*map(id, group)] for group in theirs] and all(
             parameter.requires_grad for group in theirs for parameter in group
         )
 
-    def _taking_state(self) -> "FlatOptimizer | None":
-        """This object with the optimiser's state; ``None`` where that is not in step."""
+    def _with_state(self) -> "FlatOptimizer | None":
+        """This object with the optimiser's state; ``None`` if steps of parameters differ."""
         if not self._optimizer.state:
             return self
         for runs in self._groups:
@@ -223,23 +223,23 @@ class FlatOptimizer:
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether its steps treat every entry by itself, and nobody asked how they are taken or wants to see them."""
-    how = any(group.get(name) for group in optimizer.param_groups for name in _HOW)
-    return type(optimizer) in _ELEMENTWISE and not how and not _has_hooks(optimizer)
+    """Whether an optimiser is elementwise, without hooks and with the default implementation of steps."""
+    special = any(group.get(name) for group in optimizer.param_groups for name in _IMPLEMENTATIONS)
+    return type(optimizer) in _ELEMENTWISE and not special and not _has_hooks(optimizer)
 
 
 def has_fused_step(optimizer: Optimizer) -> bool:
-    """Whether torch has the optimiser's whole step as one kernel."""
+    """Whether torch has a fused step kernel of the optimiser."""
     return type(optimizer) in _FUSED
 
 
 def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Bring an optimiser's count of steps where its step wants it: a fused one beside the parameter, in float32.
+    """Move an optimiser's count of steps, which a fused step needs on the parameter's device in float32.
 
     Args:
         state: of a parameter; changed in place.
-        device: where the count is wanted.
-        dtype: and in which kind of numbers; counts are whole.
+        device: of the count.
+        dtype: of the count.
     """
     if "step" in state:
         state["step"] = torch.as_tensor(state["step"]).to(device, dtype)
@@ -247,7 +247,7 @@ def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtyp
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
-    """Whether somebody wants to see its steps: by hooks, or by a ``step`` of the object's own (schedulers have one)."""
+    """Whether an optimiser has step hooks, or a ``step`` assigned to the object (other than by schedulers)."""
     registries = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
     hooks = [hook for hooks in registries for hook in hooks.values()]
     foreign = any(not isinstance(getattr(hook, "__self__", None), FlatOptimizer) for hook in hooks)
@@ -257,7 +257,7 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:
     """A group's parameters as runs of the flat vectors.
 
-    ``None`` where one is frozen, in halves, not the module's, or laid out in memory in another order than its own.
+    ``None`` if one is frozen, in half precision, not the module's, or not contiguous.
     """
     places = [flat.place(parameter) for parameter in parameters]
     runs: list[FlatRun] = []

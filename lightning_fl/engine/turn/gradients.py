@@ -14,7 +14,7 @@ class FlatGradient:
     """Differentiates losses by some parameters of a module.
 
     Args:
-        module: whose.
+        module: the module.
         flat: its layout.
         spans: the parameters.
     """
@@ -36,17 +36,17 @@ class FlatGradient:
             self._parameters += [found[span.dtype, span.begin] for span in inside]
 
     def load_(self, weights: Weights) -> None:
-        """Give the parameters the values that they have in some weights."""
+        """Load the parameters from some weights."""
         for run, _ in self._runs:
             part = slice(run.begin, run.end)
             self._like.vectors[run.dtype][part] = weights.vectors[run.dtype][part]
 
     def of(self, losses: Iterable[Tensor], share: float) -> Weights:
-        """The gradient of ``share`` of the sum of some losses; a new object, zero outside of the parameters.
+        """The gradient of ``share`` times the sum of losses; a new object, zero outside of the parameters.
 
         Args:
             losses: each with a graph of its own.
-            share: a factor.
+            share: factor.
         """
         gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in self._like.floating()})
         for loss in losses:

@@ -1,4 +1,4 @@
-"""The loss of ``training_step`` of a model on samples of a client, and its gradient; nothing is trained or logged."""
+"""Loss of ``training_step`` at any weights on a client's samples, and its gradient, without training or logging."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -20,18 +20,18 @@ __all__ = ["HeldOutLoss"]
 class HeldOutLoss:
     """L of one client at any weights: the mean of ``training_step``'s loss over samples of one of its splits.
 
-    In eval mode, without a strategy's proximal term and what callbacks do to training batches (mixup). What the module
-    logs meanwhile is dropped, its torchmetrics keep their states. In one round the samples and random draws are the
-    same at all weights.
+    It is computed in eval mode, without a strategy's proximal term or callbacks' changes of batches (mixup). Logged
+    values are dropped, and torchmetrics keep their states. In one round the samples and random draws are the same at
+    all weights.
 
     Args:
         loop: in a fit.
-        split: whose samples.
-        num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
-            ``DataLoader``, its first batches that hold as many.
+        split: of the samples.
+        num_samples: of each client, drawn in every round; ``None`` for all. With a ``DataLoader``, the first batches
+            with at least as many.
         purpose: of the random draws.
-        drawn_in: the round that the draws belong to; ``None`` for the current one.
-        own: whether the client's personal layers count in place of those of the weights.
+        drawn_in: round of the draws; ``None`` for the current one.
+        own: use the client's personal layers instead of those of the weights.
     """
 
     def __init__(
@@ -54,22 +54,21 @@ class HeldOutLoss:
         """L of a hosted client.
 
         Raises:
-            TrainingError: it is not finite, or ``training_step`` gives none.
+            TrainingError: it is not finite, or ``training_step`` returns none.
         """
         with torch.no_grad(), closing(self._losses(client, weights)) as found:
             return self._mean(client, *_columns(found))
 
     def of_samples(self, client: int, weights: Weights) -> tuple[Tensor, Tensor]:
-        """The loss of every sample of a hosted client, each given to ``training_step`` as a batch of its own.
+        """The loss of every sample of a hosted client, each as a batch of its own.
 
-        Of data that come from a ``DataLoader``, the mean loss of each batch.
+        With a ``DataLoader``, the mean loss of each batch.
 
         Returns:
-            The losses and the number of samples behind each, float64, shape [n], on the CPU; samples are in the same
-            order at all weights.
+            Losses and their numbers of samples, float64, shape [n], on the CPU, in the same order at all weights.
 
         Raises:
-            TrainingError: one is not finite, or ``training_step`` gives none.
+            TrainingError: one is not finite, or ``training_step`` returns none.
         """
         with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
             losses, sizes = _columns(found)
@@ -80,15 +79,15 @@ class HeldOutLoss:
         """∇L of a hosted client with respect to some trainable parameters.
 
         Args:
-            client: whose samples.
-            weights: where.
+            client: a hosted client.
+            weights: point of the gradient.
             spans: the parameters.
 
         Returns:
-            Their entries one after another, float64, shape [P], on the run's device.
+            Their concatenated entries, float64, shape [P], on the run's device.
 
         Raises:
-            TrainingError: the loss or its gradient is not finite, or ``training_step`` gives no loss.
+            TrainingError: the loss or its gradient is not finite, or ``training_step`` returns no loss.
         """
         loop = self._loop
         named = dict(loop.module.named_parameters(remove_duplicate=False))
@@ -102,7 +101,7 @@ class HeldOutLoss:
             for loss, size in found:
                 losses.append(loss.detach())
                 sizes.append(size)
-                if not loss.requires_grad:  # no parameter has a part in it
+                if not loss.requires_grad:  # independent of all parameters
                     continue
                 for part, gradient in zip(parts, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
                     if gradient is not None:
@@ -110,22 +109,22 @@ class HeldOutLoss:
         self._mean(client, losses, sizes)
         total /= sum(sizes)
         if not bool(total.isfinite().all()):
-            raise TrainingError(f"the gradient of the loss of {self._whose(client)} is not finite. {_MEND}")
+            raise TrainingError(f"the gradient of the loss of {self._name(client)} is not finite. {_REMEDY}")
         return total
 
     def _mean(self, client: int, losses: list[Tensor], sizes: list[float]) -> float:
         if not losses:
             raise TrainingError(
-                f"training_step gave no loss for {self._whose(client)}: return one for held-out batches too, or choose"
-                " the other split."
+                f"training_step returned no loss for {self._name(client)}: return one for held-out batches too, or"
+                " choose the other split."
             )
         values: list[float] = torch.stack([loss.detach() for loss in losses]).tolist()
         mean = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
         if not math.isfinite(mean):
-            raise TrainingError(f"the loss of {self._whose(client)} is {mean}. {_MEND}")
+            raise TrainingError(f"the loss of {self._name(client)} is {mean}. {_REMEDY}")
         return mean
 
-    def _whose(self, client: int) -> str:
+    def _name(self, client: int) -> str:
         return (
             f"{self._loop.name_of(client)} on its {self._split} data in round {self._loop.federation.current_round + 1}"
         )
@@ -179,4 +178,4 @@ def _columns(found: Iterator[tuple[Tensor, float]]) -> tuple[list[Tensor], list[
     return [loss for loss, _ in pairs], [size for _, size in pairs]
 
 
-_MEND = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."
+_REMEDY = "Lower the learning rate, set trainer.gradient_clip_val, or look at this client's data."

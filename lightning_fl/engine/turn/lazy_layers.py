@@ -1,4 +1,4 @@
-"""Lazy layers (``nn.LazyLinear``) get their shapes before training, from the first batch of a client."""
+"""Shapes of lazy layers (``nn.LazyLinear``), found before training with a client's first batch."""
 
 import copy
 from itertools import chain
@@ -28,20 +28,19 @@ def materialize_lazy_layers(
     processes: Processes,
     settings: Settings,
 ) -> None:
-    """Where parameters have no shape yet, run ``training_step`` on a copy of the module, without gradients.
+    """Run ``training_step`` on a copy of a module with lazy parameters, and give the module their shapes.
 
-    The copy is in eval mode, and nothing else of the module changes. Initial values are drawn from the run's seed;
-    those of rank zero hold.
+    The copy is in eval mode and has no gradients. Initial values are drawn from the run's seed; rank zero's are used.
 
     Args:
         trainer: of the module, which is on its device.
         factory: the clients' batches.
         data: of all clients.
-        processes: every rank takes the first client that it hosts.
+        processes: every rank uses its first hosted client.
         settings: of the run.
 
     Raises:
-        ConfigurationError: on every rank, where it cannot be done on one, or the shapes differ between ranks.
+        ConfigurationError: on every rank, if it fails on one, or shapes differ between ranks.
     """
     module = trainer.model
     if not _lazy(module):
@@ -57,8 +56,8 @@ def materialize_lazy_layers(
         if text or of_rank != found[0][1]:
             reason = text or f"the shapes are {of_rank} on process {rank} and {found[0][1]} on process 0"
             raise ConfigurationError(
-                f"parameters {names} have no shape yet (lazy layers), and a first batch does not tell it: {reason}. Run"
-                " one batch through the module before fit, so that every parameter exists."
+                f"parameters {names} have no shape yet (lazy layers), and a first batch does not determine it:"
+                f" {reason}. Run one batch through the module before fit."
             )
 
 
@@ -73,21 +72,21 @@ def _shapes(
     processes: Processes,
     settings: Settings,
 ) -> dict[str, list[int]]:
-    """Give the module's lazy parameters and buffers shapes and values; returns the shapes."""
+    """Materialize the module's lazy parameters and buffers; returns the shapes."""
     module = trainer.model
     if not processes.hosted:
         raise ConfigurationError("this process hosts no client: lower trainer.devices")
     if not module.automatic_optimization:
-        raise ConfigurationError("the module optimises manually, so that its step cannot be tried")
+        raise ConfigurationError("the module optimises manually, so its step cannot be tried")
     client = processes.hosted[0]
     seed_default_generators(settings.seed, "lazy layers")
     batches = factory.batches(client, "train")
     if batches is None:
         raise ConfigurationError(f"client {client} has no training data")
     batch, size = next(iter(batches.once((settings.seed, 0, client, "lazy layers"))))
-    lazy = [one for one in module.buffers() if is_lazy(one)]  # which torch does not copy
-    made_anew = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
-    twin = copy.deepcopy(module, made_anew).eval()
+    lazy = [one for one in module.buffers() if is_lazy(one)]  # torch cannot copy these
+    copies = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
+    twin = copy.deepcopy(module, copies).eval()
     twin.trainer = trainer  # type: ignore[assignment]
     twin._current_fx_name = "training_step"
     precision = trainer.precision_plugin.plugin

@@ -1,4 +1,4 @@
-"""One client's turn, as its strategy sees it."""
+"""Clients' turns with the steps of strategy and callbacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,16 +31,16 @@ __all__ = ["LocalLoop"]
 
 
 class LocalLoop(TrainingLoop):
-    """Runs clients' turns one after another on one module, with what strategy and callbacks do in their own way.
+    """Runs clients' turns one after another on one module, with the steps of strategy and callbacks.
 
     Args:
-        *args: those of the base.
-        **settings: likewise.
+        *args: of the base.
+        **settings: of the base.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        #: Model, ``None`` for mixtures -> client -> what it has measured in this round.
+        #: Model (``None`` for mixtures) -> client -> its measurements in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         self._second: dict[str, SecondOptimizer] = {}
         self._gradient: FlatGradient | None = None
@@ -51,18 +51,18 @@ class LocalLoop(TrainingLoop):
         return self.federation.collaboration.model_of(participant.client) if given is None else given
 
     def identity_of(self, model: int | None, federation: Federation | None = None) -> str:
-        """What tells a model that a client trains, or a mixture, from others (:meth:`Federation.identities`)."""
+        """Identity of a model that a client trains, or of a mixture (:meth:`Federation.identities`)."""
         return MIXTURE if model is None else (federation or self.federation).identities()[model]
 
     def measure(self, participant: Participant) -> dict[str, float]:
-        """What the strategy finds out for a hosted participant before the round's turns."""
+        """Measurements of the strategy for a hosted participant, before the round's turns."""
         client, given, federation = participant.client, participant.model, self.federation
         start = federation.shared_model(client) if given is None else federation.models[given]
         state = federation.client_states.get(client) or ClientState()
         return self.learner.measure_client(self._turn(client, given, start, state, federation))
 
     def begin_turn(self, participant: Participant) -> ClientTurn:
-        """A hosted participant's turn, after the hooks that watch its start."""
+        """Begin a hosted participant's turn and call the hooks of its start."""
         client, federation = participant.client, self.federation
         given = participant.model
         start = federation.shared_model(client) if given is None else federation.models[given]
@@ -85,7 +85,7 @@ class LocalLoop(TrainingLoop):
     def _turn(
         self, client: int, model: int | None, start: Weights, state: ClientState, federation: Federation
     ) -> ClientTurn:
-        """A turn, with what client and server keep for the strategy where it has steps of its own."""
+        """Create a turn, with the states of client and server if the strategy overrides steps."""
         kept: dict[str, Any] = {}
         model_state: dict[str, Any] = {}
         spans: list[Span] = []
@@ -111,10 +111,10 @@ class LocalLoop(TrainingLoop):
         return averaged_spans(self.flat, self.federation.personal)
 
     def client_model(self, client: int, federation: Federation | None = None) -> Weights:
-        """What a client uses, in the strategy's sense where this rank hosts it.
+        """The model that a client uses, adapted by the strategy if this rank hosts the client.
 
         Args:
-            client: any.
+            client: any client.
             federation: of another time; ``None`` for the present one.
         """
         federation = federation or self.federation
@@ -134,10 +134,10 @@ class LocalLoop(TrainingLoop):
         if not (own or adapters):
             return model
         device, home = self.processes.device, self.flat.device
-        if home != device:  # a run has ended, and all is on the host
+        if home != device:  # the run has ended and moved everything to the host
             self.flat.to(device)
             model = model.clone().to_(device)
-        present, self.federation = self.federation, federation  # draws are those of its round
+        present, self.federation = self.federation, federation  # for draws of its round
         try:
             if own:
                 model = self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
@@ -151,18 +151,21 @@ class LocalLoop(TrainingLoop):
 
     @property
     def evaluates_own_weights(self) -> bool:
-        """Whether clients are evaluated with other weights than the collaboration says."""
+        """Whether clients are evaluated with other weights than those of the collaboration."""
         own = "evaluation_weights" in self.own_steps or self.callback_states.averages
         return own or bool(self.hooks.of("evaluation_weights"))
 
     def train_aside(self, client: int, start: Weights, purpose: str, work: LocalWork) -> Weights:
-        """What a client makes of some weights by a training that is no part of its turns; nothing else remembers it.
+        """Train a client outside of its turns, without changing any state.
 
         Args:
             client: a hosted client.
-            start: the weights, with its personal layers; to be read only.
+            start: initial weights, with its personal layers; read only.
             purpose: of its draws.
-            work: how much.
+            work: amount.
+
+        Returns:
+            The trained weights.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -177,7 +180,7 @@ class LocalLoop(TrainingLoop):
     # -- training ------------------------------------------------------------------------------------------------
 
     def take_turn(self, turn: ClientTurn) -> ClientReport:
-        """A client's local work; leaves its new weights in ``flat``.
+        """Train the client of a turn; leaves its new weights in ``flat``.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -192,7 +195,7 @@ class LocalLoop(TrainingLoop):
         for name, second in self._second.items():
             if self.settings.optimizer_state == "keep":
                 turn.kept[f"optimizer of {name}"] = second.state()
-        if report.trainable and self.own_steps:  # what the turn trained, not what it began with
+        if report.trainable and self.own_steps:  # the parameters that were trainable at the end of the turn
             before = self.flat.set_trainable(report.trainable)
             turn.spans = self.averaged_spans()
             self.flat.set_trainable(before)
@@ -201,7 +204,7 @@ class LocalLoop(TrainingLoop):
         return report
 
     def _correction(self, turn: ClientTurn) -> Correction | None:
-        """What changes the gradients of a turn: the strategy first, then callbacks; ``None`` where nothing does."""
+        """The corrections of a turn's gradients, the strategy's first; ``None`` without any."""
         changes = [partial(self._correct_by_strategy, turn)] if "correct_gradient_" in self.own_steps else []
         changes += [hook(turn.client) for hook in self.hooks.of("gradient_correction")]
         parts: list[Correction] = [change for change in changes if change is not None]
@@ -219,7 +222,7 @@ class LocalLoop(TrainingLoop):
         turn.steps += 1
 
     def _train_in_phases(self, turn: ClientTurn, phases: Sequence[Phase]) -> ClientReport:
-        """A turn in phases, each with optimisers of its own; the report is that of the last one."""
+        """Train in phases, each with optimisers of its own; returns the report of the last one."""
         *before, last = phases
         start: Weights | None = turn.start
         for phase in before:
@@ -235,7 +238,7 @@ class LocalLoop(TrainingLoop):
 
     @contextmanager
     def _frozen_but(self, trained: str) -> Iterator[None]:
-        """Freeze the other part of the model, and the statistics of its layers of normalisation."""
+        """Freeze the other part of the model, including the statistics of its normalisation layers."""
         personal = self.federation.personal
         own = set() if personal is None else set(personal.names)
         frozen = {span.name for span in self.flat.spans() if (span.name in own) != (trained == "personal")}
@@ -256,12 +259,12 @@ class LocalLoop(TrainingLoop):
             for part in norms:
                 part.train()
 
-    # -- what a turn does for its strategy, see ClientTurn ---------------------------------------------------------
+    # -- services for strategies, see ClientTurn -------------------------------------------------------------------
 
     def train_again(
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
     ) -> Weights:
-        """:meth:`ClientTurn.train`: the module's weights are afterwards what they were before."""
+        """:meth:`ClientTurn.train`; restores the module's weights."""
         name = f"training for {purpose}"
         state = ClientState(**turn.kept.get(name, {}))
         present = self.flat.collect().clone()
@@ -280,18 +283,18 @@ class LocalLoop(TrainingLoop):
         return personal.insert_(weights.clone(), own)
 
     def loss_at(self, turn: ClientTurn, weights: Weights) -> float:
-        """:meth:`ClientTurn.training_loss`: the module's weights are afterwards what they were before."""
+        """:meth:`ClientTurn.training_loss`; restores the module's weights."""
         present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
         loss = HeldOutLoss(self, "train", None, "training loss", own=False).value(turn.client, weights)
         self.flat.load(present)
         return loss
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
-        """:meth:`ClientTurn.training_metrics`: the module's weights are afterwards what they were before."""
+        """:meth:`ClientTurn.training_metrics`; restores the module's weights."""
         if not self.evaluates("val"):
             raise ConfigurationError(
-                f"{type(self.learner).__name__} measures models by what validation_step logs: give"
-                f" {type(self.module).__name__} one."
+                f"{type(self.learner).__name__} measures models by what validation_step logs: define it in"
+                f" {type(self.module).__name__}."
             )
         present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
         path = self.path(turn.client, "training metrics")
@@ -302,11 +305,11 @@ class LocalLoop(TrainingLoop):
         return report.metrics
 
     def step_gradient(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        """:meth:`ClientTurn.step_gradient`: the module's weights and metrics are afterwards what they were before."""
+        """:meth:`ClientTurn.step_gradient`; restores the module's weights and metrics."""
         if not self.step_batches:
             raise ConfigurationError(
-                f"{type(self.learner).__name__} asks for the gradient of a step's batches outside of a step: call"
-                " turn.step_gradient in correct_gradient_."
+                f"{type(self.learner).__name__} calls turn.step_gradient outside of a step: call it in"
+                " correct_gradient_."
             )
         refuse_manual_steps(self.module, type(self.learner).__name__)
         present, trainer, now = self.flat.collect().clone(), self.module_trainer, self.draws.read()
@@ -314,7 +317,7 @@ class LocalLoop(TrainingLoop):
         gradient.load_(weights)
         if buffers is not None:
             copy_spans_(self.flat.weights, buffers, turn.buffers)
-        collector, trainer.collector = trainer.collector, LogCollector()  # what is logged in between goes nowhere
+        collector, trainer.collector = trainer.collector, LogCollector()  # drops what is logged meanwhile
         try:
             with preserve_metrics(self.module) if self.metric_states.metrics else nullcontext():
                 found = gradient.of(self._losses(self.step_batches, part), 1 / self.settings.accumulate_grad_batches)
@@ -327,7 +330,7 @@ class LocalLoop(TrainingLoop):
             self.flat.load(present)
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
-        """:meth:`ClientTurn.batch_gradient`: the module's weights and metrics are afterwards what they were before."""
+        """:meth:`ClientTurn.batch_gradient`; restores the module's weights and metrics."""
         refuse_manual_steps(self.module, type(self.learner).__name__)
         client, trainer = turn.client, self.module_trainer
         present = self.flat.collect().clone()
@@ -353,7 +356,7 @@ class LocalLoop(TrainingLoop):
         return self._gradient
 
     def _losses(self, batches: Iterable[StepBatch], part: int) -> Iterator[Tensor]:
-        """The losses of a part of some batches at the module's weights, as the turn has them, with the same draws."""
+        """The losses of one part of some batches at the module's present weights, with the step's own draws."""
         for one in batches:
             batch, size = one.parts[part]
             self.draws.set(one.draws)

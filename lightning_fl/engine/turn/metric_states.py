@@ -1,4 +1,4 @@
-"""States of a module's ``torchmetrics`` metrics that outlive a turn ("best so far"): each client's own."""
+"""Client states of a module's ``torchmetrics`` metrics that outlive a turn ("best so far")."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from lightning_fl.engine.federation import Federation
 
 __all__ = ["MetricStates", "preserve_metrics"]
 
-#: Whose store holds them.
+#: Name of the client store.
 _STORE = "metric_states"
-#: What a metric keeps for a moment only.
+#: Temporary attributes of a metric.
 _PASSING = frozenset(
     {"_computed", "_forward_cache", "_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad", "training"}
 )
@@ -25,38 +25,38 @@ _State = dict[str, Any]
 
 
 class MetricStates:
-    """Swaps the states of all metrics of a module with the client whose turn it is, as buffers are.
+    """Swaps the states of a module's metrics with the client in turn, as for buffers.
 
-    Metrics that are logged as objects are reset at the end of a turn, so that nothing of them is kept; a module
-    without metrics has nothing to swap. What a client keeps is in its store, and so in checkpoints.
+    Metrics that are logged as objects are reset at the end of a turn, so nothing of them is kept. Clients' states are
+    in their stores and in checkpoints.
 
     Args:
-        module: as it is when the run begins: so it is for every client at first.
-        federation: holds the clients' stores.
+        module: its present state is every client's initial one.
+        federation: with the clients' stores.
     """
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
         self._federation = federation
         self.metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
         self._pristine = {name: _state(metric) for name, metric in self.metrics.items()}
-        #: What tells by its identity that a metric has counted: all but its states, which ``reset`` makes anew.
+        #: Attributes whose identity shows that a metric was updated: all but its states, which ``reset`` recreates.
         self._marks = {name: self._mark(name) for name in self.metrics}
         self._owner: int | None = None
 
     def begin(self, client: int) -> None:
-        """The turn of a client begins: the metrics have its states."""
+        """Load a client's states at the start of its turn."""
         if not self.metrics:
             return
         if client != self._owner:
             self._give(self._store.get(client, {}))
-        self._owner = None  # until the turn has ended well
+        self._owner = None  # until the turn has succeeded
 
     def end(self, client: int, keep: bool) -> None:
-        """The turn has ended.
+        """End a client's turn.
 
         Args:
-            client: whose.
-            keep: it goes on from what the metrics have counted; else from what they had counted before the turn.
+            client: the client.
+            keep: save the states; otherwise the client keeps those before the turn.
         """
         if not self.metrics or not keep:
             return
@@ -67,7 +67,7 @@ class MetricStates:
 
     @contextmanager
     def hook_of_round(self) -> Iterator[None]:
-        """A hook that is called once for all clients of a round: what it resets is reset for all of them."""
+        """Context of a hook called once for all clients of a round: metrics that it resets are reset for all."""
         kept = {name: state for states in self._store.values() for name, state in states.items()}
         if not kept:
             yield
@@ -121,7 +121,7 @@ def _put(metric: Metric, state: _State) -> None:
 
 
 def _copied(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, list):  # its entries are never changed in place
+    if isinstance(value, list):  # entries are never changed in place
         return [one.detach().to(device) if isinstance(one, Tensor) else one for one in value]
     return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
 
@@ -134,7 +134,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def preserve_metrics(module: LightningModule) -> Iterator[None]:
-    """What a module's torchmetrics have counted is afterwards what it was before."""
+    """Restore the states of a module's torchmetrics afterwards."""
     cached = ("_update_count", "_computed", "_forward_cache")
     metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
     kept = [{**metric._copy_state_dict(), **{name: vars(metric)[name] for name in cached}} for metric in metrics]

@@ -1,7 +1,7 @@
-"""Lightning's callbacks that a module brings along (``configure_callbacks``), in a federated run.
+"""Lightning callbacks of a module's ``configure_callbacks``, in a federated run.
 
-Those that watch, or do in hooks what the module might do itself, are called in each client's turn with Lightning's
-arguments. Others stand for something that a federated run does in its own way, or drive Lightning's loops.
+Their hooks are called in each client's turn with Lightning's arguments. Callbacks that a federated run replaces are
+left out, and those that change Lightning's loops are refused.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from lightning_fl.core.lightning_types import is_overridden
 
 __all__ = ["LIGHTNING", "OF_STATE", "module_callbacks"]
 
-#: Classes of Lightning's -> what does so here. They are left out; no result of training changes.
+#: Lightning classes that are left out, without effect on training -> replacement.
 _LEFT_OUT = {
     "EarlyStopping": "set self.trainer.should_stop = True in a hook, or trainer.max_rounds",
     "Checkpoint": "lightning_fl.callbacks.ModelCheckpoint keeps the best and the last round",
@@ -27,7 +27,7 @@ _LEFT_OUT = {
     "ModelSummary": "print it before fit",
     "BasePredictionWriter": "trainer.predict returns every client's outputs",
 }
-#: Those that change training by ways of Lightning's loops.
+#: Lightning classes that are refused, because they change Lightning's loops -> remedy.
 _REFUSED = {
     "StochasticWeightAveraging": "return lightning.pytorch.callbacks.WeightAveraging",
     "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches",
@@ -37,16 +37,16 @@ _REFUSED = {
     "LearningRateFinder": "set the rate",
     "SpikeDetection": "set trainer.gradient_clip_val, or return None from training_step to leave a batch out",
 }
-#: What a callback defines that keeps a state.
+#: Hooks of callbacks with a state.
 OF_STATE = ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
 LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 def module_callbacks(module: LightningModule) -> dict[str, list[Any]]:
-    """The callbacks of a module's ``configure_callbacks`` that are called in a run: hook -> those that define it.
+    """Hook -> callbacks of a module's ``configure_callbacks`` that define it.
 
     Raises:
-        ConfigurationError: one of them cannot work here; naming it, and what to do instead.
+        ConfigurationError: a callback is not supported.
     """
     if not is_overridden("configure_callbacks", module):
         return {}
@@ -59,13 +59,13 @@ def module_callbacks(module: LightningModule) -> dict[str, list[Any]]:
         name = type(callback).__name__
         base = _base(callback)
         if base is None:
-            raise ConfigurationError(f"{where} {name}, which is no callback of Lightning's.")
-        mend = _named(callback, _REFUSED)
-        if mend is not None:
-            raise ConfigurationError(f"{where} {name}, which cannot work in a federated round: {mend}.")
-        mend = _named(callback, _LEFT_OUT)
-        if mend is not None:
-            left_out.append(f"{name} ({mend})")
+            raise ConfigurationError(f"{where} {name}, which is not a Lightning callback: derive it from Callback.")
+        remedy = _entry(callback, _REFUSED)
+        if remedy is not None:
+            raise ConfigurationError(f"{where} {name}, which is not supported in a federated round: {remedy}.")
+        remedy = _entry(callback, _LEFT_OUT)
+        if remedy is not None:
+            left_out.append(f"{name} ({remedy})")
             continue
         hooks = [
             hook
@@ -76,19 +76,19 @@ def module_callbacks(module: LightningModule) -> dict[str, list[Any]]:
             if not hook.startswith("_"):
                 called.setdefault(hook, []).append(callback)
     if left_out:
-        rank_zero_warn(f"{where} {', '.join(left_out)}: left out, since a federated run does so in its own way.")
+        rank_zero_warn(f"{where} {', '.join(left_out)}: left out, because a federated run has its own replacement.")
     return called
 
 
 def _base(callback: object) -> type | None:
-    """Lightning's class of all callbacks, under either of its package's names."""
-    return next((kind for kind in _lightnings(callback) if kind.__name__ == "Callback"), None)
+    """Lightning's base class of callbacks, from either of its packages."""
+    return next((kind for kind in _lightning_classes(callback) if kind.__name__ == "Callback"), None)
 
 
-def _named(callback: object, mends: dict[str, str]) -> str | None:
-    """What is said of the first of Lightning's classes that a callback derives from, if anything."""
-    return next((mends[kind.__name__] for kind in _lightnings(callback) if kind.__name__ in mends), None)
+def _entry(callback: object, table: dict[str, str]) -> str | None:
+    """The table's entry of the first Lightning class that a callback derives from, if any."""
+    return next((table[kind.__name__] for kind in _lightning_classes(callback) if kind.__name__ in table), None)
 
 
-def _lightnings(callback: object) -> list[type]:
+def _lightning_classes(callback: object) -> list[type]:
     return [kind for kind in type(callback).__mro__ if kind.__module__.startswith(LIGHTNING)]

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedulers of a client's turn, as Lightning's loops drive them."""
+"""Optimisers and learning-rate schedulers of a client's turn, called as in Lightning's loops."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -51,18 +51,18 @@ _HOST = torch.device("cpu")
 
 
 class Optimization:
-    """Builds a client's optimisers and schedulers at the start of its turn and takes its steps.
+    """Creates a client's optimisers and schedulers at the start of its turn and takes its steps.
 
-    Optimisers are fresh every round (the published algorithms' reading) unless ``optimizer_state="keep"``. Schedulers
-    go on from round to round: those with ``interval: step`` with the client's own steps, those with
-    ``interval: epoch`` with the rounds of the run, whether or not the client took part. One that watches a metric
-    sees the metric's latest value once, at the client's next turn.
+    Optimisers are fresh every round (as in the published algorithms) unless ``optimizer_state="keep"``. Schedulers
+    continue from round to round: with ``interval: step`` they count the client's own steps, with ``interval: epoch``
+    the rounds of the run, whether or not the client took part. A scheduler that monitors a metric sees its latest value
+    once, at the client's next turn.
 
     Args:
-        module_trainer: what the module sees as ``self.trainer``.
+        module_trainer: the module's ``self.trainer``.
         flat: the module.
         settings: of the run.
-        federation: says which round it is.
+        federation: with the current round.
 
     Raises:
         ConfigurationError: a setting needs automatic optimisation, and the module optimises manually.
@@ -82,7 +82,7 @@ class Optimization:
         self._correction: GradientCorrection | None = None
         self._pristine = PristineOptimizers()
         self._group_sizes: list[list[int]] = []
-        #: Those that the module keeps in attributes and steps itself.
+        #: Schedulers in attributes of the module, which steps them itself.
         self.held_schedulers: list[Any] = []
         self._module = module
         self.index_parameters()
@@ -94,8 +94,8 @@ class Optimization:
             name: is_overridden(name, module) or name in module_trainer.watching
             for name in (*STEP_HOOKS, "lr_scheduler_step")
         }
-        # Lightning clears gradients between forward and backward. Nobody sees the difference without these hooks, and
-        # the forward pass gets the gradients' memory, still in the cache.
+        # Lightning clears gradients between forward and backward. Without these hooks, clearing them before gives the
+        # same result, and the forward pass reuses their memory, which is still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
             neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1, "fused_optimizers": False}
@@ -107,19 +107,19 @@ class Optimization:
                     )
 
     def index_parameters(self) -> None:
-        """Note the module's parameters; to be called again where it gets others before the first turn."""
+        """Record the module's parameters; call it again if hooks create others before the first turn."""
         self._parameters = list(self._module.parameters())
         self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
 
     def end_run(self) -> None:
-        """Leave optimisers that the module goes on holding as they were when the run began."""
+        """Restore optimisers that the module keeps to their state before the run."""
         self._end_flat()
         self._pristine.restore()
 
     # -- a turn --------------------------------------------------------------------------------------------------
 
     def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
-        """Optimisers and schedulers for the client whose turn begins, carried on from its ``state``.
+        """Create optimisers and schedulers for a client's turn, and restore their states.
 
         Args:
             state: of the client.
@@ -137,17 +137,17 @@ class Optimization:
                 optimizer.load_state_dict(saved)
         if state.schedulers:
             scheduling = [*(config.scheduler for config in schedulers), *self.held_schedulers]
-            for scheduler, saved in zip(scheduling, state.schedulers, strict=False):  # one may have come since
+            for scheduler, saved in zip(scheduling, state.schedulers, strict=False):  # there may be a new one
                 scheduler.load_state_dict(saved)
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
         self._trainer.take_optimizers(optimizers, schedulers)
         self._end_flat()
-        self._flat_is_due = True  # when the first step is taken: hooks may change groups until then
+        self._flat_is_due = True  # created at the first step, because hooks may change groups until then
         if schedulers and self._module.automatic_optimization:
             with warnings.catch_warnings():
-                # A fresh optimiser took its steps in the rounds before.
+                # The fresh optimiser's steps were taken in earlier rounds.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 for done in range(state.rounds_seen, self._federation.current_round):
                     latest = done + 1 == self._federation.current_round
@@ -155,11 +155,11 @@ class Optimization:
         state.rounds_seen = self._federation.current_round
 
     def end(self, state: ClientState) -> None:
-        """Keep what the client's next turn goes on from."""
+        """Save the states for the client's next turn."""
         optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
         if self._settings.optimizer_state == "keep":
             self._release()
-            # Of all clients, so on the host; and what goes into checkpoints is no GPU's.
+            # On the host, because all clients' states are kept and go into checkpoints.
             state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
         first_kept = state.optimizers and not state.parameters
         if first_kept or _group_sizes(optimizers) != self._group_sizes:
@@ -174,7 +174,7 @@ class Optimization:
             ]
 
     def _named_groups(self, optimizers: Sequence[Optimizer]) -> list[list[list[str]]]:
-        """The names of the parameters in each group; nothing where an optimiser has others than the module's."""
+        """Names of the parameters in each group; empty if an optimiser has parameters outside the module."""
         names = [[[self._name(one) for one in group["params"]] for group in made.param_groups] for made in optimizers]
         if any(name is None for of_optimizer in names for of_group in of_optimizer for name in of_group):
             return []
@@ -184,10 +184,10 @@ class Optimization:
         return self._names.get(id(parameter))
 
     def _regroup(self, optimizers: Sequence[Optimizer], state: ClientState) -> None:
-        """Give optimisers the groups that the client's last turn left: hooks add groups once, as in Lightning.
+        """Restore the groups at the end of the client's last turn, because hooks add groups only once.
 
         Raises:
-            ConfigurationError: the module no longer has one of the parameters.
+            ConfigurationError: the module lacks one of the parameters.
         """
         own = dict(self._module.named_parameters())
         for optimizer, groups, values in zip(optimizers, state.parameters, state.groups, strict=True):
@@ -197,8 +197,8 @@ class Optimization:
             missing = [name for names in groups for name in names if name not in own]
             if missing:
                 raise ConfigurationError(
-                    f"the client's optimiser goes on with the parameter '{missing[0]}', which the module no longer has:"
-                    " make it before training starts, in every run."
+                    f"the client's optimiser has a state of the parameter '{missing[0]}', which the module lacks:"
+                    " create it before training starts, in every run."
                 )
             optimizer.param_groups.clear()
             for names, saved in zip(groups, values, strict=True):
@@ -206,7 +206,7 @@ class Optimization:
                 optimizer.add_param_group({**hyper_parameters, "params": [own[name] for name in names]})
 
     def configure(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-        """What the module's ``configure_optimizers`` makes, as it was when the run began where it is not new."""
+        """Optimisers and schedulers of ``configure_optimizers``, restored to their initial state if reused."""
         module = self._module
         self._pristine.restore()
         made: Any = self._trainer.call_hook("configure_optimizers")
@@ -220,7 +220,7 @@ class Optimization:
             if module.automatic_optimization
             else _configure_schedulers_manual_opt(schedulers)
         )
-        if not self._validated:  # the same for every client: once a run
+        if not self._validated:  # once per run, because all clients have the same
             _validate_multiple_optimizers_support(optimizers, module)
             _validate_optimizers_attached(optimizers, configs)
             own_lightning(module, "core.optimizer")._validate_scheduler_api(configs, module)
@@ -233,7 +233,7 @@ class Optimization:
         return optimizers, configs
 
     def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
-        """Under Lightning's Trainer optimisers are made before ``on_train_start``, and know nothing that it makes."""
+        """Remove parameters created in ``on_train_start``, before which Lightning's Trainer creates optimisers."""
         late = set(self._flat_module.late_names)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [parameter for parameter in group["params"] if self._name(parameter) not in late]
@@ -241,13 +241,13 @@ class Optimization:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
-        """One batch: loss, backward and, where ``stepping``, the optimiser's step.
+        """Process one batch: loss, backward and, if ``stepping``, the optimiser's step.
 
         Args:
             compute: runs ``training_step``; returns the loss and its output.
-            index: the batch's index in the turn.
-            first: gradients are cleared before (the first batch of an accumulation).
-            stepping: the optimiser steps after (the last batch of an accumulation).
+            index: of the batch in the turn.
+            first: clear gradients before (first batch of an accumulation).
+            stepping: step after (last batch of an accumulation).
         """
         if not self._module.automatic_optimization:
             loss, output = compute()
@@ -290,25 +290,25 @@ class Optimization:
         if not result:
             raise TrainingError(
                 f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
-                " optimizer.step(closure=optimizer_closure), or optimizer_closure() where no step is wanted."
+                " optimizer.step(closure=optimizer_closure), or optimizer_closure() to skip the step."
             )
-        if stepping:  # counted without a loss too, as Lightning does: schedulers keep their pace
+        if stepping:  # counted without a loss too, as in Lightning, for schedulers
             self._trainer.count_step()
             if self._trainer.lr_scheduler_configs:
                 self._step_schedulers("step", self._trainer.global_step)
         return result[-1]
 
     def _own_gradients(self) -> None:
-        """Copies of gradients that wait for the next batch: a compiled step may have left them in memory of a graph.
+        """Copy accumulated gradients, which a compiled step may have left in the memory of a CUDA graph.
 
-        With ``mode: reduce-overhead`` it is overwritten when the step runs again (pytorch/pytorch#169545).
+        With ``mode: reduce-overhead`` the next run overwrites them (pytorch/pytorch#169545).
         """
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
-        """The flat form of the turn's optimiser, where nobody sees the difference."""
+        """The flat form of the turn's optimiser, if its results are the same."""
         fused = self._settings.fused_optimizers
         if (
             not self._module.automatic_optimization
@@ -324,14 +324,13 @@ class Optimization:
         return flat
 
     def warn_not_fused(self, optimizer: Optimizer) -> None:
-        """Once in a run: the steps that ``trainer.fused_optimizers`` leaves as they are."""
+        """Warn once that ``trainer.fused_optimizers`` has no effect on an optimiser."""
         if not self._warned_not_fused:
             self._warned_not_fused = True
             rank_zero_warn(
-                f"trainer.fused_optimizers leaves the steps of {type(optimizer).__name__} as they are: fused are those"
-                " of torch's own SGD, Adam, AdamW and Adagrad, as long as all their parameters are float32 or float64,"
-                " not frozen and have gradients, and neither hooks, nor an optimizer_step of the module's, nor foreach,"
-                " fused, capturable or differentiable say how steps are taken."
+                f"trainer.fused_optimizers has no effect on {type(optimizer).__name__}: it needs torch's SGD, Adam,"
+                " AdamW or Adagrad, parameters in float32 or float64 that are not frozen and have gradients, and no"
+                " hooks, optimizer_step, foreach, fused, capturable or differentiable."
             )
 
     def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
@@ -344,7 +343,7 @@ class Optimization:
         if self._flat is not None and self._flat.step():
             optimizer._opt_called = True  # type: ignore[attr-defined]
             return
-        self._flat = None  # a parameter without a gradient is left as it is: from here on one by one
+        self._flat = None  # a parameter has no gradient and must not change: step parameters one by one
         if self._settings.fused_optimizers:
             self.warn_not_fused(optimizer)
         optimizer.step()
@@ -424,23 +423,23 @@ class Optimization:
             return float(known[config.monitor])
         every = self._settings.check_val_every_n_rounds
         if every and self._federation.current_round < every:
-            return None  # nothing was validated yet
-        text = f"the scheduler monitors {config.monitor!r}, which is not logged. Logged are: {sorted(known)}."
+            return None  # no validation yet
+        text = f"the scheduler monitors {config.monitor!r}, which is not logged: choose one of {sorted(known)}."
         if config.strict:
             raise ConfigurationError(text)
-        rank_zero_warn(f"{text} It is left as it is.", category=RuntimeWarning)
+        rank_zero_warn(f"{text} The scheduler is not stepped.", category=RuntimeWarning)
         return None
 
 
 def _steps_plainly(precision: Precision) -> bool:
-    """Whether a precision leaves an optimiser's step as it is: only a scaler of losses takes part in it."""
+    """Whether a precision does not change optimiser steps, as a loss scaler does."""
     if isinstance(precision, MixedPrecision):
         return type(precision) is MixedPrecision and precision.scaler is None
     return type(precision).optimizer_step is Precision.optimizer_step
 
 
 def _held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned: Sequence[Any]) -> list[Any]:
-    """The schedulers of these optimisers that a module keeps in attributes and has not returned."""
+    """Schedulers of some optimisers that a module keeps in attributes and has not returned."""
     made, found = set(map(id, optimizers)), dict.fromkeys(map(id, returned))
     for part in module.modules():
         for value in vars(part).values():

@@ -1,4 +1,4 @@
-"""What a module logs during one client's turn, reduced to one number per name."""
+"""Values logged during a client's turn, reduced to one number per name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ class _Entry:
     prog_bar: bool
     on_step: bool
     on_epoch: bool
-    loader: int | None = None  # whose samples alone the values are of, where several loaders are read
+    loader: int | None = None  # of the values, if several loaders are read
     metric: Metric | None = None
-    computed: Tensor | None = None  # the metric's value, once its loader is read
+    computed: Tensor | None = None  # the metric's value after its loader
     values: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     at_steps: list[int] = field(default_factory=list)
@@ -34,18 +34,18 @@ class _Entry:
 
     @property
     def forked(self) -> bool:
-        """Whether Lightning has it as NAME_step and NAME_epoch, too."""
+        """Whether Lightning also logs NAME_step and NAME_epoch."""
         return self.on_step and self.on_epoch
 
 
 class LogCollector:
-    """Takes what ``LightningModule.log`` hands to a Trainer's result collection, and keeps it for one client's turn.
+    """Result collection of ``LightningModule.log`` for one client's turn.
 
-    Values stay on their device until :meth:`reduce`, which waits once for a GPU, and logging never. A ``Metric`` is
-    computed once at the end and reset, so that every client's metric covers that client's samples only.
+    Values stay on their device until :meth:`reduce`, which waits for a GPU once. A ``Metric`` is computed once at the
+    end and reset, so that every client's metric covers only its own samples.
 
     Args:
-        every_n_steps: also keep the values of every n-th step of what is logged with ``on_step=True``; 0 for none.
+        every_n_steps: also keep every n-th step's values of what is logged with ``on_step=True``; 0 for none.
     """
 
     def __init__(self, every_n_steps: int = 0) -> None:
@@ -54,12 +54,12 @@ class LogCollector:
         self.batch_size: int | None = None
         self.step = 0
         self._loader: int | None = None
-        self._sizes: list[float] = []  # that the module gave in the present step
+        self._sizes: list[float] = []  # batch sizes that the module gave in the present step
         self._size_of_loss: float | None = None
         self._entries: dict[str, _Entry] = {}
 
     def begin_step(self, batch: Any, batch_size: int | None, step: int | None = None) -> None:
-        """A step on a batch begins, of so many samples; ``None`` where only the batch itself tells."""
+        """Begin a step on a batch; ``None`` for an unknown number of samples."""
         self.batch, self.batch_size = batch, batch_size
         if step is not None:
             self.step = step
@@ -70,8 +70,8 @@ class LogCollector:
     def step_size(self) -> float:
         """Samples of the present step, the weight of its loss.
 
-        What the module gave with the value that has "loss" in its name, the first of them, or else with the first
-        value; else what is known of the batch; else what Lightning finds in it; else 1.
+        The batch size logged with the first value with "loss" in its name, or with the first value; else that of the
+        batch, as known or as found by Lightning; else 1.
         """
         if self._size_of_loss is not None:
             return self._size_of_loss
@@ -80,9 +80,9 @@ class LogCollector:
         return self._current_batch_size(needed=False)
 
     def begin_loader(self, number: int | None) -> None:
-        """The batches that follow are of one of several loaders, or the last of these is read (``None``).
+        """Begin one of several loaders, or end the last one (``None``).
 
-        What was logged for the loader before is computed, as Lightning does: a ``Metric`` object goes on counting.
+        Metrics of the previous loader are computed, as in Lightning, and continue counting.
         """
         for name, entry in self._entries.items():
             if entry.metric is not None and entry.loader is not None and entry.loader == self._loader:
@@ -90,18 +90,18 @@ class LogCollector:
         self._loader = number
 
     def so_far(self, *, training: bool, ended: bool, destination: str | None = None) -> dict[str, Tensor]:
-        """What was logged until now, as and when Lightning's Trainer shows it; metrics go on counting.
+        """Values logged until now, as Lightning's Trainer shows them; metrics continue counting.
 
         Args:
-            training: ``callback_metrics`` have single steps of training only.
-            ended: the steps are over, so that the epoch's values are there.
+            training: whether it is training, whose single steps are in ``callback_metrics``.
+            ended: the steps are over, so that epoch values exist.
             destination: "to_logger" or "prog_bar", where each value has one name; ``None`` for ``callback_metrics``.
         """
         found: dict[str, Tensor] = {}
         for name, entry in self._entries.items():
             if destination is not None and not getattr(entry, destination):
                 continue
-            values: dict[str, Tensor] = {}  # of the epoch last, which NAME alone then has
+            values: dict[str, Tensor] = {}  # the epoch's comes last, and gets the plain name
             if entry.on_step and entry.last is not None and (training or destination is not None):
                 values["step"] = entry.last
             if entry.on_epoch and ended:
@@ -114,14 +114,14 @@ class LogCollector:
         return found
 
     def begin(self) -> None:
-        """Forget the last client's values, also those of a turn that failed before :meth:`reduce`."""
+        """Forget the last client's values, including those of a failed turn."""
         self._reset_metrics()
         self._entries.clear()
         self.begin_step(None, None, 0)
         self._loader = None
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Lightning calls this between hooks; a turn ends with :meth:`reduce` instead."""
+        """Do nothing; Lightning calls this between hooks."""
 
     def log(
         self,
@@ -140,11 +140,11 @@ class LogCollector:
     ) -> None:
         """Keep one value. The signature is that of Lightning's result collection.
 
-        The remaining arguments have no meaning here: clients never synchronise inside a round (``sync_dist``), and
-        values are detached (``enable_graph``).
+        Other arguments have no effect: clients never synchronise inside a round (``sync_dist``), and values are
+        detached (``enable_graph``).
 
         Raises:
-            ConfigurationError: two loaders' values have one name.
+            ConfigurationError: values of two loaders have the same name.
         """
         if batch_size is not None:
             self._sizes.append(batch_size)
@@ -158,7 +158,7 @@ class LogCollector:
         elif entry.loader != self._loader and self._loader is not None:
             raise ConfigurationError(
                 f"self.log({name!r}, add_dataloader_idx=False) is called for loaders {entry.loader} and {self._loader}:"
-                " give each loader's value a name of its own, or leave add_dataloader_idx out."
+                " use different names, or leave add_dataloader_idx out."
             )
         if isinstance(value, Metric):
             entry.metric, entry.last = value, value._forward_cache
@@ -168,7 +168,7 @@ class LogCollector:
             return
         entry.values.append(value)
         entry.last = value
-        if batch_size is None:  # as in Lightning, which asks a batch for its size only where a mean needs it
+        if batch_size is None:  # as in Lightning, which determines a batch's size only for a mean
             batch_size = self._current_batch_size(needed=on_epoch and _name(reduce_fx) in _MEANS)
         entry.weights.append(float(batch_size))
         entry.at_steps.append(self.step)
@@ -177,18 +177,18 @@ class LogCollector:
         """One :class:`LoggedValue` per name.
 
         Args:
-            num_samples: stands behind a ``Metric`` object's value.
-            of_loaders: the same of each loader, where several were read.
+            num_samples: weight of a ``Metric`` object's value.
+            of_loaders: the same for each of several loaders.
 
         Raises:
-            ConfigurationError: a ``Metric`` object's value is not one number, or ``reduce_fx`` is unknown.
+            ConfigurationError: the value of a ``Metric`` object is not one number, or ``reduce_fx`` is unknown.
         """
         return self.reduce_with((), num_samples, of_loaders)[0]
 
     def reduce_with(
         self, losses: Sequence[Tensor], num_samples: float, of_loaders: Sequence[float] = ()
     ) -> tuple[dict[str, LoggedValue], list[float]]:
-        """What :meth:`reduce` gives, and the losses of the turn's batches, a number each, as numbers of the host."""
+        """:meth:`reduce`, together with the losses of the turn's batches as Python numbers."""
         steps = {name: self._steps(entry) for name, entry in self._entries.items()}
         asked = [_column(losses)] if losses else []
         for name, entry in self._entries.items():
@@ -198,7 +198,7 @@ class LogCollector:
             if entry.forked and entry.last is not None:
                 asked.append(entry.last.reshape(()))
         found = iter(fetch(asked))
-        self._reset_metrics()  # when all are computed: those of a MetricCollection share their states
+        self._reset_metrics()  # after all are computed, because those of a MetricCollection share states
         of_losses = next(found) if losses else []
         reduced = {}
         for name, entry in self._entries.items():
@@ -216,7 +216,7 @@ class LogCollector:
         return reduced, of_losses
 
     def _number(self, name: str, entry: _Entry) -> Tensor:
-        """The value of a name, one entry."""
+        """The reduced value of one entry."""
         if entry.metric is None:
             return _single(name, _reduced(entry))
         return _single(name, entry.metric.compute() if entry.computed is None else entry.computed)
@@ -246,11 +246,11 @@ class LogCollector:
 
 
 def _single(name: str, value: Any) -> Tensor:
-    """One number as a tensor where it is, a plain one in double precision."""
+    """A single number as a tensor; Python numbers become double precision."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ConfigurationError(
-            f"self.log({name!r}): the value has shape {tuple(value.shape)}, but one number is shown per client. Log its"
-            " entries under names of their own, or their mean (a torchmetrics metric: average='macro')."
+            f"self.log({name!r}): the value has shape {tuple(value.shape)} and must be one number: log its entries"
+            " under different names, or their mean (for a torchmetrics metric: average='macro')."
         )
     if isinstance(value, Tensor) and not value.is_complex():
         return value
@@ -258,8 +258,8 @@ def _single(name: str, value: Any) -> Tensor:
 
 
 def _column(values: Sequence[Tensor]) -> Tensor:
-    """Numbers [n] of tensors that hold one each."""
-    if len({value.dtype for value in values}) > 1:  # stacked, integers would become single precision
+    """Stack tensors of one number each, [n]."""
+    if len({value.dtype for value in values}) > 1:  # stacking would convert integers to single precision
         values = [value.double() for value in values]
     return torch.stack([value.detach().reshape(()) for value in values])
 

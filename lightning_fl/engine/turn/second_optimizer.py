@@ -1,4 +1,4 @@
-"""A client's optimiser on a second vector of the parameters that it shares."""
+"""A client's optimiser applied to a second vector of its shared parameters."""
 
 import copy
 from collections import defaultdict
@@ -18,16 +18,16 @@ __all__ = ["SecondOptimizer"]
 
 
 class SecondOptimizer:
-    """Takes the steps of a client's optimiser on other weights: the same rule and rates, a state of its own.
+    """Steps other weights by a client's optimiser: the same rule and rates, with a state of its own.
 
     Args:
-        optimizers: of the client; one, whose hyper-parameters are read at every step.
-        flat: the module that has their parameters.
+        optimizers: of the client; must be one, whose hyper-parameters are read at every step.
+        flat: the module with their parameters.
         spans: the shared parameters that are trained.
-        weights: those that are stepped, in place.
-        settings: of the run, which clips gradients.
-        state: of an earlier turn, as :meth:`state` gave it; empty for a fresh start.
-        who: asks for it.
+        weights: stepped in place.
+        settings: of the run, for gradient clipping.
+        state: :meth:`state` of an earlier turn; empty for a fresh start.
+        who: the strategy, for messages.
 
     Raises:
         ConfigurationError: there are several optimisers.
@@ -46,13 +46,13 @@ class SecondOptimizer:
     ) -> None:
         if len(optimizers) != 1:
             raise ConfigurationError(
-                f"{who} trains two models side by side with one optimiser each, and the module has {len(optimizers)}:"
-                " give configure_optimizers one, and leave automatic_optimization on."
+                f"{who} trains two models with one optimiser each, and the module has {len(optimizers)}: return one"
+                " from configure_optimizers, with automatic optimisation."
             )
         self._first = optimizers[0]
         self._settings = settings
         shared = {(span.dtype, span.begin): span for span in spans}
-        whole = is_elementwise(self._first)  # then parameters that follow one another are stepped as one
+        whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
@@ -64,15 +64,15 @@ class SecondOptimizer:
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
             self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
-        self._twin = copy.copy(self._first)  # of its class, with the settings that its constructor left in it
-        beside = [
-            _beside(parameter, kept, self._first) for parameter, kept in zip(self._parameters, state, strict=False)
+        self._twin = copy.copy(self._first)  # keeps its class and settings
+        states = [
+            _moved_state(parameter, kept, self._first) for parameter, kept in zip(self._parameters, state, strict=False)
         ]
-        self._twin.state = defaultdict(dict, zip(self._parameters, beside, strict=False))
+        self._twin.state = defaultdict(dict, zip(self._parameters, states, strict=False))
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
 
     def step(self, gradient: Weights) -> None:
-        """Step the weights by a gradient, clipped as the run clips those of the module."""
+        """Step the weights by a gradient, clipped as in the run."""
         for twin, group, own in zip(self._twin.param_groups, self._first.param_groups, self._groups, strict=True):
             twin.update({name: value for name, value in group.items() if name != "params"})
             for place, parameter in own:
@@ -85,12 +85,12 @@ class SecondOptimizer:
         self._twin.step()
 
     def state(self) -> list[dict[str, Any]]:
-        """What a later turn goes on from: the optimiser's state of every parameter."""
+        """The optimiser's state of every parameter, for a later turn."""
         return [dict(self._twin.state[parameter]) for parameter in self._parameters]
 
 
-def _beside(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """A parameter's state, kept on the host, where the parameter is; plain optimisers count steps on the host."""
+def _moved_state(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Move a parameter's state from the host to its device, except for steps that the optimiser counts on the host."""
     counts_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
     return {
         name: value.to(parameter.device) if isinstance(value, Tensor) and (name != "step" or counts_there) else value

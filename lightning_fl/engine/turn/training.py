@@ -1,4 +1,4 @@
-"""A client's local training steps on the process's one module."""
+"""Local training of clients on the process's module."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["StepBatch", "TrainingLoop"]
 
-#: What a strategy may do in its own way inside of a client's turn, or for one.
+#: Steps of a client's turn that a strategy may override.
 _STEPS = (
     "check_optimizers",
     "measure_client",
@@ -49,7 +49,7 @@ _STEPS = (
 
 @dataclass
 class StepBatch:
-    """A batch that an optimiser's step goes by: in the strategy's parts, its index in the turn, its loss's draws."""
+    """A batch of an optimiser step: the strategy's parts, its index in the turn, and the generators' states before."""
 
     parts: list[SizedBatch]
     index: int
@@ -57,17 +57,16 @@ class StepBatch:
 
 
 class TrainingLoop(Evaluator):
-    """Trains clients one after another on one module, and evaluates them as its base does.
+    """Trains and evaluates clients one after another on one module.
 
     Args:
-        *args: those of the base.
-        hooks: who watches turns and steps.
-        learner: how clients and server learn.
-        **settings: those of the base.
+        *args: of the base.
+        hooks: callbacks of turns and steps.
+        learner: the strategy's steps.
+        **settings: of the base.
 
     Raises:
-        ConfigurationError: the module has a hook or a signature that a federated turn has no place for, or optimises
-            manually where its losses are needed.
+        ConfigurationError: as for the base, or the module optimises manually where its losses are needed.
     """
 
     def __init__(self, *args: Any, hooks: Hooks, learner: Learner, **settings: Any) -> None:
@@ -75,35 +74,32 @@ class TrainingLoop(Evaluator):
         self.hooks = hooks
         self.learner = learner
         self.optimization = Optimization(self.module_trainer, self.flat, self.settings, self.federation)
-        #: The callbacks that change what ``training_step`` is given.
+        #: Callbacks that change the input of ``training_step``.
         self.around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
-        #: The steps that the strategy does in its own way.
+        #: Steps that the strategy overrides.
         self.own_steps = {step for step in _STEPS if changes(learner, step)}
-        #: Of the optimiser's present step, where something may change its gradient.
+        #: Batches of the present optimiser step, if something may change its gradient.
         self.step_batches: list[StepBatch] = []
-        #: Of the draws of callbacks around the steps of the present turn.
+        #: Generators of callbacks around the steps of the present turn.
         self.generators: Sequence[torch.Generator] = ()
-        #: Of the generators that losses of the present turn may draw from.
+        #: States of all generators that losses of the present turn may draw from.
         self.draws = DrawStates(())
         self.federation.communication.extra_vectors = len(learner.extra_vectors)
         if learner.needs_losses or "client_loss" in self.own_steps:
             refuse_manual_steps(self.module, type(learner).__name__)
 
     def add_late_parameters(self) -> None:
-        """Lay the module out anew where a hook of the run has given it parameters or buffers; on every rank alike.
-
-        Called before the first turn. Rank zero's values of what is new hold on every rank.
+        """Add parameters and buffers that a hook of the run created before the first turn, with rank zero's values.
 
         Raises:
-            ConfigurationError: the ranks' modules have got different parts, or a run that goes on from a checkpoint
-                lacks some of that checkpoint's.
+            ConfigurationError: the ranks' modules differ, or lack parameters of the checkpoint.
         """
         new = self.processes.of_ranks(self.flat.new_tensors())
         if any(of_rank != new[0] for of_rank in new):
             raise ConfigurationError(
-                f"on_train_start gave the module other parameters on other processes ({'; '.join(map(str, new))}): make"
-                " the same on all of them."
+                f"on_train_start created different parameters on different processes ({'; '.join(map(str, new))}):"
+                " create the same on all of them."
             )
         if new[0]:
             moved = self.flat.add_late_parameters()
@@ -118,14 +114,14 @@ class TrainingLoop(Evaluator):
         missing = self.flat.missing()
         if missing:
             raise ConfigurationError(
-                f"the checkpoint has '{missing[0]}', which the module has not by the end of on_train_start: give the"
-                " checkpoint of a run with the same model."
+                f"the checkpoint has '{missing[0]}', which the module lacks after on_train_start: use the checkpoint of"
+                " a run with the same model."
             )
         if "check_optimizers" in self.own_steps:
             self._check_optimizers()
 
     def _check_optimizers(self) -> None:
-        """Show the strategy what a client's turn would begin with: the optimisers of the first one that is hosted."""
+        """Let the strategy check the optimisers of the first hosted client."""
         trainer, reasons = self.module_trainer, []
         for client in self.processes.hosted[:1]:
             length = self.turn_length(self.batches(client, "train"), None)
@@ -152,17 +148,17 @@ class TrainingLoop(Evaluator):
         work: LocalWork | None = None,
         correct_: Correction | None = None,
     ) -> ClientReport:
-        """A client's local work in the current round; leaves its new weights in ``flat`` and updates ``state``.
+        """Train a client in the current round; leaves its new weights in ``flat`` and updates ``state``.
 
         Args:
             client: a hosted client.
-            start: the weights that it starts from; ``None`` for those that the module has.
-            state: what it keeps from round to round.
-            purpose: of its random draws, the same purpose gives the same batches.
-            own: whether the turn belongs to the federation: with the client's personal layers, the strategy's loss and
-                the callbacks that watch steps. Otherwise the module alone is trained on ``start``.
-            work: how much; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
-            correct_: changes the gradient before every step of an optimiser.
+            start: initial weights; ``None`` for the module's present ones.
+            state: of the client, updated.
+            purpose: of its random draws; the same purpose gives the same batches.
+            own: whether the turn is part of the federation, with the client's personal layers, the strategy's loss and
+                callbacks of steps. Otherwise only the module is trained on ``start``.
+            work: amount; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
+            correct_: changes the gradient before every optimiser step.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -176,7 +172,7 @@ class TrainingLoop(Evaluator):
                 with self.callback_states.turn(client, keep=own, trained=True):
                     report = self._train(client, state, purpose, own, work, correct_)
                 self.metric_states.end(client, keep=own)
-        finally:  # what hooks freeze and unfreeze holds for all from the next round on
+        finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
             changed = self.flat.trainable_changes(trainable)
             if changed:
                 self.flat.set_trainable({name: not flag for name, flag in changed.items()})
@@ -199,7 +195,7 @@ class TrainingLoop(Evaluator):
         by_strategy = own and "client_loss" in self.own_steps
         parts = self.learner.batch_parts if own else 1
         accumulate, profile = settings.accumulate_grad_batches, self.profiler.profile
-        # An elementwise correction asks for no gradients at other weights.
+        # An elementwise correction needs no gradients at other weights.
         again = correct_ is not None and not self.learner.elementwise
         with profile(SET_UP):
             self.generators = self.seed(*path)
@@ -216,7 +212,7 @@ class TrainingLoop(Evaluator):
 
         losses: list[Tensor] = []
         sizes: list[float] = []
-        first = True  # no batch of the present step has counted yet
+        first = True  # no batch of the present step was used yet
         taken = timed_items(self.profiler, self._training_batches(batches, path, length))
         for index, (batch, size) in enumerate(taken):
             with profile(DATA):
@@ -229,7 +225,7 @@ class TrainingLoop(Evaluator):
                 batch, size = pieces[0] if pieces else (None, None)
             else:
                 pieces = [(batch, size)]
-            left_out = batch is None  # too small, or the loader's collation left every sample out
+            left_out = batch is None  # too small, or the collate function dropped all samples
             if left_out and (first or not stepping):
                 continue
             if not left_out:
@@ -240,7 +236,7 @@ class TrainingLoop(Evaluator):
                     self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
-                if batch is None:  # the step of the batches before it
+                if batch is None:  # the step uses the batches before it
                     return None, None
                 with profile(FORWARD):
                     if again:
@@ -280,7 +276,7 @@ class TrainingLoop(Evaluator):
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def load(self, client: int, weights: Weights, own: bool) -> None:
-        """Give the module some weights, with the client's personal layers."""
+        """Load weights into the module, with the client's personal layers if ``own``."""
         self.flat.load(weights)
         personal = self.federation.personal
         if personal is not None and own:
@@ -289,7 +285,7 @@ class TrainingLoop(Evaluator):
                 personal.insert_(self.flat.weights, values)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
-        """How much a client trains in a turn on its batches."""
+        """The length of a client's turn."""
         accumulate = self.settings.accumulate_grad_batches
         work = work or self.round.work or LocalWork(self.settings.local_steps, self.settings.local_epochs)
         if work.steps is not None:
@@ -307,10 +303,10 @@ class TrainingLoop(Evaluator):
         return batches.shuffled(path, int(length.total))
 
     def training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
-        """``training_step`` inside the callbacks that change what it is given (mixup)."""
+        """Run ``training_step`` inside the callbacks that change its input (such as mixup)."""
 
         def training_step(batch: Any) -> STEP_OUTPUT:
-            with self.profiler.profile(FORWARD):  # again, inside a callback's part
+            with self.profiler.profile(FORWARD):  # nested in the callback's time
                 return self.step("training_step", batch, index)
 
         compute: Callable[[Any], STEP_OUTPUT] = training_step
@@ -319,18 +315,18 @@ class TrainingLoop(Evaluator):
         return compute(batch)
 
     def loss(self, output: STEP_OUTPUT, by_strategy: bool = False) -> Tensor | None:
-        """The loss, of what ``training_step`` returned; ``None`` where the batch is left out.
+        """The loss in the output of ``training_step``; ``None`` if the batch is left out.
 
         Args:
-            output: what it returned.
-            by_strategy: what the strategy makes of it, not the module's own.
+            output: of ``training_step``.
+            by_strategy: apply the strategy's ``client_loss``.
         """
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             if output is not None and self.module.automatic_optimization:
                 raise TrainingError(
-                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): give it the"
-                    " loss, or return None to leave the batch out."
+                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): add the loss,"
+                    " or return None to leave the batch out."
                 )
             return None
         if not isinstance(loss, Tensor):
@@ -341,20 +337,20 @@ class TrainingLoop(Evaluator):
         return self.learner.client_loss(loss, self.module) if by_strategy else loss
 
     def seed(self, *path: int | str) -> list[torch.Generator]:
-        """Seed a turn's default generators; returns those of the callbacks around its steps."""
+        """Seed a turn's generators; returns those of the callbacks around its steps."""
         self.seed_user_code(*path)
         return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
-        """The mean loss of a client's first training batches as a turn has it (dropout, mixup), nothing trained.
+        """The mean loss of some training batches in training mode (dropout, mixup), without training.
 
-        What callbacks choose or weigh clients by: a term that the strategy adds to the loss is no part of it.
+        Callbacks choose or weigh clients by it, so it excludes terms that the strategy adds.
 
         Args:
-            client: a client hosted by this rank.
-            weights: where the loss is evaluated.
-            num_batches: batches drawn, in an order of their own; more than the data set has means all of it.
-            purpose: distinguishes the draws from those of the client's other turns in the round.
+            client: a hosted client.
+            weights: of the evaluated model.
+            num_batches: number of drawn batches, at most all.
+            purpose: of the draws.
         """
         trainer = self.module_trainer
         refuse_manual_steps(self.module, "training_loss")
@@ -385,14 +381,14 @@ class TrainingLoop(Evaluator):
             total, samples = total + value * size, samples + size
         if not samples:
             raise TrainingError(
-                f"training_step gave no loss for client {client}: a callback that weighs clients by their loss"
-                " (DROClientSampling) needs one."
+                f"training_step returned no loss for client {client}, and a callback that weighs clients by their loss"
+                " (DROClientSampling) needs one: return a loss."
             )
         return total / samples
 
 
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
-    """What ``on_train_batch_end`` is given: the loss, detached and as it was accumulated, and what came with it."""
+    """Outputs for ``on_train_batch_end``: the loss, detached and divided as for accumulation, and all other entries."""
     outputs = dict(output) if isinstance(output, Mapping) else {} if output is None else {"loss": output}
     if isinstance(outputs.get("loss"), Tensor):
         outputs["loss"] = outputs["loss"].detach() / accumulate

@@ -1,4 +1,4 @@
-"""When a turn steps, and what its steps amount to."""
+"""Length of a client's turn in batches and steps, and its report."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ __all__ = ["TurnLength", "turn_report"]
 
 @dataclass
 class TurnLength:
-    """How long a turn is. Of data without a length it shows as the turn goes on.
+    """Length of a turn; for data of unknown length it is determined during the turn.
 
     Args:
         accumulate: batches per step; fewer at the end of the turn and of an epoch.
-        total: batches in the turn; infinite until they are known.
-        epoch_length: batches in an epoch, where the work is given in epochs and their length is known.
-        steps: of the optimiser in the turn; infinite where they are not known.
-        epochs: in the turn.
+        total: batches in the turn; infinite until known.
+        epoch_length: batches in an epoch, if the work is given in epochs of known length.
+        steps: optimiser steps in the turn; infinite if unknown.
+        epochs: epochs in the turn.
     """
 
     accumulate: int
@@ -28,20 +28,20 @@ class TurnLength:
     epoch_length: int | None
     steps: float
     epochs: int = 1
-    _begin: int = 0  # of the present epoch where its length is not known
-    _last: int = -1  # its last batch, once that is known
+    _begin: int = 0  # first batch of an epoch of unknown length
+    _last: int = -1  # its last batch, once known
 
     def end_epoch(self, index: int, last: bool) -> None:
-        """Data without a length: the batch that comes is the last of its epoch, or of the turn."""
+        """Record that the next batch is the last of its epoch, or of the turn."""
         self._last = index
         if last:
             self.total = index + 1
 
     def begins_step(self, index: int) -> bool:
-        """Whether a batch is the first whose gradient counts in a step; in every epoch that starts anew.
+        """Whether a batch is the first of a step; steps restart in every epoch.
 
         Args:
-            index: the batch's, in the turn; asked for in ascending order.
+            index: of the batch in the turn, in ascending order.
         """
         return self.accumulate == 1 or self._place(index) % self.accumulate == 0
 
@@ -54,7 +54,7 @@ class TurnLength:
         return ended or place + 1 == self.epoch_length or index == self._last
 
     def _place(self, index: int) -> int:
-        """The batch's number in its epoch."""
+        """Index of a batch in its epoch."""
         if self.epoch_length:
             return index % self.epoch_length
         if 0 <= self._last < index:
@@ -65,12 +65,12 @@ class TurnLength:
 def turn_report(
     num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[float]
 ) -> ClientReport:
-    """The report of a turn, with the mean loss as ``train/loss`` unless the module logged that.
+    """Report a turn, with the mean loss as ``train/loss`` unless the module logs that.
 
     Args:
-        num_samples: the client's.
-        num_steps: of its optimiser.
-        metrics: what the module logged.
+        num_samples: of the client.
+        num_steps: optimiser steps.
+        metrics: logged by the module.
         losses: of each batch.
         sizes: samples of each batch.
 

@@ -162,7 +162,7 @@ def test_layers_that_are_not_there_are_named():
         PersonalLayers(layers=[])
     with pytest.raises(ConfigurationError, match=r"'linera' matches no layer.*did you mean 'linear'"):
         trainer(PersonalLayers(layers=["linera"])).fit(TinyModule(), TinyClients())
-    with pytest.raises(ConfigurationError, match="are the whole model"):
+    with pytest.raises(ConfigurationError, match="whole model"):
         trainer(PersonalLayers(layers=["*"])).fit(TinyModule(), TinyClients())
 
 
