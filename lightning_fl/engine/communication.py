@@ -1,4 +1,4 @@
-"""What clients receive and send: an account of a run in bytes, whatever processes simulate it."""
+"""Account of the bytes that clients receive and send, whatever processes simulate them."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,19 +18,19 @@ __all__ = ["CommunicationAccount"]
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of one of the server's models: who holds it, and whether it is what the run began with."""
+    """Holders of one of the server's models, and whether it is the initial model."""
 
     holders: set[int] = field(default_factory=set)
     initial: bool = False
 
 
 class _Structure:
-    """Who makes and who uses which model, read off a collaboration once.
+    """Contributors and users of each model in a collaboration.
 
     Attributes:
-        model_of: the one model that a client uses, length N; -1 for a mixture.
-        maker_of: the one client that a model is made by, length K; -1 for several.
-        sends: whether what a client learns is of use to somebody else, length N.
+        model_of: the single model that a client uses, length N; -1 for a mixture.
+        maker_of: the single client that contributes to a model, length K; -1 for several.
+        sends: whether other clients use what a client learns, length N.
     """
 
     def __init__(self, collaboration: Collaboration) -> None:
@@ -45,19 +45,19 @@ class _Structure:
 
 
 class CommunicationAccount:
-    """Bytes that each client received and sent since the run began, were server and clients on machines of their own.
+    """Bytes that each client has received and sent in a run, as if server and clients were separate machines.
 
     Parameter vectors count: weights, gradients, weights of discriminators. Numbers and lists of numbers do not, nor
-    does anything that an evaluation or the delivery of the finished models would take. A model's size is that of its
-    shared parameters and buffers, each once: personal layers never move.
+    do evaluations and the delivery of final models. A model's size is that of its shared parameters and buffers, each
+    once; personal layers never move.
 
-    A turn receives the model that it starts from, a mixture as one model, and sends what it learned; a turn that fails
-    sends nothing. A client does not receive what it holds: a model that it received and that is still the same, all
-    parts of a mixture, or a model that it makes alone. A client that makes its model alone, and whose model nobody else
-    uses, sends nothing. Between clients, what one receives another sends.
+    A turn receives its start model (a mixture counts as one model) and sends its result, unless it fails. A client does
+    not receive what it already holds: an unchanged model that it received before, all parts of a mixture, or a model
+    that it contributes to alone. A client sends nothing if it contributes to its model alone and no other client uses
+    it. Between clients, each transfer is received and sent.
 
-    A callback that makes clients receive or send more than their turns do says so here, alike on every rank:
-    :meth:`receive` and :meth:`send`, :meth:`between_clients` where there is no server, :meth:`add` for other vectors.
+    Callbacks record additional transfers here, the same on every rank: :meth:`receive` and :meth:`send`,
+    :meth:`between_clients` without a server, :meth:`add` for other vectors.
 
     Attributes:
         model_bytes: size of the shared part of a model.
@@ -71,14 +71,14 @@ class CommunicationAccount:
         self.extra_vectors = 0
         self.bytes_received: Counter[int] = Counter()
         self.bytes_sent: Counter[int] = Counter()
-        #: By identity, and as long as a model lives: another one at its address is not taken for it.
+        #: Weak keys, so that a new model at the address of a deleted one is not confused with it.
         self._known: WeakKeyDictionary[Weights, _Known] = WeakKeyDictionary()
         self._structure: _Structure | None = None
 
-    # -- what callbacks declare ----------------------------------------------------------------------------------
+    # -- for callbacks -------------------------------------------------------------------------------------------
 
     def receive(self, clients: Iterable[int], models: Iterable[Weights]) -> None:
-        """Clients receive those of some models that they do not hold."""
+        """Record that clients receive models, unless they hold them."""
         wanted, size = set(clients), self.model_bytes
         for model in models:
             known = self._of(model)
@@ -87,16 +87,16 @@ class CommunicationAccount:
             known.holders |= wanted
 
     def send(self, clients: Iterable[int], num_bytes: int | None = None) -> None:
-        """Each of some clients sends a vector, of the model's size unless another one is given."""
+        """Record that each client sends a vector, by default of the model's size."""
         size = self.model_bytes if num_bytes is None else num_bytes
         for client in clients:
             self.bytes_sent[client] += size
 
     def between_clients(self, counts: Tensor) -> None:
-        """Clients exchange models directly.
+        """Record that clients exchange models directly.
 
         Args:
-            counts: how many models client k receives from client j, integers [N, N].
+            counts: number of models that client k receives from client j, integers [N, N].
         """
         size = self.model_bytes
         self.add(
@@ -105,20 +105,20 @@ class CommunicationAccount:
         )
 
     def add(self, received: Mapping[int, int], sent: Mapping[int, int]) -> None:
-        """Clients receive and send other vectors: client -> bytes."""
+        """Record other vectors that clients receive and send: client -> bytes."""
         self.bytes_received.update(received)
         self.bytes_sent.update(sent)
 
-    # -- what the engine counts ----------------------------------------------------------------------------------
+    # -- for the engine ------------------------------------------------------------------------------------------
 
     def begin(self, initial: Weights) -> None:
-        """The model that a run begins with; who never meets others makes it by itself."""
+        """Record the initial model, which clients that train alone do not receive."""
         self._known[initial] = _Known(initial=True)
 
     def begin_turns(
         self, participants: Iterable[Participant], models: Sequence[Weights], collaboration: Collaboration
     ) -> None:
-        """Participants receive those of the models that they start from."""
+        """Record that participants receive their start models."""
         structure, size = self._matrices(collaboration), self.model_bytes * (1 + self.extra_vectors)
         for participant in participants:
             client, given = participant.client, participant.model
@@ -147,13 +147,13 @@ class CommunicationAccount:
         *,
         judged: bool = False,
     ) -> None:
-        """The models are averaged from what participants sent, those whose turns did not fail.
+        """Record that participants without failed turns send their updates for the average.
 
         Args:
             arrived: the participants.
             models: after the average.
-            collaboration: by which it was taken.
-            judged: who collaborates was decided from what they learned, so that all of them had to send it.
+            collaboration: of the average.
+            judged: the collaboration was chosen from the updates, so that all participants had to send theirs.
         """
         structure = self._matrices(collaboration)
         senders = [
@@ -175,14 +175,14 @@ class CommunicationAccount:
         *,
         by_server: bool = False,
     ) -> None:
-        """Clients received from others what their own models were averaged with; nobody else holds these.
+        """Record that clients receive the models that they average with their own.
 
         Args:
-            clients: who took part.
+            clients: the participants.
             models: model i is client i's.
-            collaboration: a row of A says whose models a client took in.
-            by_server: clients sent their models to a server, which made the new ones; who is not averaged with others
-                holds its own already.
+            collaboration: a row of A names the models that a client averages.
+            by_server: clients sent their models to a server, which averaged them; a client that is not averaged with
+                others already holds its own.
         """
         rows = sorted(clients)
         if by_server:
@@ -211,17 +211,17 @@ class CommunicationAccount:
     # -- the record ----------------------------------------------------------------------------------------------
 
     def curves(self) -> dict[str, float]:
-        """The totals of all clients since the run began."""
+        """Totals of all clients since the run began."""
         return {
             "communication/megabytes_received": self.bytes_received.total() / 1e6,
             "communication/megabytes_sent": self.bytes_sent.total() / 1e6,
         }
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
-        """Totals, and what each client received and sent.
+        """Totals, and bytes of each client.
 
         Args:
-            names: the clients'.
+            names: of the clients.
         """
         return {
             "bytes_received": self.bytes_received.total(),
@@ -233,7 +233,7 @@ class CommunicationAccount:
         }
 
     def state_dict(self, models: Sequence[Weights]) -> dict[str, Any]:
-        """Bytes, and who holds which of the run's models; several of them may still be one."""
+        """Bytes, and the holders of the run's models, several of which may be one object."""
         known = [self._of(model) for model in models]
         places = {one: place for place, one in enumerate(dict.fromkeys(known))}
         return {
@@ -245,7 +245,7 @@ class CommunicationAccount:
         }
 
     def load_state_dict(self, state: dict[str, Any], models: Sequence[Weights]) -> None:
-        """Take up what :meth:`state_dict` returned, for the models as they were then; an empty one starts at 0."""
+        """Restore a :meth:`state_dict`, for the models of that time; an empty one starts at 0."""
         self.bytes_received, self.bytes_sent = Counter(state.get("bytes_received")), Counter(state.get("bytes_sent"))
         self._known.clear()
         if not state:
@@ -258,5 +258,5 @@ class CommunicationAccount:
 
 
 def _is_told(participant: Participant) -> bool:
-    """Whether a callback says which models it contributes to, whatever the collaboration."""
+    """Whether a callback assigned the models of its contribution, independent of the collaboration."""
     return participant.model is not None or participant.feeds is not None

@@ -1,4 +1,4 @@
-"""The processes of a run: which clients each hosts, and what they do together."""
+"""Processes of a run: the clients that each hosts, and exchanges between them."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Transport(Protocol):
-    """What all ranks do together: every byte between clients passes here. ``FederatedStrategy`` is one."""
+    """Exchanges between ranks, through which all bytes between clients pass. ``FederatedStrategy`` implements it."""
 
     @property
     def world_size(self) -> int:
@@ -20,33 +20,33 @@ class Transport(Protocol):
 
     @property
     def global_rank(self) -> int:
-        """This process's."""
+        """Rank of this process."""
 
     @property
     def message_device(self) -> torch.device:
-        """Where small tensors lie on their way between ranks, once these are connected."""
+        """Device of small tensors that are sent between connected ranks."""
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
-        """What every rank knows of its clients, brought together on all ranks in the order of clients."""
+        """Gather values of hosted clients on all ranks, in the order of clients."""
 
     def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
         """Sum or maximum over ranks."""
 
     def broadcast_bytes_(self, vector: Tensor, src: int) -> None:
-        """Overwrite a vector on every rank by that of rank ``src``."""
+        """Overwrite a vector on every rank with that of rank ``src``."""
 
 
 class Processes:
-    """The ranks and who hosts whom.
+    """The ranks and their hosted clients.
 
     Args:
         transport: between the ranks.
-        device: this rank's.
+        device: of this rank.
 
     Attributes:
-        hosted: the clients whose data this rank opens.
-        panel: those of them that a fit validates.
-        pinned: clients' data belong to their ranks, which no other opens.
+        hosted: clients with data on this rank.
+        panel: hosted clients that a fit validates.
+        pinned: clients' data are available only on their ranks.
     """
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
@@ -83,19 +83,19 @@ class Processes:
 
     @property
     def private(self) -> bool:
-        """Whether what a client keeps for itself stays on its rank: there are others, and its data are its own."""
+        """Whether clients' states stay on their ranks, because there are several and data are pinned."""
         return self.several and self.pinned
 
     def hosts(self, client: int) -> bool:
-        """Whether this rank opens a client's data."""
+        """Whether this rank hosts a client."""
         return self.client_ranks[client : client + 1] == [self.rank]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
-        """What every rank knows of its clients, on all ranks: client -> value, in the order of clients."""
+        """Gather values of hosted clients on all ranks: client -> value, in the order of clients."""
         return self.transport.exchange(of_hosted_clients)
 
     def of_ranks(self, value: T) -> list[T]:
-        """What every rank has to say, in the order of ranks."""
+        """Gather a value of every rank, in the order of ranks."""
         return list(self.transport.exchange({self.rank: value}).values())
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Where a round's time goes: a profiler of Lightning's kind whose times exclude each other, and add up to the round.
+"""Lightning profiler of a round's time by exclusive categories, which add up to the round.
 
-The engine names its phases by ``with profiler.profile(PHASE)``. Lightning's own profilers count a phase inside another
-in both; here time belongs to the one that began last and has not ended, so every moment of a round is counted once.
+The engine marks its phases with ``with profiler.profile(PHASE)``. Lightning's own profilers count nested phases twice;
+here time belongs to the innermost running phase, so that every moment of a round is counted once.
 """
 
 import time
@@ -40,29 +40,29 @@ EVALUATION = "evaluation"
 LOGGERS = "loggers"
 WAITING = "waiting for ranks"
 REST = "rest"
-#: A hook of a callback is named by this, its class and the method: ``[Callback]LocalMixup.around_training_step``.
+#: Prefix of callback hooks, before class and method: ``[Callback]LocalMixup.around_training_step``.
 CALLBACK = "[Callback]"
 
-#: Inside a callback or an evaluation these are its own: leaving it out would save all of that.
+#: Phases that count as part of a callback or evaluation around them, which causes them.
 _ABSORBED = frozenset({DATA, SET_UP, FORWARD, BACKWARD, OPTIMIZER, HOOKS, BOOKKEEPING, AGGREGATION, EVALUATION})
 
 
 class Unprofiled(PassThroughProfiler):
-    """Times nothing, at a tenth of Lightning's cost: phases are marked in every step."""
+    """Profiler that does nothing, at a tenth of the cost of Lightning's, because phases are marked in every step."""
 
     def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
-        """A context in which nothing happens."""
+        """A null context."""
         return _NOTHING
 
 
 class RoundProfiler(Profiler):
-    """Seconds of every round by category, each moment counted in one category alone.
+    """Seconds of every round by exclusive categories.
 
-    A module may time parts of its own with ``self.trainer.profiler.profile("name")``, as under Lightning's Trainer.
-    Outside of the rounds nothing is recorded.
+    A module may add categories with ``self.trainer.profiler.profile("name")``, as under Lightning's Trainer. Nothing is
+    recorded outside of rounds.
 
     Args:
-        clock: tells the time in seconds.
+        clock: returns the time in seconds.
 
     Attributes:
         rounds: round (1 for the first) -> category -> seconds.
@@ -73,23 +73,23 @@ class RoundProfiler(Profiler):
         self.clock = clock
         self.rounds: dict[int, dict[str, float]] = {}
         self._seconds: dict[str, float] = {}
-        #: Action, category that its time belongs to, whether it absorbs; the innermost last.
+        #: Action, category of its time, whether it absorbs phases; the innermost is last.
         self._running: list[tuple[str, str, bool]] = []
         self._since = 0.0
 
     def begin_round(self, number: int) -> None:
-        """The round before, if there is one, ends now; what was left running in it has ended."""
+        """Begin a round, which ends the previous one and all its running actions."""
         now = self._count()
         self._running[:] = [(REST, REST, False)]
         self._seconds, self._since = self.rounds.setdefault(number, defaultdict(float)), now
 
     def end_rounds(self) -> None:
-        """The last round ends now."""
+        """End the last round."""
         self._count()
         self._running.clear()
 
     def start(self, action_name: str) -> None:
-        """Time is from now on that of an action, or of what it is a part of."""
+        """Start an action, whose time may belong to an absorbing action around it."""
         if not self._running:
             return
         self._since = self._count()
@@ -100,11 +100,11 @@ class RoundProfiler(Profiler):
         category, absorbs = action_name, action_name == EVALUATION
         if action_name.startswith(CALLBACK):
             category, _, hook = action_name.removeprefix(CALLBACK).partition(".")
-            absorbs = hook != "around_training_step"  # the step inside is not the callback's
+            absorbs = hook != "around_training_step"  # the step inside does not belong to the callback
         self._running.append((action_name, category, absorbs))
 
     def stop(self, action_name: str) -> None:
-        """An action ends; one that is not running, because it began outside of the rounds, is ignored."""
+        """Stop an action; one that started outside of rounds is ignored."""
         for place in range(len(self._running) - 1, 0, -1):
             if self._running[place][0] == action_name:
                 self._since = self._count()
@@ -112,7 +112,7 @@ class RoundProfiler(Profiler):
                 return
 
     def _count(self) -> float:
-        """Give the innermost action the time since the last change; returns what time it is."""
+        """Add the time since the last change to the innermost action; returns the present time."""
         now = self.clock()
         if self._running:
             self._seconds[self._running[-1][1]] += now - self._since
@@ -127,7 +127,7 @@ class RoundProfiler(Profiler):
 
 
 def timed_items(profiler: Profiler, items: Iterable[T]) -> Iterator[T]:
-    """Batches, the making of each counted as data."""
+    """Iterate over batches, counting their creation as data."""
     following = iter(items)
     while True:
         with profiler.profile(DATA):
@@ -140,7 +140,7 @@ def timed_items(profiler: Profiler, items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def timed_rounds(profiler: Profiler, device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Around a fit's rounds: yields what to call when one begins, with its number (1 for the first)."""
+    """Context of a fit's rounds; yields a function to call when a round begins, with its number (1 for the first)."""
     if not isinstance(profiler, RoundProfiler):
         yield lambda number: None
         return
@@ -154,7 +154,7 @@ def timed_rounds(profiler: Profiler, device: torch.device) -> Iterator[Callable[
 
 
 def _after_kernels(device: torch.device) -> Callable[[], float]:
-    """A clock that waits for a GPU first: what was launched belongs to the part that launched it."""
+    """A clock that first waits for a GPU, so that kernels count for the phase that launched them."""
 
     def clock() -> float:
         torch.cuda.synchronize(device)
@@ -163,11 +163,11 @@ def _after_kernels(device: torch.device) -> Callable[[], float]:
     return clock
 
 
-# -- what is shown and kept --------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------
 
 
 def profile_of_ranks(profiler: Profiler, processes: Processes) -> "pd.DataFrame | None":
-    """Seconds by rank, round and category, where rounds were timed. Called on every rank."""
+    """Seconds by rank, round and category; ``None`` without timed rounds. Every rank must call it."""
     if not isinstance(profiler, RoundProfiler) or not profiler.rounds:
         return None
     return _frame(processes.exchange({processes.rank: profiler.rounds}))
@@ -186,10 +186,9 @@ def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> "pd.DataFrame":
 
 
 def profile_table(frame: "pd.DataFrame") -> Table:
-    """A row per category, the costliest first, and their sum; means over ranks.
+    """Table of categories, the costliest first, and their sum; means over ranks.
 
-    The first round, which warms up, has a column of its own; milliseconds and per cent are of the rounds after it,
-    where there are any.
+    The first round, which warms up, has its own column; milliseconds and per cent are of later rounds, if any.
 
     Args:
         frame: columns rank, round, category and seconds.

@@ -1,4 +1,4 @@
-"""What the client discriminators of a run see: features and encoded targets of every client's training samples."""
+"""Inputs of client discriminators: features and encoded targets of every client's training samples."""
 
 from collections.abc import Collection
 from functools import partial
@@ -30,14 +30,14 @@ __all__ = ["LayerOutput", "client_features"]
 
 
 class LayerOutput(nn.Module):
-    """What comes out of one submodule when a module is given some inputs, in evaluation mode.
+    """The output of a submodule when a module is called, in evaluation mode.
 
     Args:
         module: called with a batch's inputs.
-        layer: name of the submodule, as ``named_modules`` gives it; it gives a tensor [B, ...].
+        layer: name of the submodule, whose output is a tensor [B, ...].
 
     Raises:
-        ConfigurationError: there is no such submodule; when called, if it did not run once or gave no tensor.
+        ConfigurationError: there is no such submodule; in a call, it did not run once or returned no tensor.
     """
 
     def __init__(self, module: nn.Module, layer: str) -> None:
@@ -48,7 +48,7 @@ class LayerOutput(nn.Module):
                 f"layer={layer!r}: {type(module).__name__} has no such submodule; it has"
                 f" {', '.join(name for name in layers if name)}."
             )
-        self._held = (module, layers[layer])  # in a tuple, so that the module is not taken for a part of this one
+        self._held = (module, layers[layer])  # in a tuple, so that the module does not become a submodule
         self._layer = layer
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
@@ -66,8 +66,8 @@ class LayerOutput(nn.Module):
             mode.restore(module)
         if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
             raise ConfigurationError(
-                f"layer={self._layer!r} gave {len(outputs)} outputs for a batch: name a submodule that runs once and"
-                " gives a tensor."
+                f"layer={self._layer!r} returned {len(outputs)} outputs for a batch: name a submodule that runs once"
+                " and returns a tensor."
             )
         return outputs[0]
 
@@ -75,16 +75,15 @@ class LayerOutput(nn.Module):
 def client_features(
     loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None, label_weight: float = 2.0
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Discriminator inputs of the hosted ones among some clients (:mod:`.discriminator_inputs`).
+    """Discriminator inputs of hosted clients (:mod:`.discriminator_inputs`). Every rank must call it.
 
-    Features are what the module's steps get (normalised, never augmented), flattened; with ``encoder`` its output for
-    them; of molecules, Morgan fingerprints where the data set has SMILES; more than ``MAX_FEATURES`` of them projected
-    at random. Every rank calls it; sums of squares, numbers
-    of classes and moments of targets are exchanged.
+    Features are the flattened inputs of the module's steps (normalised, never augmented), an ``encoder``'s output for
+    them, or Morgan fingerprints of molecules with SMILES; more than ``MAX_FEATURES`` are projected at random. Ranks
+    exchange sums of squares, numbers of classes and moments of targets.
 
     Args:
         loop: in a fit.
-        clients: who is wanted, on whatever rank.
+        clients: on any rank.
         encoder: a frozen network.
         label_weight: norm of an encoded target, relative to that of the features.
 
@@ -111,13 +110,13 @@ def client_features(
     for client, (width, _, classes) in told.items():
         if width != told[first][0]:
             raise ConfigurationError(
-                f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}:"
-                " discriminators need inputs of one size. Give an encoder that maps both to the same size."
+                f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}: give an"
+                " encoder that maps both to the same size."
             )
         if (classes == 0) != (told[first][2] == 0):
             raise ConfigurationError(
-                f"the targets of client {client} and of client {first} are of different kinds, classes and real"
-                " numbers: give all clients the same."
+                f"the targets of clients {client} and {first} are classes and real numbers: use the same kind for all"
+                " clients."
             )
     total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
     num_classes = max(classes for _, _, classes in told.values())
@@ -142,7 +141,7 @@ def _samples(loop: LocalLoop, client: int, encoder: nn.Module | None) -> tuple[T
     smiles = None
     if encoder is not None:
         encoder.to(loop.processes.device)
-    elif isinstance(batches, PackedBatches):  # whose order is that of the data set
+    elif isinstance(batches, PackedBatches):  # in the order of the data set
         data = loop.data.client_data(client, "train")
         smiles = dataset_smiles(data.dataset if isinstance(data, DataLoader) else data)
     path = (loop.settings.seed, "client features", client)

@@ -1,4 +1,4 @@
-"""How well any weights do on a client's own samples, as a number from 0 to 1; nothing is trained or logged."""
+"""Scores from 0 to 1 of any weights on a client's own samples, without training or logging."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,34 +15,34 @@ from lightning_fl.functional.pifl import importance_weights, mixture_weights
 
 __all__ = ["ClientScores", "default_score"]
 
-#: More of them is better, but they may be negative: no scores unless asked for.
+#: Metrics where more is better that may be negative, which are no scores by default.
 _SIGNED = ("r2", "pearson", "spearman", "mcc", "matthews", "kappa")
 
 
 class ClientScores:
-    """Scores in [0, 1] by a metric that ``validation_step`` logs: accuracy as it is, a loss x as ``exp(-x)``.
+    """Scores in [0, 1] by a metric that ``validation_step`` logs: an accuracy itself, a loss x as ``exp(-x)``.
 
-    In eval mode, with the client's personal layers. What the module logs meanwhile is dropped, its torchmetrics keep
+    They are computed in eval mode with the client's personal layers. Logged values are dropped, and torchmetrics keep
     their states. In one round the samples and random draws are the same at all weights.
 
     Args:
         loop: in a fit.
-        owner: whose scores they are: of the random draws, and for messages.
-        split: whose samples; training samples are validated too.
-        num_samples: of each client, drawn anew in every round; ``None`` for all. Of data that come from a
-            ``DataLoader``, its first batches that hold as many.
-        monitor: the metric. ``None`` for the first of which more is better and that cannot be negative (by its name:
-            R2 and correlations can), else the first with "loss" in its name, else the first.
+        owner: name for random draws and messages.
+        split: of the samples; training samples are validated too.
+        num_samples: of each client, drawn in every round; ``None`` for all. With a ``DataLoader``, the first batches
+            with at least as many.
+        monitor: the metric. ``None`` for the first where more is better and that cannot be negative (by its name: R2
+            and correlations can), else the first with "loss" in its name, else the first.
 
     Raises:
-        ConfigurationError: the module has no ``validation_step``; when a score is asked for, the metric is not logged,
-            or is no share between 0 and 1 and no loss of at least 0.
+        ConfigurationError: the module has no ``validation_step``; when scoring, the metric is not logged, or is neither
+            in 0 to 1 nor a loss of at least 0.
     """
 
     def __init__(self, loop: LocalLoop, owner: str, split: Split, num_samples: int | None, monitor: str | None) -> None:
         if not loop.evaluates("val"):
             raise ConfigurationError(
-                f"models are scored by what validation_step logs: give {type(loop.module).__name__} one."
+                f"models are scored by what validation_step logs: define it in {type(loop.module).__name__}."
             )
         self._loop = loop
         self._split = split
@@ -55,8 +55,8 @@ class ClientScores:
         return self._loop.factory.batches(client, self._split) is not None
 
     def weigh(self, client: int, models: Sequence[Weights]) -> tuple[Tensor, Tensor]:
-        """The scores of several models on a hosted client's samples, and what it averages them with, each [K]."""
-        seen: dict[int, tuple[str, float, bool]] = {}  # models that are one object are evaluated once
+        """Scores of several models on a hosted client's samples, and the weights of their average, each [K]."""
+        seen: dict[int, tuple[str, float, bool]] = {}  # the same object is evaluated once
         for model in models:
             if id(model) not in seen:
                 seen[id(model)] = self._value(client, model)
@@ -86,7 +86,7 @@ class ClientScores:
 
 
 def default_score(metrics: Mapping[str, LoggedValue] | ClientMetrics) -> str | None:
-    """The first metric of which more is better and that cannot be negative, else what stands for all metrics."""
+    """The first metric where more is better and that cannot be negative, else the default metric."""
     shares = (
         name
         for name, logged in metrics.items()

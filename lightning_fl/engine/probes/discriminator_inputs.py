@@ -1,20 +1,20 @@
-"""A client's samples as vectors that a client discriminator can compare: features, and the encoded label.
+"""A client's samples as vectors for a client discriminator: features and the encoded label.
 
-FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1) tells clients apart by pairs (x, y), so
-that a discriminator sees a shift of features, of labels, and of labels given features. A sample's vector is
+FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1) discriminates clients by pairs (x, y),
+so that shifts of features, of labels, and of labels given features are visible. A sample's vector is
 ``[x / s, 2 e(y)]``: features x, over the root mean square norm s of all clients' features, and the encoded label e(y)
 with a norm of about 1. Differs from the paper, which joins raw pixels and a one-hot label: there a thousand pixels
-outweigh the label, and with a handful of samples a shift of labels goes unseen. (The authors' code multiplies one-hot
-labels of K classes by 2K / √(K − 1), 6.7 for ten, beside features whose norm grows with their number.) On CIFAR-10 and
+outweigh the label, and with few samples a shift of labels is invisible. (The authors' code multiplies one-hot labels of
+K classes by 2K / √(K − 1), 6.7 for ten, next to features whose norm grows with their number.) On CIFAR-10 and
 Fashion-MNIST the weight of the label hardly matters between 1 and 7 for clients with 2,000 samples; with 14 samples
-distances within a kind of clients spread half as much with 7 as with 1, and rotated images are a third nearer.
+distances within a type of clients vary half as much with 7 as with 1, and rotated images are a third nearer.
 
 Features wider than 128 are first multiplied by a random matrix, the same for all clients. Compared on CIFAR-10 with
 rotated images (1,452 pixels, 200 training samples a side, six large clients of two types): distances within a type and
 between types came out as 0.008 and 0.184, with standardised pixels as 0.005 and 0.179, with the first 128 principal
 components as 0.004 and 0.186; with 64 dimensions as 0.011 and 0.158 at random, 0.005 and 0.192 by principal components.
-For these each client would tell its second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), from which the
-span of its samples can be read where they are fewer than d.
+Principal components need each client's second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), which reveal
+the span of its samples if these are fewer than d.
 
 Only sums leave a client: the squared norms of its features, and for real-valued targets those of
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
@@ -49,9 +50,9 @@ __all__ = [
     "squared_norms",
 ]
 
-#: Wider features are projected to so many.
+#: Wider features are projected to this number.
 MAX_FEATURES = 128
-#: Turns a batch, of which is said whether it lies on the device, into what a training step gets.
+#: Converts a batch, given whether it is on the device, to the input of a training step.
 Transfer = Callable[[Any, bool], Any]
 
 
@@ -67,17 +68,17 @@ def client_samples(
 
     Args:
         batches: the client's batches.
-        seed_path: randomness of the pass, for data that draw any.
-        transfer: brings a batch to the device and through the transfer hooks (normalisation of images); ``None`` leaves
-            it as it is held in memory, images of bytes from 0 to 1.
+        seed_path: randomness of the pass.
+        transfer: moves a batch to the device and through the transfer hooks (such as normalisation of images); ``None``
+            uses it as stored, with images of bytes scaled to 0 to 1.
         encoder: see :func:`batch_features`; on the device of the batches.
-        smiles: the samples' SMILES strings in the same order: fingerprints take the place of batch features.
+        smiles: the samples' SMILES strings in the same order, whose fingerprints replace batch features.
 
     Returns:
-        Features, float32 [n, d], and targets, [n, T], of the type they have.
+        Features, float32 [n, d], and targets, [n, T], in their own dtype.
 
     Raises:
-        DataError: a batch has no features or targets that can be used, or there is not one SMILES string per sample.
+        DataError: a batch has no usable features or targets, or there is not one SMILES string per sample.
     """
     features: list[Tensor] = []
     targets: list[Tensor] = []
@@ -89,15 +90,15 @@ def client_samples(
     labels = torch.cat(targets)
     x = torch.cat(features) if smiles is None else morgan_fingerprints(smiles).to(labels.device)
     if len(x) != len(labels):
-        raise DataError(f"{len(x)} feature vectors for {len(labels)} targets: there must be one of each per sample.")
+        raise DataError(f"{len(x)} feature vectors for {len(labels)} targets: give one of each per sample.")
     return x, labels
 
 
 def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
-    """The features of a batch: what comes before its targets, flattened, or what an encoder makes of it.
+    """The features of a batch: its flattened inputs, or an encoder's output for them.
 
     Args:
-        batch: a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images and become 0 to 1. Without
+        batch: a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images, scaled to 0 to 1. Without
             an encoder, floating inputs are flattened and joined, and the nodes of a graph averaged.
         encoder: a frozen network or transform, called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs,
             ``encoder(batch)``, in evaluation mode and without gradients; returns a tensor [B, ...].
@@ -106,7 +107,7 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         float32 [B, d].
 
     Raises:
-        DataError: there are no floating inputs, or the encoder returns something else.
+        DataError: there are no floating inputs, or the encoder does not return a floating tensor.
     """
     with torch.no_grad():
         if is_graph(batch):
@@ -123,8 +124,8 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
             kinds = ", ".join(_kind(value) for value in inputs) or "none"
             raise DataError(
-                f"the inputs of a {type(batch).__name__} are {kinds}: distances of clients need floating tensors, or an"
-                " `encoder` that makes vectors of them."
+                f"the inputs of a {type(batch).__name__} are {kinds}: use floating tensors, or give an `encoder`, for"
+                " distances of clients."
             )
         return torch.cat([_as_vectors(value) for value in inputs], 1)
 
@@ -139,9 +140,7 @@ def _kind(value: Any) -> str:
 
 def _as_vectors(values: Any) -> Tensor:
     if not isinstance(values, Tensor) or values.ndim == 0 or not values.is_floating_point():
-        raise DataError(
-            f"the features of a batch are {_kind(values)}: an encoder must return a floating tensor [B, ...]."
-        )
+        raise DataError(f"the encoder returned {_kind(values)} for a batch: it must return a floating tensor [B, ...].")
     return values.detach().float().flatten(1) if values.ndim > 1 else values.detach().float().unsqueeze(1)
 
 
@@ -151,7 +150,7 @@ def _pooled(batch: "BaseData") -> Tensor:
     x = batch.x if "x" in batch else None
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError(
-            "the graphs have no floating node features `x` to average: give an `encoder`, or molecules with SMILES."
+            "the graphs have no floating node features `x` to average: give an `encoder`, or use molecules with SMILES."
         )
     return global_mean_pool(x.reshape(len(x), -1), batch.batch, batch.num_graphs)
 
@@ -178,13 +177,14 @@ def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
     return list(found) if isinstance(found, Sequence) and all(isinstance(text, str) for text in found) else None
 
 
-def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: int = 2) -> Tensor:
-    """Which circular substructures each molecule has (Morgan fingerprints; radius 2 is known as ECFP4).
+@checked
+def morgan_fingerprints(smiles: Sequence[str], *, num_bits: Count = 1024, radius: Size = 2) -> Tensor:
+    """Morgan fingerprints: the circular substructures of each molecule (radius 2 is known as ECFP4).
 
     Args:
         smiles: n molecules.
         num_bits: length of a fingerprint.
-        radius: bonds from the centre of a substructure to its rim.
+        radius: of a substructure, in bonds.
 
     Returns:
         0 and 1, float32 [n, num_bits].
@@ -196,10 +196,6 @@ def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: 
     from rdkit import Chem, rdBase
     from rdkit.Chem import rdFingerprintGenerator
 
-    if num_bits < 1 or radius < 0:
-        raise ConfigurationError(
-            f"num_bits={num_bits}, radius={radius}: give at least 1 bit and a radius of 0 or more."
-        )
     maker = rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=num_bits)
     bits = torch.empty(len(smiles), num_bits)
     with rdBase.BlockLogs():
@@ -212,7 +208,7 @@ def morgan_fingerprints(smiles: Sequence[str], *, num_bits: int = 1024, radius: 
 
 
 def count_classes(targets: Tensor) -> int:
-    """The number of classes that whole-numbered targets [n, T] speak of, their largest plus 1; 0 for real values."""
+    """The largest class of integer targets [n, T] plus 1; 0 for real values."""
     if targets.is_floating_point():
         return 0
     if len(targets) and int(targets.min()) < 0:
@@ -221,7 +217,7 @@ def count_classes(targets: Tensor) -> int:
 
 
 def sample_classes(targets: Tensor) -> Tensor:
-    """The class of each sample, int64 [n], to stratify by; all 0 for real values and for several targets a sample."""
+    """The class of each sample for stratification, int64 [n]; all 0 for real values and several targets per sample."""
     if targets.is_floating_point() or targets.shape[1] != 1:
         return torch.zeros(len(targets), dtype=torch.int64, device=targets.device)
     return targets[:, 0].long()
@@ -230,26 +226,26 @@ def sample_classes(targets: Tensor) -> Tensor:
 def encode_targets(
     targets: Tensor, *, num_classes: int = 0, mean: Tensor | None = None, std: Tensor | None = None
 ) -> Tensor:
-    """Labels as vectors with a norm of about 1, encoded alike at all clients.
+    """Encode labels as vectors with a norm of about 1, the same at all clients.
 
     Args:
-        targets: classes (whole numbers) or real values, NaN where missing, [n, T].
-        num_classes: classes over all clients, for classes.
+        targets: classes (integers) or real values, NaN if missing, [n, T].
+        num_classes: number of classes over all clients, for classes.
         mean: of every target over all clients, for real values, [T].
-        std: their standard deviations, [T]; a target that is the same everywhere may have 0.
+        std: their standard deviations, [T]; 0 for a constant target.
 
     Returns:
-        float32: one-hot classes, [n, T * num_classes]; or standardised values, 0 where missing, and 1 where missing,
-        [n, 2 T]. Both over √T.
+        float32: one-hot classes, [n, T * num_classes]; or standardised values (0 if missing) and flags of missing
+        values, [n, 2 T]. Both over √T.
 
     Raises:
-        ConfigurationError: the arguments do not fit the kind of targets.
+        ConfigurationError: the arguments do not fit the targets.
         DataError: a class is not below ``num_classes``.
     """
     scale = targets.shape[1] ** -0.5
     if not targets.is_floating_point():
         if num_classes < 1:
-            raise ConfigurationError(f"num_classes={num_classes} for targets that are classes: give their number.")
+            raise ConfigurationError(f"num_classes={num_classes}: give the number of classes of the targets.")
         if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise DataError(
                 f"classes from {int(targets.min())} to {int(targets.max())} with num_classes={num_classes}: number"
@@ -268,20 +264,20 @@ def encode_targets(
 
 
 def squared_norms(features: Tensor) -> Tensor:
-    """The sum of a client's squared norms and its number of samples, float64 [2], to be added over all clients."""
+    """Sum of a client's squared norms, and its number of samples, float64 [2], to be summed over clients."""
     norms = features.double().square().sum(1)
     return torch.stack([norms.sum(), norms.new_tensor(len(features))])
 
 
 def random_projection(features: Tensor, draws: torch.Generator) -> Tensor:
-    """Features with :data:`MAX_FEATURES` columns at most: wider ones times a matrix of N(0, 1 / MAX_FEATURES).
+    """Project features with more than :data:`MAX_FEATURES` columns by a matrix of N(0, 1 / MAX_FEATURES).
 
-    Norms and differences stay about as they are (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984), and a
-    client needs to know nothing of the others' data.
+    Norms and differences are approximately preserved (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984),
+    and clients learn nothing of each other's data.
 
     Args:
         features: x, float32 [n, d].
-        draws: source of the matrix, on the CPU, the same for all clients.
+        draws: generator of the matrix, on the CPU, the same for all clients.
 
     Returns:
         float32 [n, min(d, MAX_FEATURES)].
@@ -298,8 +294,8 @@ def discriminator_inputs(features: Tensor, labels: Tensor, total_norms: Tensor, 
     Args:
         features: x, [n, d].
         labels: e(y), see :func:`encode_targets`, [n, l].
-        total_norms: :func:`squared_norms`, added over all clients, [2]; s² is the mean squared norm.
-        label_weight: of the label beside the features.
+        total_norms: :func:`squared_norms`, summed over clients, [2]; s² is the mean squared norm.
+        label_weight: weight of the label relative to the features.
 
     Raises:
         DataError: there is not one label per sample, or the sum of norms is not finite.
@@ -308,6 +304,6 @@ def discriminator_inputs(features: Tensor, labels: Tensor, total_norms: Tensor, 
         raise DataError(f"{len(features)} feature vectors for {len(labels)} labels: give one of each per sample.")
     total, count = total_norms.tolist()
     if not 0 <= total < float("inf"):
-        raise DataError(f"the squared norms of all clients' features add up to {total}: some are NaN or infinite.")
+        raise DataError(f"the squared norms of all clients' features sum to {total}: remove NaN and infinite values.")
     scale = (count / total) ** 0.5 if total else 1.0
     return torch.cat([features * scale, labels.to(features) * label_weight], 1)

@@ -1,4 +1,4 @@
-"""What goes into a layer and comes out of it for a client's samples."""
+"""Inputs and outputs of a layer for a client's samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ __all__ = ["LayerRecords", "exact_targets", "layer_records"]
 
 
 class LayerRecords(NamedTuple):
-    """Of a client's samples in their own order: a layer's inputs [n, d] and outputs [n, ...], and targets [n, ...]."""
+    """A layer's inputs [n, d] and outputs [n, ...], and the targets [n, ...], for a client's samples in order."""
 
     inputs: Tensor
     outputs: Tensor
@@ -29,21 +29,21 @@ class LayerRecords(NamedTuple):
 def layer_records(
     loop: LocalLoop, client: int, weights: Weights, split: Split, name: str, layer: nn.Module
 ) -> LayerRecords | None:
-    """What passes through a layer when a client's samples are validated; nothing is logged or counted.
+    """Record a layer while a client's samples are validated, without logging.
 
     Args:
         loop: outside of a turn.
-        client: hosted.
+        client: a hosted client.
         weights: of the model, with the client's personal layers.
-        split: whose samples.
-        name: of the layer, in messages.
-        layer: runs once for a batch, on vectors.
+        split: of the samples.
+        name: of the layer, for messages.
+        layer: runs once per batch, on vectors.
 
     Returns:
-        The records; ``None`` where the client has no samples in the split.
+        The records; ``None`` if the client has no samples in the split.
 
     Raises:
-        ConfigurationError: the layer does not run once for every batch, or not on one vector for each sample.
+        ConfigurationError: the layer does not run once per batch on one vector per sample.
     """
     seen: list[tuple[Any, Any]] = []
     targets: list[Tensor] = []
@@ -66,15 +66,15 @@ def layer_records(
     )
     if not fits:
         raise ConfigurationError(
-            f"layer={name!r} does not run once for every batch on one vector for each sample: name another submodule,"
-            " the last one that maps a sample's features to its outputs."
+            f"layer={name!r} does not run once per batch on one vector per sample: name the last submodule that maps a"
+            " sample's features to its outputs."
         )
     given, made = zip(*seen, strict=True)
     return LayerRecords(torch.cat(given), torch.cat(made), torch.cat(targets).to(given[0].device))
 
 
 def exact_targets(batch: Any) -> Tensor:
-    """A batch's targets, NaN where only a bound is known."""
+    """A batch's targets, with NaN for those with only a known bound."""
     targets, bound = batch_targets(batch), getattr(batch, "y_bound", None)
     return targets if bound is None else targets.masked_fill(bound.reshape(targets.shape) != 0, torch.nan)
 

@@ -1,4 +1,4 @@
-"""Whether a layer's output is what a module's ``validation_step`` takes for its predictions, tried before training."""
+"""Trial before training whether a module's ``validation_step`` uses a layer's output as its predictions."""
 
 from collections.abc import Iterator
 
@@ -15,9 +15,9 @@ from lightning_fl.functional.neighbors import Task
 
 __all__ = ["layer_misses_targets"]
 
-#: A logit that leaves no doubt.
+#: A logit of near certainty.
 _SURE = 10.0
-#: Most wrong classes that are tried for each sample.
+#: Most wrong classes to try for each sample.
 _TURNS = 9
 
 
@@ -29,19 +29,19 @@ def layer_misses_targets(
     task: Task,
     target_scales: tuple[Tensor, Tensor] | None = None,
 ) -> str:
-    """What is wrong with a layer as the place of predictions; empty where nothing is.
+    """The fault of a layer as the source of predictions; empty if there is none.
 
-    ``validation_step`` is given, in the place of the layer's output for a client's first training batch, what a layer
-    would give that knows the targets. What it logs then (the first loss, else the first metric) must not be worse than
-    with no opinion or wrong classes, or with values that are shifted or stretched by a tenth of their deviation.
+    For a client's first training batch the layer's output is replaced by the targets. What ``validation_step`` logs
+    then (the first loss, else the first metric) must not be worse than with neutral outputs or wrong classes, or with values
+    shifted or stretched by a tenth of their deviation.
 
     Args:
         loop: outside of a turn.
-        client: hosted.
+        client: a hosted client.
         weights: of the model.
-        layer: runs once for a batch.
-        task: what its output is for.
-        target_scales: mean and deviation that bring values to the output's scale.
+        layer: runs once per batch.
+        task: of its output.
+        target_scales: mean and deviation that convert targets to the output's scale.
     """
     targets: list[Tensor] = []
     path = loop.path(client, "trial of a layer")
@@ -52,7 +52,7 @@ def layer_misses_targets(
         yield batch, size
 
     def logged(given: Tensor | None) -> tuple[str, float] | None:
-        """What is logged first, the less the better."""
+        """The name and value of the logged metric, where less is better."""
 
         def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
             outputs[:] = [output]
@@ -80,14 +80,14 @@ def layer_misses_targets(
     if best is None or not others or not min(others) < best[1]:  # also where nothing, or NaN, is logged
         return ""
     return (
-        f"with the targets in the place of its output (as {task}) {type(loop.module).__name__} logs {best[0]} ="
-        f" {abs(best[1]):.4g}, with wrong ones {abs(min(others)):.4g}, which is better: validation_step does not take"
-        " this output for its predictions"
+        f"with the targets instead of its output (as {task}) {type(loop.module).__name__} logs {best[0]} ="
+        f" {abs(best[1]):.4g}, and with wrong ones {abs(min(others)):.4g}, which is better: validation_step does not"
+        " use this output as its predictions"
     )
 
 
 def _answers(targets: Tensor, outputs: Tensor, task: Task, target_scales: tuple[Tensor, Tensor] | None) -> list[Tensor]:
-    """The right one, then wrong ones."""
+    """The right outputs, then wrong ones."""
     rows = targets.reshape(len(targets), -1).double()
     if task == "classes":
         right = _SURE * nn.functional.one_hot(rows[:, 0].long(), outputs.shape[1])

@@ -1,4 +1,4 @@
-"""Computing something for every client where its data are."""
+"""Computations for clients on the ranks that host them."""
 
 from collections.abc import Callable, Collection
 from typing import TypeVar
@@ -12,26 +12,26 @@ __all__ = ["check_samples", "check_split", "clients_without", "compute_on_hosts"
 
 T = TypeVar("T")
 
-_OURS = {kind.__name__: kind for kind in (ConfigurationError, DataError, TrainingError)}
+_ERRORS = {kind.__name__: kind for kind in (ConfigurationError, DataError, TrainingError)}
 
 
 def compute_on_hosts(
     processes: Processes, clients: Collection[int], compute: Callable[[int], T], problem: str
 ) -> dict[int, T]:
-    """What each client's rank computes for it, on all ranks; to be called on every rank.
+    """Compute a value for each client on its rank, and send it to all ranks. Every rank must call it.
 
     Args:
-        processes: say who is hosted here.
-        clients: who is wanted, on whatever rank.
-        compute: of a hosted client; plain values or CPU tensors. It may not wait for other ranks.
-        problem: what to say before an error.
+        processes: hosts of the clients.
+        clients: on any rank.
+        compute: gets a hosted client; returns plain values or CPU tensors. It must not wait for other ranks.
+        problem: beginning of error messages.
 
     Returns:
         client -> value, in ascending order.
 
     Raises:
         ConfigurationError, DataError, TrainingError: ``compute`` raised it for a client; any other error becomes a
-            ``TrainingError``. It is raised on all ranks, so that none waits for another.
+            ``TrainingError``. It is raised on all ranks.
     """
     found: dict[int, tuple[T | None, str, str]] = {}
     failure: Exception | None = None
@@ -42,18 +42,18 @@ def compute_on_hosts(
             found[client] = (compute(client), "", "")
         except Exception as error:  # the other ranks wait for this one
             kind = type(error).__name__
-            text = str(error) if kind in _OURS else f"{kind}: {error}"
+            text = str(error) if kind in _ERRORS else f"{kind}: {error}"
             found[client], failure = (None, kind, text), error
             break
     everyone = processes.exchange(found)
     for client, (_, kind, text) in everyone.items():
         if kind:
-            raise _OURS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
+            raise _ERRORS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
     return {client: value for client, (value, _, _) in everyone.items()}  # type: ignore[misc]
 
 
 def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> list[str]:
-    """The names of those clients that have no samples in a split, in the clients' order; to be called on every rank."""
+    """Names of the clients without samples in a split, in the clients' order. Every rank must call it."""
     have = compute_on_hosts(
         loop.processes, clients, lambda client: loop.factory.batches(client, split) is not None, "data cannot be read"
     )
@@ -62,16 +62,16 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
 
 
 def check_split(argument: str, split: str) -> None:
-    """Refuse a split that models may not be chosen or valued by."""
+    """Refuse test data for choosing or valuing models."""
     if split not in ("train", "val"):
-        raise ConfigurationError(f"{argument}={split!r}: choose train or val; test samples are for the end.")
+        raise ConfigurationError(f"{argument}={split!r}: choose train or val, but not test samples.")
 
 
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
-    """Refuse data in which a client has no samples in a split; to be called on every rank.
+    """Refuse data with a client without samples in a split. Every rank must call it.
 
     Raises:
-        ConfigurationError: naming the argument that chose the split.
+        ConfigurationError: with the name of the argument.
     """
     count = loop.processes.num_clients
     missing = clients_without(loop, split, range(count))

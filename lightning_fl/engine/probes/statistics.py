@@ -1,4 +1,4 @@
-"""Statistics of the training targets and descriptors over all clients, from sums alone."""
+"""Statistics of training targets and descriptors over all clients, computed from sums only."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,13 +17,13 @@ __all__ = ["client_statistics", "descriptor_statistics", "target_statistics", "t
 def target_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
     """Mean and population standard deviation of the training targets, each of shape [T], float64.
 
-    Two exchanges of sums (counts and totals, then squared deviations from the common mean), added in the order of
-    clients, so that the result is the same on any number of processes. Missing targets (NaN) are left out.
+    Ranks exchange sums twice (counts and totals, then squared deviations from the common mean), added in the order of
+    clients, so that the result is the same on any number of processes. Missing targets (NaN) are ignored.
 
     Args:
         factory: the clients' data.
-        processes: who hosts whom. Called on every rank.
-        seed: the run's, for data that come in an order of their own.
+        processes: hosts of the clients; every rank must call this.
+        seed: of the run, for loaders that shuffle.
 
     Raises:
         ConfigurationError: a target has no value at any client.
@@ -31,12 +31,14 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
     count, mean, std = _pooled({client: _targets(factory, client, seed) for client in processes.hosted}, processes)
     if not (count > 0).all():
         missing = (count == 0).nonzero().flatten().tolist()
-        raise ConfigurationError(f"target column(s) {missing} have no value in any client's training data: drop them.")
+        raise ConfigurationError(
+            f"target column(s) {missing} have no value in any client's training data: remove them."
+        )
     return mean, std
 
 
 def descriptor_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
-    """The same of ``descriptors`` [G, F] of molecules, each of shape [F]."""
+    """Mean and population standard deviation of molecules' ``descriptors`` [G, F], each of shape [F]."""
     found = {}
     for client in processes.hosted:
         batches = factory.batches(client, "train")
@@ -46,14 +48,14 @@ def descriptor_statistics(factory: BatchFactory, processes: Processes, seed: int
 
 
 def client_statistics(factory: BatchFactory, client: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of one hosted client's training targets, each [T]; NaN without a value."""
+    """Mean and population standard deviation of a hosted client's training targets, each [T]; NaN without values."""
     targets = _targets(factory, client, seed)
     mean = targets.nanmean(0)
     return mean, (targets - mean).square().nanmean(0).sqrt()
 
 
 def _pooled(values: Mapping[int, Tensor], processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and deviation over all clients, each [T], of what the hosted ones have, [n, T]."""
+    """Count, mean and deviation over all clients, each [T], from hosted clients' values [n, T]."""
     first = processes.exchange({client: ((~y.isnan()).sum(0).double(), y.nansum(0)) for client, y in values.items()})
     count = torch.stack([count for count, _ in first.values()]).sum(0)
     mean = torch.stack([total for _, total in first.values()]).sum(0) / count
@@ -69,15 +71,15 @@ def target_summaries(
     summarize: Callable[[Tensor], Tensor],
     split: Split = "train",
 ) -> Tensor:
-    """What every client says of its targets, in the order of clients; the same on every rank.
+    """Summaries of every client's targets, in the order of clients; the same on every rank.
 
     Args:
         factory: the clients' data.
-        processes: who hosts whom. Called on every rank.
-        seed: the run's, for data that come in an order of their own.
-        summarize: a client's targets [n, T], NaN where one is missing -> a tensor of one shape for all clients: counts,
-            sums and ranges, which are all that leaves a client.
-        split: of which data; a client that has none summarises targets [0, T].
+        processes: hosts of the clients; every rank must call this.
+        seed: of the run, for loaders that shuffle.
+        summarize: maps a client's targets [n, T], NaN if missing, to a tensor of one shape for all clients. Only these
+            counts, sums and ranges leave a client.
+        split: of the data; a client without them summarises targets [0, T].
 
     Returns:
         [N, ...].
@@ -92,8 +94,8 @@ def target_summaries(
         (one, first), (two, second) = list(shapes.items())[:2]
         which = "training" if split == "train" else split
         raise ConfigurationError(
-            f"clients {second} and {first} have {which} targets of different shapes ({list(two)} and {list(one)} in"
-            " short): give all the same target columns, empty where a client has not measured one."
+            f"clients {second} and {first} have {which} targets of different shapes (summaries {list(two)} and"
+            f" {list(one)}): use the same target columns for all, empty if a client has no values."
         )
     return torch.stack(list(found.values()))
 
@@ -101,8 +103,7 @@ def target_summaries(
 def _targets(factory: BatchFactory, client: int, seed: int, split: Split = "train") -> Tensor:
     """A hosted client's targets, shape [n, T], float64 on the CPU."""
     batches = factory.batches(client, split)
-    if batches is None:
-        assert split != "train"
+    if batches is None:  # never of training data
         return _targets(factory, client, seed)[:0]
     try:
         targets = batches.targets

@@ -1,4 +1,4 @@
-"""What clients learned, side by side: blocks of columns of the matrix of updates."""
+"""The matrix of clients' updates, in blocks of columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,19 +10,19 @@ from lightning_fl.engine.weights.flat import Span, Weights
 
 __all__ = ["change_blocks", "column_blocks", "update_blocks"]
 
-#: Columns brought together at a time: 26 MB for a hundred clients in single precision.
+#: Columns of a block: 26 MB for a hundred clients in single precision.
 _COLUMNS = 1 << 16
 
 
 def column_blocks(spans: Sequence[Span]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Where the entries of some spans lie, at most 65,536 at a time: a vector's dtype and a part of the vector."""
+    """Blocks of at most 65,536 entries of some spans: the vector's dtype and a slice of it."""
     for span in spans:
         for begin in range(span.begin, span.end, _COLUMNS):
             yield span.dtype, slice(begin, min(begin + _COLUMNS, span.end))
 
 
 def change_blocks(models: Sequence[Weights], since: Weights, spans: Sequence[Span]) -> Iterator[Tensor]:
-    """The changes ``w_i - w`` of models that every rank has, a block of columns [n, c] with c <= 65,536 at a time."""
+    """The changes ``w_i - w`` of models on every rank, in blocks of columns [n, c] with c <= 65,536."""
     for dtype, part in column_blocks(spans):
         yield torch.stack([model.vectors[dtype][part] for model in models]) - since.vectors[dtype][part]
 
@@ -30,15 +30,15 @@ def change_blocks(models: Sequence[Weights], since: Weights, spans: Sequence[Spa
 def update_blocks(
     loop: LocalLoop, weights: Mapping[int, Weights], clients: Sequence[int], spans: Sequence[Span]
 ) -> Iterator[Tensor]:
-    """The updates ``w_i - w_start,i`` of some clients, a block of columns at a time, the same bits on every rank.
+    """The updates ``w_i - w_start,i`` of some clients, in blocks of columns, with the same bits on every rank.
 
-    To be exhausted on every rank. Only one block of all clients is in memory.
+    Every rank must exhaust the iterator. Only one block is in memory.
 
     Args:
         loop: in a round, after the clients' turns.
         weights: hosted client -> its weights after its turn.
-        clients: rows of the blocks, n of them.
-        spans: the entries that count.
+        clients: the n rows of the blocks.
+        spans: the columns.
 
     Yields:
         [n, c] with c <= 65,536, in the weights' dtype on the run's device.

@@ -1,4 +1,4 @@
-"""What the clients that were averaged into a shared model are worth to it, on held-out data of theirs."""
+"""Contributions of clients to a shared model, valued on their held-out data."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class ModelValuation:
-    """One shared model, what it was averaged from, and the loss by which that is judged.
+    """Values of the clients in a shared model's average, by the held-out loss.
 
-    The loss L of a model is the mean over the clients in its average of each one's own held-out loss: every client has
-    one voice, whatever its number of samples. Each rank computes it, or its gradient, for the clients that it hosts;
-    sums are exact, so that any number of processes gives the same bits. To be used on every rank alike.
+    The loss L of a model is the mean of the held-out losses of the clients in its average, unweighted. Each rank
+    computes it, or its gradient, for its hosted clients; sums are exact, so that any number of processes gives the same
+    bits. Every rank must make the same calls.
 
     Args:
         loop: in ``on_average_end``.
@@ -33,10 +33,10 @@ class ModelValuation:
         start: the model before the average.
         average: the model after it.
         shares: client -> lambda, its weight in the average.
-        learned: client hosted by this rank -> its weights after its turn. Who is in no rank's is not valued.
+        learned: hosted client -> its weights after its turn. Other clients are not valued.
 
     Attributes:
-        shares: client -> lambda, those of the clients that are valued, in ascending order, summing to 1.
+        shares: valued client -> lambda, in ascending order, summing to 1.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class ModelValuation:
         self.shares = {client: share / total for client, share in members.items()}
 
     def first_order(self, normalized: bool, leave_own_out: bool = False) -> dict[int, float]:
-        """First-order Shapley values: one gradient, and one inner product a client.
+        """First-order Shapley values, by one gradient and one inner product per client.
 
         Args:
             normalized: ``-<∇L, lambda_i (W_i - W_M)>``, else ``-<∇L, lambda_i (W_i - W_start)>``.
-            leave_own_out: L of a client is the mean over the others. Each hosted client's gradient, float64 [P], is
-                kept meanwhile.
+            leave_own_out: L of a client is the mean over the others. This keeps each hosted client's gradient, float64
+                [P].
         """
         if normalized and len(self.shares) == 1:
             return dict.fromkeys(self.shares, 0.0)
         spans = self._averaged()
         self._communication.receive(self.shares, [self._average])
-        if len(self.shares) > 1:  # a lone client has all that is to be multiplied
+        if len(self.shares) > 1:  # a single client computes the product itself
             self._communication.send(self.shares, span_bytes(spans))
         if leave_own_out and len(self.shares) > 1:
             return self._without_own(spans, normalized)
@@ -79,14 +79,14 @@ class ModelValuation:
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
             slopes.add(client, 1.0, self._update(client, spans))
-        # With the slopes known on all ranks, lambda is applied as in a model of one weight.
+        # With all slopes known, lambda is applied as in a model of one weight.
         values = FirstOrderShapley(torch.tensor([-1.0]), normalized=normalized)
         for client, slope in self._processes.exchange(slopes.values()).items():
             values.add(client, self.shares[client], torch.tensor([slope], dtype=torch.float64))
         return values.values()
 
     def _without_own(self, spans: list[Span], normalized: bool) -> dict[int, float]:
-        """First-order values of which each is by the gradient of the other clients' mean loss."""
+        """First-order values, each by the gradient of the other clients' mean loss."""
         own: dict[int, Tensor] = {}
         count = len(self.shares)
         total = self._gradient(spans, own) * count
@@ -100,10 +100,10 @@ class ModelValuation:
         return self._processes.exchange(values)
 
     def coalition_value(self, normalized: bool) -> Callable[[frozenset[int]], float]:
-        """v(C) = -L of the model that a coalition of clients makes; of nobody, the model before the average.
+        """v(C) = -L of a coalition's model; for the empty coalition, of the model before the average.
 
         Args:
-            normalized: lambda is normalised within the coalition; else those outside count as not having trained,
+            normalized: normalise lambda within the coalition; else clients outside count as untrained,
                 ``w_start + sum_C lambda_i (W_i - w_start)``.
 
         Returns:
@@ -113,7 +113,7 @@ class ModelValuation:
 
         def value(coalition: frozenset[int]) -> float:
             model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
-            # What all of them make together is the average, which they are going to train on.
+            # The model of all is the average, which they receive for training anyway.
             received = self._average if len(coalition) == len(clients) else model
             self._communication.receive(clients, [received])
             losses = self._of_hosted(lambda client: self._loss.value(client, model))
@@ -153,7 +153,7 @@ class ModelValuation:
         return self._difference(self._learned[client], spans)
 
     def _difference(self, weights: Weights, spans: list[Span]) -> list[Tensor]:
-        """Less the model before the average, float64, a vector for each span."""
+        """Differences from the model before the average, float64, a vector per span."""
         return [
             weights.vectors[span.dtype][span.begin : span.end].double()
             - self._start.vectors[span.dtype][span.begin : span.end].double()
@@ -164,5 +164,5 @@ class ModelValuation:
         return [client for client in self.shares if client in self._learned]
 
     def _of_hosted(self, compute: Callable[[int], T]) -> dict[int, T]:
-        """What each client's rank computes, on all ranks; an error on one is raised on all."""
+        """Values of all clients, computed on their ranks."""
         return compute_on_hosts(self._processes, self.shares, compute, "the contributions to a model cannot be valued")

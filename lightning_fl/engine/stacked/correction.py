@@ -1,4 +1,4 @@
-"""A strategy's change of the gradients of several clients at once."""
+"""Correction of the gradients of several clients at once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,16 +15,16 @@ __all__ = ["StackedCorrection"]
 
 
 class StackedCorrection:
-    """Gives a strategy whose correction is elementwise some columns of all clients' rows, instead of one client's all.
+    """Applies a strategy's elementwise correction to columns of all clients' rows.
 
-    Clients of different models, or that keep different things, are corrected apart.
+    Clients of different models, or with different kept vectors, are corrected separately.
 
     Args:
-        learner: its ``elementwise`` is true.
+        learner: with ``elementwise``.
         turns: of the rows.
         spans: the shared parameters that are trained; no other column changes.
         places: of the columns, run by run.
-        matrices: the weights that the rows start from, [n, P_run] each.
+        matrices: initial weights of the rows, [n, P_run] each.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class StackedCorrection:
         self._places = places
         self._starts = [matrix.clone() for matrix in matrices]
         self._outside = [_outside(place, spans) for place in places]
-        #: Group and run -> the turn that stands for the group's.
+        #: Group and run -> the turn that represents the group.
         self._stand_ins: dict[tuple[int, int], ClientTurn] = {}
 
     def apply_(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Change the gradients of the first rows, in place.
 
         Args:
-            gradients: [k, P_run] each, of the rows that are still trained.
-            weights: likewise; to be read only.
+            gradients: [k, P_run] each, of the active rows.
+            weights: of the active rows, [k, P_run] each; read only.
         """
         for run, (gradient, present, outside) in enumerate(zip(gradients, weights, self._outside, strict=True)):
             others = [gradient[:, columns].clone() for columns in outside]
@@ -75,7 +75,7 @@ class StackedCorrection:
         gradient.index_copy_(0, chosen, part)
 
     def _stand_in(self, group: int, run: int, rows: list[int]) -> ClientTurn:
-        """A turn whose weights are those of the group's active rows; made anew when some of them are done."""
+        """A turn with the weights of the group's active rows, recreated when the number of these changes."""
         known = self._stand_ins.get((group, run))
         place, turns = self._places[run], [self._turns[row] for row in rows]
         if known is not None and len(known.start.vectors[place.dtype]) == len(rows):
@@ -96,7 +96,7 @@ class StackedCorrection:
 
 
 def _outside(place: Place, spans: Sequence[Span]) -> list[slice]:
-    """The columns of a run that are in none of some spans, as slices relative to its beginning."""
+    """The columns of a run outside of some spans, as slices relative to its beginning."""
     inside = sorted(
         (max(span.begin, place.begin), min(span.end, place.end))
         for span in spans

@@ -1,7 +1,7 @@
-"""Several clients' turns at once: their weights stacked, one ``training_step`` for all of them through ``torch.vmap``.
+"""Several clients' turns at once: stacked weights and one ``training_step`` for all through ``torch.vmap``.
 
 A small model's step spends most of its time between operations, which take hardly longer for n clients than for one.
-The arithmetic is that of the clients' own turns, up to rounding, which depends on who is stacked with whom.
+The results are those of single turns, up to rounding, which depends on the stacked clients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,9 +55,9 @@ class StackedLoop:
         self._training_step = _TrainingStep(self._loop)
         self._losses: list[tuple[list[Row], Tensor]] = []
         self._step_was_checked = False
-        #: The hooks that see each client's batch.
+        #: Hooks of single clients' batches.
         self.visits = Visits(loop, self._view, self._facts)
-        # The optimiser is looked at before any client's turn: one step a round stands for the client's own number.
+        # The optimiser is checked before any turn, with one step per round instead of a client's own number.
         self._view.begin_step(estimated_stepping_batches={loop.settings.max_rounds})
         with self._view.instead_of_shim():
             refuse_unstackable(loop)
@@ -67,16 +67,16 @@ class StackedLoop:
     def train(
         self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
-        """The local work of a group in the current round; updates the clients' states.
+        """Train a group in the current round; updates the clients' states.
 
         Args:
             turns: of different clients, at least one.
 
         Returns:
-            The clients' new weights; for each turn its row of them, and its report or why it failed.
+            The clients' new weights; for each turn its row of them, and its report or error.
 
         Raises:
-            FederatedError: the step fails, or cannot be run for several clients at once; nobody's state has changed.
+            FederatedError: the step fails, or cannot be run for several clients at once; no state has changed.
         """
         with self._profile(BOOKKEEPING):
             return self._train(turns)
@@ -88,7 +88,7 @@ class StackedLoop:
         self._losses.clear()
         with self._profile(DATA):
             rows = self._rows(turns)
-        # Who is done first comes last, so that those who go on are always the first rows.
+        # Sorted by decreasing number of steps, so that active clients are always the first rows.
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place].steps))
         ordered = [rows[place] for place in order]
         with self._view.instead_of_shim():
@@ -106,7 +106,7 @@ class StackedLoop:
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
     def _rows(self, turns: Sequence[ClientTurn]) -> list[Row]:
-        """What every client does in its turn."""
+        """The planned batches of every client's turn."""
         loop = self._loop
         rows = []
         for turn in turns:
@@ -131,9 +131,9 @@ class StackedLoop:
         return rows
 
     def _begin(self, rows: Sequence[Row]) -> StackedWeights:
-        """A fresh optimiser for all, and a row of weights for each."""
+        """Create an optimiser for all, and a row of weights for each."""
         loop = self._loop
-        # The module draws nothing in its steps; whatever else does, it is the same on any number of processes.
+        # Steps draw nothing; all other draws are the same on any number of processes.
         seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.optimization.configure()
@@ -154,14 +154,14 @@ class StackedLoop:
     def _correction(
         self, rows: Sequence[Row], weights: StackedWeights
     ) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None:
-        """What the strategy changes the gradients by."""
+        """The strategy's correction of the gradients, if it has one."""
         loop, turns = self._loop, [row.turn for row in rows]
         if "correct_gradient_" not in loop.own_steps:
             return None
         return StackedCorrection(loop.learner, turns, turns[0].spans, weights.places, weights.matrices).apply_
 
     def _facts(self, rows: Sequence[Row], step: int) -> dict[str, set[Any]]:
-        """What a module may ask of the turns, where it is the same for all of them."""
+        """Attributes of ``self.trainer`` -> their values in some turns."""
         return {
             "global_step": {row.turn.state.global_step + step for row in rows},
             "num_training_batches": {row.total for row in rows},
@@ -171,7 +171,7 @@ class StackedLoop:
     def _batch_of(
         self, weights: StackedWeights, rows: list[Row], places: list[int], batches: list[RowBatch], step: int
     ) -> None:
-        """One batch of some clients: loss, gradients, and what was logged."""
+        """Process one batch of some clients: loss, gradients and logging."""
         index, size = batches[0].index, len(batches[0].samples)
         for row in rows:
             row.collector.begin_step(None, size, row.turn.state.global_step + step)
@@ -224,20 +224,19 @@ class StackedLoop:
         def of_one(trained: list[Tensor], kept: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             values = dict(weights.named(trained, kept, prefix="module."))
             given = dict(values)
-            # Tied tensors are given under each of their names; torch's own tying breaks modules that are shared.
+            # Tied tensors are passed under each of their names; torch's own tying breaks shared modules.
             output = functional_call(self._training_step, values, (batch, index), tie_weights=False)
             loss = self._loop.loss(output)
             if loss is None or loss.ndim:
                 got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
                 raise TrainingError(
-                    f"{what} returned {got}: where several clients train at once it returns one number for each batch."
-                    " Mend it, or set trainer.stacked_clients=1."
+                    f"{what} returned {got}: return one number for each batch, or set trainer.stacked_clients=1."
                 )
             replaced = [name for name, value in given.items() if values[name] is not value]
             if replaced:
                 raise ConfigurationError(
-                    f"{what} assigns {replaced[0].removeprefix('module.')!r} anew: where several clients train at once"
-                    " a buffer is changed in place (copy_). Do so, or set trainer.stacked_clients=1."
+                    f"{what} assigns a new tensor to {replaced[0].removeprefix('module.')!r}: change it in place"
+                    " (copy_), or set trainer.stacked_clients=1."
                 )
             return loss, [entry.value for entry in self._view.logged]
 
@@ -252,7 +251,7 @@ class StackedLoop:
         if before is not None:
             if before != outside_draws():
                 raise ConfigurationError(
-                    f"{what} draws from Python's or NumPy's random numbers, and every client has its own. Set"
+                    f"{what} draws from Python's or NumPy's random numbers, which differ between clients: set"
                     " trainer.stacked_clients=1."
                 )
             refuse_kept_tensors(self._module)
@@ -270,13 +269,12 @@ class StackedLoop:
         for names, gradient in zip(weights.trained_names, gradients, strict=True):
             if gradient is None:
                 raise ConfigurationError(
-                    f"{what} does not use the parameter {names[0]!r}, whose optimiser then leaves it alone: where"
-                    " several clients train at once all their parameters are stepped. Freeze it"
-                    " (requires_grad_(False)), or set trainer.stacked_clients=1."
+                    f"{what} does not use the parameter {names[0]!r}, which stacked clients would step nevertheless:"
+                    " freeze it (requires_grad_(False)), or set trainer.stacked_clients=1."
                 )
         return gradients
 
-    # -- what comes of it ----------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------
 
     def _reports(self, rows: Sequence[Row]) -> list[ClientReport | FederatedError]:
         if self._losses:
@@ -301,7 +299,7 @@ class StackedLoop:
 
 
 class _TrainingStep(nn.Module):
-    """The module's ``training_step`` as a forward pass, for :func:`torch.func.functional_call`."""
+    """A module's ``training_step`` as a forward pass, for :func:`torch.func.functional_call`."""
 
     def __init__(self, loop: LocalLoop) -> None:
         super().__init__()
@@ -313,7 +311,7 @@ class _TrainingStep(nn.Module):
 
 
 def _alike(of_rows: Sequence[Sequence[RowBatch]]) -> Iterator[tuple[list[int], list[RowBatch]]]:
-    """The batches of one optimiser step that can be stacked, with the rows they are of; a row's in their order."""
+    """Groups of batches of one optimiser step that can be stacked, with their rows; a row's batches stay in order."""
     for place in range(max(len(batches) for batches in of_rows)):
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row, batches in enumerate(of_rows):

@@ -1,4 +1,4 @@
-"""What the clients of a group do in their turns: the batches of every step, and what comes of them."""
+"""Turns of the clients of a group: the batches of every step, and the results."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ __all__ = ["Row", "RowBatch"]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """A batch that is not gathered yet: its place in the turn, its samples in the pack [size], its targets if replaced.
+    """A planned batch: its index in the turn, its samples in the pack [size], and its replaced targets, if any.
 
-    Batches for which ``alike`` is equal can be stacked.
+    Batches with equal ``alike`` can be stacked.
     """
 
     index: int
@@ -29,12 +29,12 @@ class RowBatch:
 
 @dataclass
 class Row:
-    """A client's turn: the batches of each of its steps, and what comes of them.
+    """A client's turn: the batches of each of its steps, and their results.
 
     Attributes:
-        pending: step and batch of those that no hook has seen yet.
-        ready: batches that hooks have seen, and no step.
-        draws: where its default generators are, between two of its hooks.
+        pending: step and batch of those not yet passed to hooks.
+        ready: batches passed to hooks, but not to a step.
+        draws: states of its default generators between two hooks.
     """
 
     turn: ClientTurn

@@ -1,4 +1,4 @@
-"""What several clients cannot be trained at once with: said before training, or in the first step."""
+"""Checks before training, and in the first step, that several clients can be trained at once."""
 
 import random
 from collections.abc import Iterator
@@ -20,25 +20,26 @@ from lightning_fl.engine.turn.optimization import STEP_HOOKS
 
 __all__ = ["explain", "outside_draws", "refuse_kept_tensors", "refuse_unstackable"]
 
-#: What torch says of a step that cannot be vectorised, and what that means here.
+_IN_PLACE = "it changes a tensor of all clients in place (such as a metric's state)"
+#: Words in torch's errors for a step that cannot be vectorised -> meaning.
 _MEANINGS = {
-    "randomness error mode": "it draws random numbers (dropout, say), and every client has its own",
-    "data-dependent": "what it does depends on a tensor's value (an if, a loop)",
-    ".item()": "it reads a tensor's value (.item(), float(), a metric that does)",
-    "in-place": "it changes in place a tensor that all clients share (a metric's state, say)",
-    "inplace": "it changes in place a tensor that all clients share (a metric's state, say)",
-    "broadcast shape": "it changes in place a tensor that all clients share (a metric's state, say)",
+    "randomness error mode": "it draws random numbers (such as dropout), which differ between clients",
+    "data-dependent": "its control flow depends on a tensor's value",
+    ".item()": "it reads a tensor's value (.item(), float(), or a metric that does)",
+    "in-place": _IN_PLACE,
+    "inplace": _IN_PLACE,
+    "broadcast shape": _IN_PLACE,
 }
 
-#: Hooks of the module that would see one client's turn, gradients or optimiser.
+#: Hooks of the module for one client's turn, gradients or optimiser.
 _HOOKS_OF_A_TURN = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", *STEP_HOOKS)
 
 
 def refuse_unstackable(loop: LocalLoop) -> None:
-    """Refuse a run that cannot train several clients at once. To be called on every rank, before the first round.
+    """Refuse a run that cannot train several clients at once. Every rank must call it before the first round.
 
     Raises:
-        ConfigurationError: naming all reasons, on every rank.
+        ConfigurationError: with all reasons, on every rank.
     """
     found = [*_of_the_run(loop), *_of_the_data(loop)]
     if loop.module.automatic_optimization:
@@ -48,7 +49,7 @@ def refuse_unstackable(loop: LocalLoop) -> None:
         raise ConfigurationError(
             f"trainer.stacked_clients={loop.settings.stacked_clients} cannot train the clients of"
             f" {type(loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}. Set"
-            " trainer.stacked_clients=1, or do without what is named."
+            " trainer.stacked_clients=1, or remove these."
         )
 
 
@@ -60,7 +61,7 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     if hooks:
         yield f"it overrides {', '.join(hooks)}"
     for callback in loop.callback_states.callbacks.values():
-        yield f"its callback {type(callback).__name__} keeps a state"
+        yield f"its callback {type(callback).__name__} has a state"
     for hook in ("around_training_step", "gradient_correction", "on_client_step_end"):
         for watching in loop.hooks.of(hook):
             yield f"{watching.owner} takes part in every step ({hook})"
@@ -75,9 +76,9 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     if type(precision) not in (Precision, DoublePrecision):
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
     if settings.channels_last:
-        yield "trainer.channels_last lays out the images of one client"
+        yield "trainer.channels_last converts the images of one client"
     if settings.optimizer_state == "keep":
-        yield "trainer.optimizer_state=keep goes on with each client's own optimiser"
+        yield "trainer.optimizer_state=keep continues each client's own optimiser"
 
 
 def _of_the_data(loop: LocalLoop) -> Iterator[str]:
@@ -85,8 +86,8 @@ def _of_the_data(loop: LocalLoop) -> Iterator[str]:
         batches = loop.factory.batches(client, "train")
         if not isinstance(batches, PackedBatches) or not isinstance(batches.pack, TensorPack):
             yield (
-                f"the training data of {loop.name_of(client)} are not those of a"
-                " TensorDataset, with default collation and no workers"
+                f"the training data of {loop.name_of(client)} are not a TensorDataset with default collation and no"
+                " workers"
             )
             return
 
@@ -108,10 +109,10 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
 
 
 def explain(what: str, error: Exception) -> str:
-    """What an error says that ``torch.vmap`` or its gradient raised in a step.
+    """Explain an error that ``torch.vmap`` or its gradient raised in a step.
 
     Args:
-        what: the step.
+        what: name of the step.
         error: as raised.
     """
     text = str(error).strip().split("\n")[0]
@@ -123,19 +124,19 @@ def explain(what: str, error: Exception) -> str:
 
 
 def outside_draws() -> tuple[Any, ...]:
-    """The states of the random numbers that ``torch.vmap`` does not watch."""
+    """The states of random number generators that ``torch.vmap`` does not check."""
     state: Any = np.random.get_state(legacy=True)  # noqa: NPY002 - the user's code may draw from it
     return random.getstate(), state[1].tobytes(), *state[2:]
 
 
 def refuse_kept_tensors(module: LightningModule) -> None:
-    """Refuse a step that left a tensor of all clients in the module: in a list of losses, in a metric's state."""
+    """Refuse a step that left a tensor of all clients in the module, such as a list of losses or a metric's state."""
     for prefix, submodule in module.named_modules():
         for key, value in vars(submodule).items():
             parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             if any(isinstance(part, Tensor) and is_functorch_wrapped_tensor(part) for part in parts):
                 name = ".".join(part for part in (prefix, key) if part)
                 raise ConfigurationError(
-                    f"{type(module).__name__}.training_step keeps a tensor in self.{name}, where those of several"
-                    " clients would meet. Log what is wanted, or set trainer.stacked_clients=1."
+                    f"{type(module).__name__}.training_step keeps a tensor in self.{name}, which would mix clients: log"
+                    " the value, or set trainer.stacked_clients=1."
                 )

@@ -1,4 +1,4 @@
-"""``self.trainer`` while several clients train at once: what is the same for all of them."""
+"""``self.trainer`` while several clients train at once, limited to what is the same for all of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
 __all__ = ["Logged", "StackedTrainer"]
 
-#: Never the same for two clients.
+#: Attributes that differ between clients.
 _OF_ONE_CLIENT = frozenset(
     {
         "client",
@@ -39,10 +39,10 @@ class Logged:
 
 
 class StackedTrainer:
-    """Stands before the :class:`ModuleTrainer` during a group's turns, and takes what is logged there.
+    """Replaces the :class:`ModuleTrainer` during a group's turns, and collects what is logged.
 
     Args:
-        trainer: answers all that is asked of the run, not of a client.
+        trainer: for attributes of the run.
     """
 
     def __init__(self, trainer: ModuleTrainer) -> None:
@@ -52,16 +52,16 @@ class StackedTrainer:
 
     @contextmanager
     def instead_of_shim(self) -> Iterator[None]:
-        """The module's ``self.trainer`` is this object."""
+        """Context in which the module's ``self.trainer`` is this object."""
         module = self._trainer.model
-        module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
+        module.trainer = self  # type: ignore[assignment]  # also for modules inside the module
         try:
             yield
         finally:
             module.trainer = self._trainer  # type: ignore[assignment]
 
     def begin_step(self, **facts: set[Any]) -> None:
-        """A step for some clients begins.
+        """Begin a step of some clients.
 
         Args:
             facts: attribute of ``self.trainer`` -> its values for these clients.
@@ -78,13 +78,13 @@ class StackedTrainer:
         if isinstance(value, Metric):
             raise ConfigurationError(
                 f"self.log({name!r}): a {type(value).__name__} counts the samples of one client, and"
-                f" {type(self._trainer.model).__name__}.training_step runs for several at once. Log a number"
+                f" {type(self._trainer.model).__name__}.training_step runs for several at once: log a number"
                 " (torchmetrics.functional), or set trainer.stacked_clients=1."
             )
         self.logged.append(Logged(fx, name, value, options))
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Lightning calls this between hooks; there is nothing to do."""
+        """Do nothing; Lightning calls this between hooks."""
 
     @property
     def should_stop(self) -> bool:
@@ -101,7 +101,7 @@ class StackedTrainer:
             return next(iter(values))
         if values or name in _OF_ONE_CLIENT:
             raise ConfigurationError(
-                f"{type(self._trainer.model).__name__} reads self.trainer.{name}, which is another one for each client,"
-                " while several train at once. Do without it in training, or set trainer.stacked_clients=1."
+                f"{type(self._trainer.model).__name__} reads self.trainer.{name}, which differs between clients, while"
+                " several train at once: do not use it in training, or set trainer.stacked_clients=1."
             )
         return getattr(self._trainer, name)

@@ -1,4 +1,4 @@
-"""Which participants of a round train at once, and their turns in the cohort's order."""
+"""Groups of participants that train at once, and their turns in the cohort's order."""
 
 from collections import Counter
 
@@ -13,18 +13,17 @@ __all__ = ["StackedTurns", "groups_of"]
 
 
 def groups_of(cohort: Cohort, block: int) -> list[tuple[int, int]]:
-    """The group of every participant: those of one group train at once.
+    """The group of every participant; a group trains at once.
 
-    A group is the participants of a block of consecutive clients, which live on one rank, so that it is the same
-    whatever the number of processes. Where clients train several models, their first turns are a group, then their
-    second ones.
+    A group consists of the participants among a block of consecutive clients on one rank, so that it does not depend on
+    the number of processes. If clients train several models, their first turns are a group, then their second ones.
 
     Args:
         cohort: of the round.
         block: clients in a block.
 
     Returns:
-        For each place in the cohort, the block's number and which of the client's turns it is.
+        For each place in the cohort, the number of the block and of the client's turn.
     """
     turns: Counter[int] = Counter()
     groups = []
@@ -35,10 +34,10 @@ def groups_of(cohort: Cohort, block: int) -> list[tuple[int, int]]:
 
 
 class StackedTurns:
-    """The turns of a round: a group is trained when the first of its participants is due.
+    """The turns of a round; a group is trained when the first of its participants is due.
 
-    The weights of a group are kept until the last of its participants was due: one group's at a time where the cohort
-    is in the order of clients.
+    A group's weights are kept until its last participant was due: one group at a time if the cohort is in the order of
+    clients.
 
     Args:
         loop: of the run.
@@ -57,22 +56,22 @@ class StackedTurns:
         if loop.federation.personal is not None and any(turn for _, turn in self._groups):
             raise ConfigurationError(
                 f"trainer.stacked_clients={loop.settings.stacked_clients}: a client trains several models in a round,"
-                " each going on from the personal layers that the one before left. Set trainer.stacked_clients=1, or do"
-                " without PersonalLayers."
+                " each of which continues from the personal layers of the one before. Set trainer.stacked_clients=1, or"
+                " remove PersonalLayers."
             )
         hosted = set(loop.processes.hosted)
         self._members: dict[tuple[int, int], list[int]] = {}
         for place, participant in enumerate(cohort.participants):
             if participant.client in hosted:
                 self._members.setdefault(self._groups[place], []).append(place)
-        #: Place -> the turn, and the group's weights with its row and report; or why it failed.
+        #: Place -> turn, the group's weights, its row and report; or its error.
         self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
 
     def take(self, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-        """A hosted participant's turn, which leaves its new weights in the module, and its report.
+        """Take a hosted participant's turn, which leaves its new weights in the module.
 
         Raises:
-            Exception: why it failed.
+            Exception: of the turn.
         """
         if place not in self._trained:
             self._train(self._members[self._groups[place]])
@@ -84,7 +83,7 @@ class StackedTurns:
         return report, turn
 
     def _train(self, places: list[int]) -> None:
-        """A group's turns, with a start of its own for each; who fails there is left out."""
+        """Train a group, without clients whose start fails."""
         turns: dict[int, ClientTurn] = {}
         for place in places:
             participant = self._cohort.participants[place]

@@ -1,7 +1,7 @@
-"""Hooks that see each client's batch by itself, before those of several clients are stacked.
+"""Hooks of single clients' batches, called before batches of several clients are stacked.
 
-A client's hooks draw from generators of its own, which are put in place for them. Therefore a client's batches are
-visited many at a time, as a rule all of its turn, and not one after another in every step.
+A client's hooks draw from its own generators, which must be swapped in. Therefore many batches of a client, usually all
+of its turn, are processed at a time.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Visits:
         return row.ready.popleft()
 
     def _visit(self, weights: StackedWeights, row: Row, place: int, memory: float) -> None:
-        """The client's next batches, at least one and as many as the memory has bytes for."""
+        """Process the client's next batches, at least one and as many as fit in some bytes of memory."""
         loop = self._loop
         if row.draws is None:
             seed_default_generators(*loop.path(row.turn.client, row.turn.purpose))
@@ -87,8 +87,8 @@ class Visits:
             weights.give(place)
             if loop.call("on_train_batch_start", moved, batch.index) == -1:
                 raise ConfigurationError(
-                    f"{type(loop.module).__name__}.on_train_batch_start returned -1: where several clients train at"
-                    " once no turn ends early. Set trainer.stacked_clients=1."
+                    f"{type(loop.module).__name__}.on_train_batch_start returned -1, and stacked turns cannot end"
+                    " early: set trainer.stacked_clients=1."
                 )
             weights.take(place)
             for entry in self._view.logged:
@@ -96,7 +96,7 @@ class Visits:
         return moved
 
     def stack(self, batches: list[Any]) -> list[Tensor]:
-        """Batches that were changed one by one, as one: tensors [n, size, ...]."""
+        """Stack batches that hooks processed: tensors [n, size, ...]."""
         layouts = {
             tuple((part.shape, part.dtype) if isinstance(part, Tensor) else None for part in batch)
             if isinstance(batch, list | tuple)
@@ -106,7 +106,7 @@ class Visits:
         if len(layouts) > 1 or None in next(iter(layouts)):
             hooks = self._loop.move.hooks(self._loop.processes.hosted[0])
             raise ConfigurationError(
-                f"after {', '.join(hooks)} batches of as many samples are no lists of tensors of the"
-                " same shapes, so that those of several clients cannot be stacked. Set trainer.stacked_clients=1."
+                f"{', '.join(hooks)} must return lists of tensors with the same shapes for batches of the same size, so"
+                " that those of several clients can be stacked: set trainer.stacked_clients=1."
             )
         return [torch.stack(column) for column in zip(*batches, strict=True)]

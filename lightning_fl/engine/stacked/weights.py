@@ -1,7 +1,6 @@
-"""The weights of several clients as rows of matrices, and one optimiser step on all of them.
+"""Weights of several clients as rows of matrices, stepped by one optimiser.
 
-An optimiser that treats every entry by itself does not mind whose entry it is: the rows of clients who train with the
-same hyper-parameters are one parameter to it.
+An elementwise optimiser treats the rows of clients with the same hyper-parameters as one parameter.
 """
 
 import copy
@@ -20,11 +19,11 @@ __all__ = ["StackedWeights", "clip_rows_", "why_not_stackable"]
 
 
 def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
-    """Why an optimiser cannot step for several clients at once; ``None`` where it can.
+    """The reason why an optimiser cannot step several clients at once; ``None`` if it can.
 
     Args:
         optimizer: a fresh one.
-        flat: the module whose parameters it has.
+        flat: the module of its parameters.
     """
     if not is_elementwise(optimizer):
         return (
@@ -35,17 +34,17 @@ def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
         return "its optimiser has parameters that are not the module's, or not float32 or float64"
     places = [flat.place(parameter) for group in optimizer.param_groups for parameter in _trained(group)]
     if len(set(places)) < len(places):
-        return "two of its optimiser's parameters are different objects that share their memory"
+        return "two of its optimiser's parameters are different objects that share memory"
     return None
 
 
 def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal["norm", "value"]) -> None:
-    """Clip every row's gradient by itself, as ``clip_grad_norm_`` or ``clip_grad_value_`` clip one client's.
+    """Clip every row's gradient separately, as ``clip_grad_norm_`` or ``clip_grad_value_`` clip one client's.
 
     Args:
         gradients: matrices [n, P_run], the same n rows in each.
         clip_val: largest norm of a row over all matrices, or largest magnitude of an entry.
-        algorithm: which of the two.
+        algorithm: of the two.
     """
     if algorithm == "value":
         for gradient in gradients:
@@ -59,11 +58,11 @@ def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal[
 
 
 class _StackedRun:
-    """A run of parameters that the optimiser steps, for all rows.
+    """A run of trained parameters, for all rows.
 
     Args:
         run: the run.
-        begin: where it begins in the flat vector of its dtype.
+        begin: its first entry in the flat vector of its dtype.
         num_rows: n.
     """
 
@@ -76,14 +75,14 @@ class _StackedRun:
         self.parameter = nn.Parameter(self.matrix)
 
     def parts(self, matrix: Tensor) -> list[Tensor]:
-        """Each parameter of some rows, [k, *shape], as a leaf of a graph: views of ``matrix`` [k, P_run]."""
+        """Each parameter of some rows, [k, *shape], as a leaf of a graph that views ``matrix`` [k, P_run]."""
         return [
             matrix[:, begin : begin + parameter.numel()].view(len(matrix), *parameter.shape).requires_grad_()
             for parameter, begin in zip(self.run.parameters, self.run.begins, strict=True)
         ]
 
     def gather(self, parts: Sequence[Tensor]) -> Tensor:
-        """Values or gradients of its parameters, [k, *shape] each, as rows [k, P_run], zero in the gaps."""
+        """Concatenate values or gradients of its parameters, [k, *shape] each, to rows [k, P_run], zero in gaps."""
         pieces = []
         ends = [*self.run.begins[1:], self.matrix.shape[1]]
         for part, begin, end in zip(parts, self.run.begins, ends, strict=True):
@@ -99,15 +98,15 @@ class StackedWeights:
     """A row of weights for each of several clients.
 
     Args:
-        flat: the module, whose weights are the first row's.
-        optimizer: fresh, over its parameters; :func:`why_not_stackable` finds nothing. Its class, hyper-parameters and
-            groups are those of all rows; its own parameters are left alone.
-        num_rows: n. The first ``active`` of them, all at the beginning, are stepped.
-        fused: a whole step is one of torch's fused kernels, where it has one for the optimiser.
+        flat: the module.
+        optimizer: a fresh, stackable optimiser of its parameters (:func:`why_not_stackable`). Its class,
+            hyper-parameters and groups are used for all rows; its own parameters do not change.
+        num_rows: n. The first ``active`` of them, initially all, are stepped.
+        fused: use torch's fused kernel, if there is one for the optimiser.
 
     Attributes:
-        trained_names: the names of each parameter that the optimiser steps; a tied one has several.
-        kept_names: those of each buffer and of each parameter that is frozen or that nobody steps.
+        trained_names: names of each trained parameter; a tied one has several.
+        kept_names: names of each buffer and of each parameter that is frozen or not in the optimiser.
     """
 
     def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int, *, fused: bool = False) -> None:
@@ -115,7 +114,7 @@ class StackedWeights:
         self._fused = fused and has_fused_step(optimizer)
         self._flat = flat
         self._optimizer = optimizer
-        self._twin = copy.copy(optimizer)  # of its class, with the settings that its constructor left in it
+        self._twin = copy.copy(optimizer)  # keeps its class and settings
         self._twin.state = defaultdict(dict)
         self._groups: list[list[_StackedRun]] = []
         for group in optimizer.param_groups:
@@ -128,7 +127,7 @@ class StackedWeights:
             for group, stacked in zip(optimizer.param_groups, self._groups, strict=True)
         ]
         for one in self._runs:
-            self._take_state(one, optimizer)
+            self._copy_state(one, optimizer)
 
         names: dict[Place, list[str]] = {}
         for span in flat.spans():
@@ -136,7 +135,7 @@ class StackedWeights:
         self.trained_names = [
             names.pop(_span(parameter, flat)) for one in self._runs for parameter in one.run.parameters
         ]
-        #: Buffers and parameters that are frozen or nobody steps: place -> rows [n, size].
+        #: Buffers and untrained parameters: place -> rows [n, size].
         self._kept = {
             place: flat.weights.vectors[place.dtype].new_zeros(num_rows, place.end - place.begin) for place in names
         }
@@ -149,13 +148,13 @@ class StackedWeights:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return next(iter(self._flat.weights.vectors.values())).device
 
     # -- rows and the module's weights ---------------------------------------------------------------------------
 
     def take(self, row: int) -> None:
-        """Give a row the module's present weights."""
+        """Copy the module's present weights to a row."""
         vectors = self._flat.collect().vectors
         for one in self._runs:
             one.matrix[row] = vectors[one.place.dtype][one.place.begin : one.place.end]
@@ -163,7 +162,7 @@ class StackedWeights:
             rows[row] = vectors[place.dtype][place.begin : place.end]
 
     def give(self, row: int) -> None:
-        """Give the module a row's weights."""
+        """Copy a row to the module."""
         vectors = self._flat.collect().vectors
         for one in self._runs:
             vectors[one.place.dtype][one.place.begin : one.place.end] = one.matrix[row]
@@ -173,10 +172,10 @@ class StackedWeights:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def parts(self, rows: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """What some rows' steps read: the parameters that are trained, leaves of a graph, and all other tensors.
+        """The trained parameters of some rows, as leaves of a graph, and all other tensors.
 
         Args:
-            rows: which of the active rows, ascending, [k]; ``None`` for all. Of these the tensors are views.
+            rows: some of the active rows, ascending, [k]; ``None`` for views of all.
 
         Returns:
             Tensors [k, *shape], in the orders of ``trained_names`` and ``kept_names``.
@@ -194,7 +193,7 @@ class StackedWeights:
     def named(
         self, trained: Sequence[Tensor], kept: Sequence[Tensor], prefix: str = ""
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of :meth:`parts`, or of one row of them, by their names in the module; tied ones by each."""
+        """The tensors of :meth:`parts`, or of one row, with their names in the module; tied ones under each name."""
         for values, of_values in ((trained, self.trained_names), (kept, self.kept_names)):
             for value, names in zip(values, of_values, strict=True):
                 for name in names:
@@ -203,13 +202,13 @@ class StackedWeights:
     def accumulate(
         self, rows: Tensor | None, gradients: Sequence[Tensor], trained: Sequence[Tensor], kept: Sequence[Tensor]
     ) -> None:
-        """Add some rows' gradients to those of the step, and keep what they changed in place.
+        """Add some rows' gradients to those of the step, and store in-place changes.
 
         Args:
-            rows: as they were given to :meth:`parts`.
+            rows: argument of :meth:`parts`.
             gradients: of the trained parameters, [k, *shape] each.
-            trained: what :meth:`parts` returned, after the loss was computed with it.
-            kept: likewise.
+            trained: result of :meth:`parts`, after the loss.
+            kept: result of :meth:`parts`, after the loss.
         """
         begin = 0
         for one in self._runs:
@@ -227,12 +226,12 @@ class StackedWeights:
 
     @property
     def places(self) -> list[Place]:
-        """Where the columns of each of the matrices that are trained lie in the flat vectors."""
+        """Entries of the flat vectors in the columns of each trained matrix."""
         return [one.place for one in self._runs]
 
     @property
     def matrices(self) -> list[Tensor]:
-        """The active rows of what is trained, [k, P_run] each."""
+        """The active rows of the trained matrices, [k, P_run] each."""
         return [one.matrix[: self.active] for one in self._runs]
 
     def step(
@@ -241,12 +240,12 @@ class StackedWeights:
         algorithm: Literal["norm", "value"] | None = None,
         correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
     ) -> None:
-        """Step the active rows by what was accumulated, and forget it.
+        """Step the active rows by the accumulated gradients, and clear these.
 
         Args:
-            clip_val: by what each row is clipped by itself.
-            algorithm: how.
-            correct_: changes the gradients in place before, given these and :attr:`matrices`.
+            clip_val: clips each row separately.
+            algorithm: of clipping.
+            correct_: changes the gradients in place before clipping, given these and :attr:`matrices`.
         """
         gradients = [one.gradient[: self.active] for one in self._runs]
         if correct_ is not None:
@@ -257,7 +256,7 @@ class StackedWeights:
             one.parameter.grad = gradient
         for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
             own = twin["params"]
-            twin.update(group)  # as a module may set its learning rate by itself
+            twin.update(group)  # a module may change its learning rate
             twin["params"] = own
             if self._fused:
                 twin["fused"] = True
@@ -266,7 +265,7 @@ class StackedWeights:
             gradient.zero_()
 
     def keep_first(self, active: int) -> None:
-        """From now on step the first ``active`` rows only; the others are done."""
+        """Step only the first ``active`` rows from now on."""
         if active == self.active:
             return
         self.active, self._all_parts = active, None
@@ -280,8 +279,8 @@ class StackedWeights:
         for group, stacked in zip(self._twin.param_groups, self._groups, strict=True):
             group["params"] = [one.parameter for one in stacked]
 
-    def _take_state(self, one: _StackedRun, optimizer: Optimizer) -> None:
-        """What the optimiser's constructor put into its state (Adagrad's sums), for every row."""
+    def _copy_state(self, one: _StackedRun, optimizer: Optimizer) -> None:
+        """Copy the optimiser's initial state (such as Adagrad's sums) to every row."""
         states = [optimizer.state.get(parameter, {}) for parameter in one.run.parameters]
         if any(states):
             joined = one.run.join(states)
@@ -295,7 +294,7 @@ class StackedWeights:
 
 
 def _trained(group: dict[str, Any]) -> list[Tensor]:
-    """The parameters of a group that get gradients."""
+    """The parameters of a group with gradients."""
     return [parameter for parameter in group["params"] if parameter.requires_grad]
 
 
@@ -306,7 +305,7 @@ def _begin(run: FlatRun, flat: FlatModule) -> int:
 
 
 def _span(parameter: Tensor, flat: FlatModule) -> Place:
-    """Where a parameter lies, without the gap to the next."""
+    """The entries of a parameter, without the alignment gap."""
     place = flat.place(parameter)
     assert place is not None
     return Place(place.dtype, place.begin, place.begin + parameter.numel())

@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_fl.core.errors import ConfigurationError, cut
 from lightning_fl.core.lightning_types import is_overridden
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, faults_of
 
 __all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 
@@ -40,8 +40,9 @@ def compile_faults(settings: CompileSettings) -> list[str]:
     given = _arguments(settings)
     if type(given.get("fullgraph", True)) is not bool:
         return [f"trainer.compile.fullgraph={given['fullgraph']!r}: give true or false."]
+    if faults := faults_of({"recompile_limit": Count | None}, {"recompile_limit": None} | given, "trainer.compile."):
+        return faults
     try:
-        check_counts("", recompile_limit=given.get("recompile_limit"))
         torch.compile(_probe, **given)
     except Exception as error:  # torch raises errors of a dozen types
         return [f"trainer.compile={dict(settings)}: refused by torch.compile: {cut(str(error), 400)}"]
