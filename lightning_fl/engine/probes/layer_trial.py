@@ -32,8 +32,8 @@ def layer_misses_targets(
     """The fault of a layer as the source of predictions; empty if there is none.
 
     For a client's first training batch the layer's output is replaced by the targets. What ``validation_step`` logs
-    then (the first loss, else the first metric) must not be worse than with neutral outputs or wrong classes, or with values
-    shifted or stretched by a tenth of their deviation.
+    then (the first loss, else the first metric) must not be worse than with neutral outputs or wrong classes, or with
+    values shifted or stretched by a tenth of their deviation.
 
     Args:
         loop: outside of a turn.
