@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     data = Clients((8, 8))
     federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True).fit(make(Other), data)
     Other.made = False
-    with pytest.raises(ConfigurationError, match=r"the checkpoint has 'head.weight', which the module has not by the"):
+    with pytest.raises(ConfigurationError, match="'head.weight'"):
         federated_trainer(tmp_path, max_rounds=2).fit(make(Other), data, ckpt_path="last")
 
     class Larger(Other):
@@ -251,7 +251,7 @@ class InABuffer(_Grows):
     ],
 )
 def test_what_comes_later_is_refused(module: type[Linear], names: str, where: str, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=rf"{names} appeared {where}.*: clients average .* Make it in __init__"):
+    with pytest.raises(TrainingError, match=rf"{names} appeared {where}"):
         federated_trainer(tmp_path, max_rounds=2).fit(module(), Clients((8, 8)))
 
 

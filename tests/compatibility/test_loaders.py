@@ -193,7 +193,7 @@ def test_one_name_for_two_loaders_is_refused(tmp_path: Path) -> None:
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
             self.log("val_loss", self.loss(batch), add_dataloader_idx=False)
 
-    message = r"self.log\('val_loss', add_dataloader_idx=False\) is called for loaders 0 and 1: give each loader's"
+    message = r"'val_loss', add_dataloader_idx=False.*loaders 0 and 1"
     with pytest.raises((ConfigurationError, TrainingError), match=message):
         federated_trainer(tmp_path, max_rounds=1).fit(
             make(Same), Silos([Holds(lambda: loader(0, 4), _validation("list"))])
@@ -216,10 +216,10 @@ def test_steps_that_do_not_fit_the_loaders_are_refused_before_training(tmp_path:
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None: ...
 
     trainer = federated_trainer(tmp_path, max_rounds=1)
-    message = r"Lacks.validation_step lacks dataloader_idx, and a client has 2 loaders in this split. Add dataloader_i"
+    message = "Lacks.validation_step .*dataloader_idx"
     with pytest.raises(ConfigurationError, match=message):
         trainer.fit(Lacks(), Silos([Holds(lambda: loader(0, 4), _validation("list"))]))
-    message = r"Needs.validation_step needs dataloader_idx, and a client has one loader in this split. Give dataloader"
+    message = "Needs.validation_step .*dataloader_idx"
     with pytest.raises(ConfigurationError, match=message):
         trainer.fit(Needs(), Silos([{"train": samples(0, 4), "val": samples(0, 4)}]))
     assert not Lacks.trained
@@ -390,9 +390,7 @@ def test_what_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
         def __iter__(self) -> Iterator[Any]:
             return self.left
 
-    with pytest.raises(
-        (DataError, TrainingError), match="the Once gave batches once, and none when it was iterated ag"
-    ):
+    with pytest.raises((DataError, TrainingError), match="Once .*__iter__"):
         trainer.fit(make(Linear), Silos([Once()]))
 
 

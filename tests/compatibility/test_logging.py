@@ -100,7 +100,7 @@ def test_an_unknown_reduction_is_refused(tmp_path: Path) -> None:
             self.log("loss", 1.0, reduce_fx="median")
             return self.loss(batch)
 
-    with pytest.raises(TrainingError, match=r"reduce_fx='median'\).*use 'mean', 'sum', 'min', 'max' or a function"):
+    with pytest.raises(TrainingError, match="reduce_fx='median'"):
         federated_trainer(tmp_path, max_rounds=1).fit(Unknown(), Clients())
 
 
@@ -298,7 +298,7 @@ def test_a_metric_of_several_values_is_refused(tmp_path: Path) -> None:
             self.log("mse", self.mse, on_step=False, on_epoch=True)
             return self.loss(batch)
 
-    with pytest.raises(TrainingError, match=r"self.log\('mse'\): the value has shape \(3,\), but one number is shown"):
+    with pytest.raises(TrainingError, match=r"'mse'\).*shape \(3,\)"):
         federated_trainer(tmp_path, max_rounds=1).fit(PerOutput(), Clients())
 
 

@@ -171,7 +171,7 @@ def _brings(callback: Any) -> type[Linear]:
 def test_what_the_run_does_in_its_own_way_is_left_out(callback: Any, instead: str, tmp_path: Path) -> None:
     own, plain = make(_brings(callback)), make(Linear)
     name = type(callback).__name__
-    with pytest.warns(UserWarning, match=rf"Brings.configure_callbacks returns {name} \(.*{instead}.*\): left out"):
+    with pytest.warns(UserWarning, match=rf"Brings.configure_callbacks .*{name} \(.*{instead}"):
         federated_trainer(tmp_path, max_rounds=1).fit(own, Clients())
     federated_trainer(tmp_path, max_rounds=1).fit(plain, Clients())
     assert_same_weights(own, plain)
@@ -180,21 +180,21 @@ def test_what_the_run_does_in_its_own_way_is_left_out(callback: Any, instead: st
 @pytest.mark.parametrize(
     ("callback", "why"),
     [
-        (lightning_callbacks.StochasticWeightAveraging(0.1), "cannot work in a federated round: .*WeightAveraging"),
+        (lightning_callbacks.StochasticWeightAveraging(0.1), "WeightAveraging"),
         (
             lightning_callbacks.GradientAccumulationScheduler({0: 2}),
-            "cannot work in a federated round: set trainer.accumulate_grad_batches",
+            "set trainer.accumulate_grad_batches",
         ),
-        (lightning_callbacks.BackboneFinetuning(), "cannot work in a federated round: unfreeze and add_param_group"),
-        (lightning_callbacks.ModelPruning("l1_unstructured"), "cannot work in a federated round: prune before fit"),
-        (lightning_callbacks.BatchSizeFinder(), "cannot work in a federated round: set the batch size"),
-        (lightning_callbacks.LearningRateFinder(), "cannot work in a federated round: set the rate"),
-        (torch, "which is no callback of Lightning's"),
+        (lightning_callbacks.BackboneFinetuning(), "unfreeze and add_param_group"),
+        (lightning_callbacks.ModelPruning("l1_unstructured"), "prune before fit"),
+        (lightning_callbacks.BatchSizeFinder(), "set the batch size"),
+        (lightning_callbacks.LearningRateFinder(), "set the rate"),
+        (torch, "not a Lightning callback"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(callback: Any, why: str, tmp_path: Path) -> None:
     name = type(callback).__name__
-    with pytest.raises(ConfigurationError, match=rf"Brings.configure_callbacks returns {name}, which {why}|{why}"):
+    with pytest.raises(ConfigurationError, match=rf"Brings.configure_callbacks .*{name}.*{why}"):
         federated_trainer(tmp_path, max_rounds=1).fit(_brings(callback)(), Clients())
 
 

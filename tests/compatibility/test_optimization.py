@@ -288,7 +288,7 @@ def test_optimizer_step_without_its_closure_is_refused(tmp_path: Path) -> None:
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
             optimizer.step()
 
-    with pytest.raises(TrainingError, match=r"Forgets.optimizer_step did not run its closure: call optimizer.step"):
+    with pytest.raises(TrainingError, match="Forgets.optimizer_step"):
         federated_trainer(tmp_path, max_rounds=1).fit(Forgets(), Clients())
 
 
@@ -480,13 +480,13 @@ def test_manual_closure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2)])
 def test_trainer_settings_that_manual_optimisation_must_do_itself(name: str, value: float, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"trainer.{name}={value} needs automatic optimisation"):
+    with pytest.raises(ConfigurationError, match=rf"trainer.{name}={value}"):
         federated_trainer(tmp_path, max_rounds=1, **{name: value}).fit(ManualHooks(), Clients())
 
 
 def test_weighing_clients_by_their_loss_needs_automatic_optimisation(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=2, local_steps=2, callbacks=[DROClientSampling(step_size=0.1)])
-    with pytest.raises(ConfigurationError, match=r"DROClientSampling .* ManualHooks optimises manually"):
+    with pytest.raises(ConfigurationError, match="DROClientSampling .*ManualHooks"):
         trainer.fit(ManualHooks(), Clients((8, 8)))
 
 

@@ -93,7 +93,7 @@ def test_transfer_hooks_see_the_batch_before_it_is_converted(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", "transformer-engine", "8"])
 def test_other_precisions_are_refused(precision: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"trainer.precision='{precision}': choose one of 32, .*bf16-mixed"):
+    with pytest.raises(ConfigurationError, match=rf"trainer.precision='{precision}'"):
         federated_trainer(tmp_path, precision=precision)
 
 

@@ -193,9 +193,7 @@ def test_estimated_stepping_batches_outside_a_turn_is_refused(tmp_path: Path) ->
         def on_train_start(self) -> None:
             _ = self.trainer.estimated_stepping_batches
 
-    with pytest.raises(
-        ConfigurationError, match="estimated_stepping_batches belongs to a client: read it in configure_"
-    ):
+    with pytest.raises(ConfigurationError, match="estimated_stepping_batches"):
         federated_trainer(tmp_path, max_rounds=1).fit(Early(), Clients())
 
 
@@ -284,7 +282,7 @@ class MisspeltAndLenient(Misspelt):
 def test_a_monitor_that_is_not_logged_is_refused(every: int, tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=4, check_val_every_n_rounds=every)
     logged = "'train/loss', 'train_loss'" + (", 'val_loss'" if every else "")
-    message = rf"monitors 'valid_loss', which is not logged. Logged are: \[{logged}\]"
+    message = rf"'valid_loss'.*\[{logged}\]"
     with pytest.raises(TrainingError, match=message) as error:
         trainer.fit(Misspelt(), Clients())
     assert isinstance(error.value.__cause__, ConfigurationError)
@@ -293,7 +291,7 @@ def test_a_monitor_that_is_not_logged_is_refused(every: int, tmp_path: Path) -> 
 
 def test_a_lenient_monitor_warns_and_leaves_the_rate(tmp_path: Path) -> None:
     module = make(MisspeltAndLenient)
-    with pytest.warns(RuntimeWarning, match="monitors 'valid_loss', which is not logged"):
+    with pytest.warns(RuntimeWarning, match="'valid_loss'"):
         federated_trainer(tmp_path, max_rounds=2).fit(module, Clients())
     assert set(module.rates) == {0.05}
 

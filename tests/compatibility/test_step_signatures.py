@@ -109,7 +109,5 @@ def test_an_argument_by_name_only_is_refused(tmp_path: Path) -> None:
         def training_step(self, batch: Any, *, temperature: float) -> Tensor:  # type: ignore[override]
             return temperature * self.loss(batch)
 
-    with pytest.raises(
-        ConfigurationError, match=r"Needs.training_step takes temperature by name only: .* Give it a default value"
-    ):
+    with pytest.raises(ConfigurationError, match="Needs.training_step .*temperature"):
         federated_trainer(tmp_path, max_rounds=1).fit(Needs(), Clients())

@@ -190,5 +190,5 @@ def test_a_group_of_a_parameter_that_is_gone_is_named(tmp_path: Path) -> None:
                 self.forward = lambda x: self.net(self.trunk(x))  # type: ignore[method-assign]
             return super().configure_optimizers()
 
-    with pytest.raises(TrainingError, match=r"the client's optimiser goes on with the parameter 'backbone.0.weight'"):
+    with pytest.raises(TrainingError, match="'backbone.0.weight'"):
         federated_trainer(tmp_path, max_rounds=3).fit(make(Renames), Clients())

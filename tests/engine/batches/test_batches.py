@@ -57,7 +57,7 @@ def test_a_client_without_any_target_is_refused(rows):
     factory = BatchFactory(Given(TensorDataset(torch.zeros(2, 1), torch.zeros(2, 2)), named), torch.device("cpu"))
     assert factory.batches(0, "train").num_samples == 2
     if torch.tensor(rows).isnan().all():
-        with pytest.raises(DataError, match=r"client 1 \(client_1\) has no target in its 3 training samples, all are"):
+        with pytest.raises(DataError, match=r"client 1 \(client_1\)"):
             factory.batches(1, "train")
     else:
         assert factory.batches(1, "train").num_samples == 3
@@ -290,7 +290,7 @@ def test_graphs_without_targets_are_batched():
     items = [Data(x=torch.full((n, 1), float(n))) for n in (1, 2, 3)]
     batches = made(items)
     assert sum(float(batch.x.sum()) for batch, _ in batches.shuffled(PATH, 1)) == 14
-    with pytest.raises(ConfigurationError, match="the graphs have no targets"):
+    with pytest.raises(ConfigurationError, match="`y`"):
         _ = batches.targets
 
 
@@ -541,7 +541,7 @@ def test_streams():
 
 def test_targets_of_a_loader_are_not_at_hand():
     batches = made(Fetched(3))
-    with pytest.raises(ConfigurationError, match="targets of this client's data are not at hand"):
+    with pytest.raises(ConfigurationError, match="DataLoader"):
         _ = batches.targets
     with pytest.raises(ConfigurationError, match="change the targets in the data set itself"):
         batches.targets = torch.zeros(3)

@@ -97,7 +97,7 @@ def test_single_targets_and_graphs(tmp_path):
 def test_a_target_without_any_value_is_named(tmp_path):
     targets = torch.tensor([[1.0, torch.nan], [2.0, torch.nan]])
     dataset = TensorDataset(torch.zeros(2, 1), targets)
-    with pytest.raises(ConfigurationError, match=r"target column\(s\) \[1\] have no value .*: drop them"):
+    with pytest.raises(ConfigurationError, match=r"target column\(s\) \[1\]"):
         statistics(tmp_path, dataset, dataset)
 
 
@@ -126,9 +126,5 @@ def test_what_every_client_says_of_its_targets(tmp_path):
 
 def test_clients_whose_targets_are_not_alike(tmp_path):
     one, two = (TensorDataset(torch.zeros(2, 1), torch.zeros(2, count)) for count in (3, 2))
-    message = (
-        r"clients 1 and 0 have training targets of different shapes \(\[2, 2\] and \[2, 3\] in short\): give all the"
-        " same target columns, empty where a client has not measured one"
-    )
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=r"clients 1 and 0 .*\[2, 2\] and \[2, 3\]"):
         summaries(tmp_path, one, two)

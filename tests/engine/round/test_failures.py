@@ -65,9 +65,7 @@ def trainer(**more: Any) -> FederatedTrainer:
 @pytest.mark.parametrize("error", [LOST, ASSERT, CUDNN])
 def test_an_error_that_leaves_the_gpu_lost_ends_the_run_whatever_the_policy(policy: str, error: Exception) -> None:
     module = Failing(error)
-    with pytest.raises(
-        TrainingError, match=r"client 1 \(client_1\) failed in round 1: the GPU refuses to go on"
-    ) as end:
+    with pytest.raises(TrainingError, match=r"client 1 \(client_1\) failed in round 1: ") as end:
         trainer(on_client_error=policy).fit(module, TinyClients())
     assert set(module.trained) == {0}  # client 2 is not tried
     text = str(end.value)
@@ -78,7 +76,7 @@ def test_an_error_that_leaves_the_gpu_lost_ends_the_run_whatever_the_policy(poli
 
 
 def test_so_does_one_in_what_clients_measure() -> None:
-    with pytest.raises(TrainingError, match="client 1 .*an illegal memory access.*can compute nothing more"):
+    with pytest.raises(TrainingError, match="client 1 .*an illegal memory access.*its device"):
         trainer(strategy=NotTraining(LOST)).fit(TinyModule(), TinyClients())
     with pytest.warns(UserWarning, match=r"client 1 .*left out of round 1: out of memory \(CUDA out of memory"):
         trainer(strategy=NotTraining(NO_MEMORY)).fit(TinyModule(), TinyClients())
@@ -137,7 +135,7 @@ def test_a_group_of_stacked_clients_is_freed_and_ended_likewise() -> None:
     assert len(module.held) == 1
     assert module.held[0]() is None
     assert not any(module.alive)
-    with pytest.raises(TrainingError, match="client 2 .*illegal memory access.*can compute nothing more"):
+    with pytest.raises(TrainingError, match="client 2 .*illegal memory access.*its device"):
         trainer(stacked_clients=2).fit(Stacked(LOST), data)
 
 

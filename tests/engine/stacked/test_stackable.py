@@ -19,7 +19,7 @@ from lightning_fl.callbacks import Callback, LocalMixup
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import FedAvg
 
-MEND = "Set trainer.stacked_clients=1"
+REMEDY = "[Ss]et trainer.stacked_clients=1"
 
 
 class Plain(Network):
@@ -53,13 +53,13 @@ HOOKS = (
 
 def test_hooks_of_a_clients_turn_are_named_together(tmp_path):
     hooked = type("Plain", (Plain,), {name: lambda self, *args, **kwargs: None for name in HOOKS})
-    with pytest.raises(ConfigurationError, match=rf"of Plain at once: it overrides {', '.join(HOOKS)}\. {MEND}"):
+    with pytest.raises(ConfigurationError, match=rf"Plain .*{', '.join(HOOKS)}\. {REMEDY}"):
         fit(tmp_path, 3, hooked())
 
 
 def test_turns_that_end_early(tmp_path):
     ending = with_method("on_train_batch_start", lambda self, batch, index: -1 if index else None)
-    with pytest.raises(TrainingError, match=f"Plain.on_train_batch_start returned -1: where several .*{MEND}"):
+    with pytest.raises(TrainingError, match=f"Plain.on_train_batch_start .*{REMEDY}"):
         fit(tmp_path, 3, ending())
 
 
@@ -73,9 +73,7 @@ def test_turns_that_end_early(tmp_path):
     ],
 )
 def test_batches_that_a_hook_made_unlike(transfer, tmp_path):
-    with pytest.raises(
-        TrainingError, match=f"after on_after_batch_transfer batches of as many samples are no .*{MEND}"
-    ):
+    with pytest.raises(TrainingError, match=f"on_after_batch_transfer .*{REMEDY}"):
         fit(tmp_path, 3, with_method("on_after_batch_transfer", transfer)())
 
 
@@ -94,11 +92,8 @@ def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path)
     settings: dict[str, Any] = {"optimizer_state": "keep", "callbacks": [LocalMixup(alpha=0.4), Watches()]}
     with pytest.raises(
         ConfigurationError,
-        match=r"stacked_clients=3 cannot train the clients of Manual at once: it optimises manually;"
-        r" it overrides on_train_epoch_end, on_train_batch_end; its callback EMAWeightAveraging keeps a state;"
-        r" LocalMixup takes part in every step \(around_training_step\);"
-        r" Watches takes part in every step \(on_client_step_end\);"
-        r" trainer.optimizer_state=keep goes on with each client's own optimiser\. Set trainer.stacked_clients=1",
+        match="stacked_clients=3 .*Manual .*manually.*on_train_epoch_end, on_train_batch_end.*EMAWeightAveraging.*"
+        "LocalMixup .*around_training_step.*Watches .*on_client_step_end.*trainer.optimizer_state=keep",
     ):
         fit(tmp_path, 3, Manual(), **settings)
 
@@ -108,18 +103,18 @@ def test_a_strategys_own_loss(tmp_path):
         def client_loss(self, loss, module):
             return loss + 0.1
 
-    with pytest.raises(ConfigurationError, match="the strategy Proximal has a client_loss of its own"):
+    with pytest.raises(ConfigurationError, match="Proximal .*client_loss"):
         fit(tmp_path, 3, Plain(), strategy=Proximal())
 
 
 def test_images_laid_out_channels_last(tmp_path):
-    with pytest.raises(ConfigurationError, match="trainer.channels_last lays out the images of one client"):
+    with pytest.raises(ConfigurationError, match="trainer.channels_last"):
         fit(tmp_path, 3, Plain(), channels_last=True)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_halves(precision, tmp_path):
-    with pytest.raises(ConfigurationError, match=f"trainer.precision={precision} is neither 32 nor 64"):
+    with pytest.raises(ConfigurationError, match=f"trainer.precision={precision}"):
         fit(tmp_path, 3, TinyModule(), precision=precision)
 
 
@@ -129,7 +124,7 @@ def test_data_that_are_not_packed_tensors(tmp_path):
             found = super().client_data(client, split)
             return DataLoader(found, batch_size=4, collate_fn=lambda samples: samples) if client == 2 else found
 
-    with pytest.raises(ConfigurationError, match=r"data of client 2 \(client_2\) are not those of a TensorDataset"):
+    with pytest.raises(ConfigurationError, match=r"client 2 \(client_2\).*TensorDataset"):
         fit(tmp_path, 3, Plain(), Loaded())
 
 
@@ -139,7 +134,7 @@ class Silo(LightningDataModule):
 
 
 def test_silos(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"stacked_clients=3: silos are pinned to processes one by one.*=1"):
+    with pytest.raises(ConfigurationError, match="stacked_clients=3.*=1"):
         fit(tmp_path, 3, TinyModule(), Silos([Silo(), Silo()]))
 
 
@@ -160,37 +155,37 @@ def test_parameters_that_share_their_memory(tmp_path):
             *_, last = self.parameters()
             self.shared = nn.Parameter(last.data)
 
-    with pytest.raises(ConfigurationError, match="two of its optimiser's parameters are different objects that share"):
+    with pytest.raises(ConfigurationError, match="two of its optimiser's parameters"):
         fit(tmp_path, 3, Shares())
 
 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda self: None, "configure_optimizers returns no optimiser"),
-        (lambda self: torch.optim.LBFGS(self.parameters()), "its optimiser LBFGS is not one of torch's elementwise"),
-        (lambda self: torch.optim.SGD(self.parameters(), lr=0.1, foreach=True), "SGD is not .* or has hooks, foreach"),
-        (hooked, "SGD is not .* or has hooks"),
+        (lambda self: None, "configure_optimizers .*no optimiser"),
+        (lambda self: torch.optim.LBFGS(self.parameters()), "LBFGS"),
+        (lambda self: torch.optim.SGD(self.parameters(), lr=0.1, foreach=True), "SGD .*foreach"),
+        (hooked, "SGD .*hooks"),
         (
             lambda self: torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1),
-            "its optimiser has parameters that are not the module's, or not float32 or float64",
+            "parameters that are not the module's",
         ),
         (
             lambda self: {
                 "optimizer": (made := torch.optim.SGD(self.parameters(), lr=0.1)),
                 "lr_scheduler": torch.optim.lr_scheduler.StepLR(made, 1),
             },
-            "configure_optimizers returns a learning-rate scheduler, or keeps one",
+            "configure_optimizers .*scheduler",
         ),
     ],
 )
 def test_optimizers(make, match, tmp_path):
-    with pytest.raises(ConfigurationError, match=f"{match}.*{MEND}"):
+    with pytest.raises(ConfigurationError, match=f"{match}.*{REMEDY}"):
         fit(tmp_path, 3, optimized(make))
 
 
 def test_the_number_is_checked(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer.stacked_clients=0: give a number of at least 1"):
+    with pytest.raises(ConfigurationError, match="trainer.stacked_clients=0"):
         FederatedTrainer(stacked_clients=0)
 
 
@@ -237,16 +232,16 @@ def assigns(module, batch, loss):
 
 
 CASES = {
-    "dropout": (lambda m, b, loss: loss + nn.functional.dropout(b[0], 0.5).mean(), "it draws random numbers"),
-    "item": (lambda m, b, loss: loss * loss.item(), "it reads a tensor's value"),
-    "float": (lambda m, b, loss: loss * float(loss), "it reads a tensor's value|depends on a tensor's value"),
-    "branch": (branch, "what it does depends on a tensor's value"),
-    "in_place": (in_place, "it changes in place a tensor that all clients share"),
-    "metric": (counts, "it changes in place a tensor that all clients share \\(a metric's state, say\\)"),
-    "cause": (lambda m, b, loss: loss + b[7].mean(), "The cause: IndexError: list index out of range"),
-    "no_graph": (lambda m, b, loss: loss.detach(), "The cause: RuntimeError: .*does not require grad"),
-    "none": (None, "returned None: where several clients"),
-    "shape": (lambda m, b, loss: loss.expand(2), r"returned a loss of shape \(2,\): where several clients"),
+    "dropout": (lambda m, b, loss: loss + nn.functional.dropout(b[0], 0.5).mean(), "random numbers"),
+    "item": (lambda m, b, loss: loss * loss.item(), "reads a tensor's value"),
+    "float": (lambda m, b, loss: loss * float(loss), "a tensor's value"),
+    "branch": (branch, "depends on a tensor's value"),
+    "in_place": (in_place, "in place"),
+    "metric": (counts, "in place .*metric's state"),
+    "cause": (lambda m, b, loss: loss + b[7].mean(), "IndexError: list index out of range"),
+    "no_graph": (lambda m, b, loss: loss.detach(), "RuntimeError: .*does not require grad"),
+    "none": (None, "returned None"),
+    "shape": (lambda m, b, loss: loss.expand(2), r"loss of shape \(2,\)"),
 }
 
 
@@ -259,15 +254,15 @@ def test_a_step_that_cannot_be_run_for_several_clients(body, match, tmp_path):
 
 
 REFUSED = {
-    "python": (lambda m, b, loss: loss * random.random(), "draws from Python's or NumPy's random numbers"),
-    "numpy": (lambda m, b, loss: loss * np.random.rand(), "draws from Python's or NumPy's random numbers"),  # noqa: NPY002
-    "keeps": (keeps, r"keeps a tensor in self\.history"),
-    "keeps_inside": (keeps_inside, r"keeps a tensor in self\.net\.0\.cache"),
-    "assigns": (assigns, r"assigns 'mean' anew: .* changed in place \(copy_\)"),
-    "unused": (lambda m, b, loss: m.scale.square() + b[0].sum() * 0, r"does not use the parameter 'net\.0\.weight'"),
-    "client": (lambda m, b, loss: loss * m.trainer.client, "reads self.trainer.client, which is another one for each"),
-    "length": (lambda m, b, loss: loss * m.trainer.num_training_batches, "reads self.trainer.num_training_batches"),
-    "so_far": (lambda m, b, loss: loss * len(m.trainer.callback_metrics), "reads self.trainer.callback_metrics"),
+    "python": (lambda m, b, loss: loss * random.random(), "Python's or NumPy's random numbers"),
+    "numpy": (lambda m, b, loss: loss * np.random.rand(), "Python's or NumPy's random numbers"),  # noqa: NPY002
+    "keeps": (keeps, r"self\.history"),
+    "keeps_inside": (keeps_inside, r"self\.net\.0\.cache"),
+    "assigns": (assigns, "'mean'.*copy_"),
+    "unused": (lambda m, b, loss: m.scale.square() + b[0].sum() * 0, r"'net\.0\.weight'"),
+    "client": (lambda m, b, loss: loss * m.trainer.client, "self.trainer.client,"),
+    "length": (lambda m, b, loss: loss * m.trainer.num_training_batches, "self.trainer.num_training_batches"),
+    "so_far": (lambda m, b, loss: loss * len(m.trainer.callback_metrics), "self.trainer.callback_metrics"),
 }
 
 
@@ -289,13 +284,13 @@ def test_metrics_that_are_logged_as_objects(tmp_path):
             self.log("mae", self.metric)
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(TrainingError, match=r"self.log\('mae'\): a MeanAbsoluteError counts the samples of one client"):
+    with pytest.raises(TrainingError, match=r"self.log\('mae'\).*MeanAbsoluteError"):
         fit(tmp_path, 3, Counting())
 
 
 def test_an_unknown_reduction_is_named_as_without_stacking(tmp_path):
     module = step(lambda m, b, loss: m.log("x", loss, reduce_fx="median"))
-    with pytest.raises(TrainingError, match="use 'mean', 'sum', 'min', 'max' or a function of a tensor"):
+    with pytest.raises(TrainingError, match="reduce_fx='median'"):
         fit(tmp_path, 3, module)
 
 

@@ -312,7 +312,7 @@ def test_a_loss_that_is_nan_fails_its_client_alone(tmp_path):
     together = fit(tmp_path, 8, Network(norm=False), poisoned(), on_client_error="skip")
     assert together.survivors == set(range(8)) - {4}
     assert_same(plain, together)
-    with pytest.raises(TrainingError, match=r"client 4 .*the training loss is nan at local batch 1 of 2"):
+    with pytest.raises(TrainingError, match="client 4 .*nan.*batch 1 of 2"):
         fit(tmp_path, 8, Network(norm=False), poisoned())
 
 
@@ -370,9 +370,7 @@ class TwoModels(Callback):
 @pytest.mark.slow
 def test_several_turns_of_a_client(tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), callbacks=[TwoModels()])
-    with pytest.raises(
-        ConfigurationError, match=r"stacked_clients=3: a client trains several models in a round.*PersonalLayers"
-    ):
+    with pytest.raises(ConfigurationError, match="stacked_clients=3.*PersonalLayers"):
         fit(tmp_path, 3, Network(), callbacks=[TwoModels(), PersonalLayers(layers=["head"])])
 
 

@@ -207,7 +207,7 @@ def test_manual_optimisation_is_refused(tmp_path):
             super().__init__()
             self.automatic_optimization = False
 
-    with pytest.raises(ConfigurationError, match="trainer.fused_optimizers=True needs automatic"):
+    with pytest.raises(ConfigurationError, match="trainer.fused_optimizers=True"):
         fit(tmp_path, Manual(), fused_optimizers=True)
 
 

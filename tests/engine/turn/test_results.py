@@ -64,9 +64,9 @@ def test_every_reduction(reduce_fx, expected):
 
 
 def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ConfigurationError, match=r"self.log\(reduce_fx='first'\): use 'mean', 'sum', 'min', 'max'"):
+    with pytest.raises(ConfigurationError, match="reduce_fx='first'"):
         logged(reduce_fx="first")
-    with pytest.raises(ConfigurationError, match=r"self.log\('value'\): the value has shape \(2,\)"):
+    with pytest.raises(ConfigurationError, match=r"'value'\).*shape \(2,\)"):
         logged(reduce_fx=lambda values: values[:2])
 
 
@@ -198,7 +198,7 @@ def test_a_metric_without_a_single_value_is_refused():
     collector.begin()
     metric(torch.tensor([0]), torch.tensor([0]))
     log(collector, "per class", metric)
-    with pytest.raises(ConfigurationError, match=r"'per class'\): the value has shape \(3,\).*average='macro'"):
+    with pytest.raises(ConfigurationError, match=r"'per class'\).*shape \(3,\)"):
         collector.reduce(1)
 
 

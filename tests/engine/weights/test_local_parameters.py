@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.weights.flat import FlatModule, check_finite
 from lightning_fl.engine.weights.local_parameters import LocalParameters, trainable_spans
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
@@ -83,14 +83,6 @@ def test_extract_and_insert_touch_the_local_part_alone():
     assert shared == ["body.0.weight", "tied.bias"]
 
 
-def test_no_such_layer_and_the_whole_model_are_refused():
-    flat = FlatModule(Net())
-    with pytest.raises(ConfigurationError, match=r"'heads' matches no layer.*did you mean 'head'.*body, head, tied"):
-        LocalParameters(flat, ["heads"])
-    with pytest.raises(ConfigurationError, match="whole model.*LocalTraining"):
-        LocalParameters(flat, ["body", "head", "tied"])
-
-
 def test_a_sole_contribution_is_the_weights_to_the_last_bit():
     flat = FlatModule(nn.Linear(5, 3))
     reference, weights = flat.weights.clone(), flat.weights.clone()
@@ -121,7 +113,7 @@ def test_infinities_that_were_there_before_are_no_divergence():
     reference.vectors[torch.float32][0] = weights.vectors[torch.float32][0] = -torch.inf
     check_finite(weights, reference)
     weights.vectors[torch.float32][1] = torch.nan
-    with pytest.raises(TrainingError, match="the weights are not finite: training diverges"):
+    with pytest.raises(TrainingError, match="not finite"):
         check_finite(weights, reference)
-    with pytest.raises(TrainingError, match="the weights are not finite"):
+    with pytest.raises(TrainingError, match="not finite"):
         SoleContribution(0, reference).add_(weights, 1.0)

@@ -220,13 +220,13 @@ def test_what_goes_in_and_what_came_out_stay_as_they_are():
 def test_weights_that_are_not_finite_are_refused(value, start):
     total = WeightedSum(Weights({torch.float32: torch.zeros(2), torch.float64: torch.tensor([start])}))
     bad = Weights({torch.float32: torch.ones(2), torch.float64: torch.tensor([value])})
-    with pytest.raises(TrainingError, match="the weights are not finite: training diverges; lower the learning rate"):
+    with pytest.raises(TrainingError, match="not finite"):
         total.add_(bad, 0.5)
     assert total.value(1.0).vectors[torch.float32].tolist() == [0, 0]  # nothing of it was added
 
 
 def test_an_infinity_that_changes_its_sign_is_refused():
-    with pytest.raises(TrainingError, match="the weights are not finite"):
+    with pytest.raises(TrainingError, match="not finite"):
         average([[-torch.inf]], [1.0], [torch.inf])
 
 
@@ -249,7 +249,7 @@ def test_an_infinite_entry_becomes_the_average_once_all_are_finite(small_blocks,
         for k in order:
             weight = (0.75, 0.25)[k]
             one.add_(models[k], weight)
-            with pytest.raises(TrainingError, match="the weights are not finite"):
+            with pytest.raises(TrainingError, match="not finite"):
                 one.add_all_([(models[1 - k], 0.5), (refused, 0.5)])
             processes[k].add_(models[k], weight)
         reduce_all(processes)
@@ -258,7 +258,7 @@ def test_an_infinite_entry_becomes_the_average_once_all_are_finite(small_blocks,
 
 
 def test_changes_beyond_the_exact_range_are_refused():
-    with pytest.raises(TrainingError, match=r"changed by 1.1e\+12, more than 1.1e\+12: training diverges"):
+    with pytest.raises(TrainingError, match=r"1.1e\+12"):
         average([[2.0**40]], [1.0])
     assert average([[2.0**40 - 1]], [1.0]).item() == 2.0**40 - 1
     assert average([[2.0**60 + 2.0**20]], [1.0], [2.0**60]).item() == 2.0**60 + 2.0**20
@@ -374,7 +374,7 @@ def test_what_was_added_of_refused_weights_is_taken_back(small_blocks, bad):
     for one in (total, untouched):
         one.add_(first, 0.7)
     for terms in ([(first, 0.3), (Weights({torch.float32: refused}), 0.9)], [(Weights({torch.float32: refused}), 0.9)]):
-        with pytest.raises(TrainingError, match="the weights (are not finite|changed by 2.2e.12, more than 1.1e.12)"):
+        with pytest.raises(TrainingError, match="not finite|2.2e.12"):
             total.add_all_(terms)
         assert total.value(0.7).equal(untouched.value(0.7))
 
