@@ -70,7 +70,7 @@ def test_an_error_that_leaves_the_gpu_lost_ends_the_run_whatever_the_policy(poli
     assert set(module.trained) == {0}  # client 2 is not tried
     text = str(end.value)
     assert str(error) in text
-    assert "This process can compute nothing more on its device. Nothing is lost: the last checkpoint is unto" in text
+    assert "device. Nothing is lost: the last checkpoint is untouched" in text
     assert "on_client_error" not in text
     assert end.value.__cause__ is error
 

@@ -263,7 +263,7 @@ def test_changes_beyond_the_exact_range_are_refused():
     assert average([[2.0**40 - 1]], [1.0]).item() == 2.0**40 - 1
     assert average([[2.0**60 + 2.0**20]], [1.0], [2.0**60]).item() == 2.0**60 + 2.0**20
     # Each term is small enough, their sum is not: in one process, and over three.
-    message = r"changed by 1.65e\+12 in all, more than 1.1e\+12: .* lower the learning rate"
+    message = r"1.65e\+12 .*1.1e\+12"
     with pytest.raises(TrainingError, match=message):
         average([[2.0**39]] * 3, [1.0] * 3)
     thirds = [added([[2.0**39]], [1.0]) for _ in range(3)]
