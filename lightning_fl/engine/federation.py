@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
 from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.saved_fields import from_plain, get_entry, saved, saved_fields, set_entry, to_plain
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
@@ -31,53 +32,146 @@ IDENTITY, OF_MODEL = "identity of the model", "model"
 MIXTURE = "mixture"
 
 
+@dataclass(frozen=True)
+class _Loading:
+    """What a checkpoint is read for: the module, the ranks and the clients' names."""
+
+    flat: FlatModule
+    processes: Processes
+    names: Sequence[str]
+
+
+@dataclass
+class _SavedMetrics:
+    """Saved form of :class:`~lightning_fl.core.metrics.ClientMetrics`."""
+
+    of: dict[str, MetricSummary]
+    clients: Any = None  # of files of earlier versions
+
+
+@dataclass
+class _SavedAccount:
+    """Saved form of a :class:`~lightning_fl.engine.communication.CommunicationAccount`."""
+
+    bytes_received: dict[int, int] = field(default_factory=dict)
+    bytes_sent: dict[int, int] = field(default_factory=dict)
+    models: list[int] = field(default_factory=list)
+    holders: list[list[int]] = field(default_factory=list)
+    initial: list[bool] = field(default_factory=list)
+
+
+def _load_metrics(_: "Federation", state: dict[Split, Any], loading: _Loading) -> dict[Split, ClientMetrics]:
+    names = loading.names
+    return {
+        split: ClientMetrics({name: MetricSummary(**one).named(names) for name, one in kept["of"].items()}, names)
+        for split, kept in state.items()
+    }
+
+
+def _load_account(federation: "Federation", state: dict[str, Any], _: _Loading) -> CommunicationAccount:
+    federation.communication.load_state_dict(state, federation.models)
+    return federation.communication
+
+
+def _load_personal(_: "Federation", patterns: list[str], loading: _Loading) -> LocalParameters | None:
+    return LocalParameters(loading.flat, patterns) if patterns else None
+
+
 @dataclass
 class Federation:
-    """Models, who uses them, and what everybody keeps. Going on with a run is going on with this object.
+    """Models, who uses them, and what server and clients keep: the state that a resumed run continues from.
 
-    Attributes:
-        models: the K shared models, flat.
-        num_samples: training samples per client, length N; known in a fit.
-        personal: the parameters and buffers that are never averaged; set by :meth:`keep_local`.
-        client_states: hosted client -> what its turns go on from.
-        client_stores: name -> hosted client -> what it keeps for a callback, or for the :data:`STRATEGY`.
-        model_states: shared model -> what the server keeps for it.
-        absent_clients: those that have not joined yet.
-        resting_clients: those that have joined and do not train at present.
-        current_round: rounds done.
-        wall_time_seconds: of these rounds.
-        communication: what clients received and sent.
-        metrics: split -> the latest metrics.
-        evaluated_samples: split -> client -> samples of its latest evaluation.
-        gains: split -> what clients gain over a reference.
-        means: metric -> its latest mean over clients, as modules and schedulers read it.
-        models_are_final: the models are not those of a round (fine-tuned ones, each client's best).
-        interrupted_by: the signal that ended the fit early.
-        trainable: parameters that the module's hooks have frozen (``False``) or unfrozen in clients' turns.
-        constant: parameters that are frozen and that everybody has; set by :meth:`keep_constant`.
+    Each field is declared once: :func:`~lightning_fl.engine.saved_fields.saved` marks those that checkpoints keep.
     """
 
-    models: list[Weights] = field(default_factory=list)
-    _collaboration: Collaboration | None = None
+    models: list[Weights] = field(default_factory=list, metadata=saved(evaluates=True, required=True))
+    """the K shared models, flat."""
+    _collaboration: Collaboration = field(
+        default=None,  # type: ignore[assignment]
+        metadata=saved(key="collaboration", evaluates=True, required=True),
+    )
+    """see :attr:`collaboration`."""
+    current_round: int = field(default=0, metadata=saved(key="round", evaluates=True, required=True))
+    """rounds done."""
     num_samples: list[int] = field(default_factory=list)
-    personal: LocalParameters | None = None
-    client_states: dict[int, ClientState] = field(default_factory=dict)
-    client_stores: dict[str, dict[int, Any]] = field(default_factory=dict)
-    model_states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _identities: tuple[Collaboration, frozenset[int], list[str]] | None = None
-    absent_clients: set[int] = field(default_factory=set)
-    resting_clients: set[int] = field(default_factory=set)
-    current_round: int = 0
-    wall_time_seconds: float = 0.0
-    communication: CommunicationAccount = field(default_factory=CommunicationAccount)
-    metrics: dict[Split, ClientMetrics] = field(default_factory=dict)
-    evaluated_samples: dict[Split, dict[int, int]] = field(default_factory=dict)
-    gains: dict[Split, dict[str, GainSummary]] = field(default_factory=dict)
-    means: dict[str, Tensor] = field(default_factory=dict)
+    """training samples per client, length N; known in a fit."""
+    personal: LocalParameters | None = field(
+        default=None,
+        metadata=saved(
+            key="personal_layers",
+            evaluates=True,
+            plain=list[str],
+            save=lambda self: [] if self.personal is None else self.personal.patterns,
+            load=_load_personal,
+        ),
+    )
+    """parameters and buffers that are never averaged; set by :meth:`keep_local`."""
+    trainable: dict[str, bool] = field(default_factory=dict, metadata=saved(evaluates=True))
+    """parameters that the module's hooks have frozen (``False``) or unfrozen in clients' turns."""
+    constant: frozenset[str] = field(default=frozenset(), metadata=saved(evaluates=True))
+    """parameters that are frozen and equal on all clients; set by :meth:`keep_constant`."""
+    client_states: dict[int, ClientState] = field(
+        default_factory=dict, metadata=saved(key="clients", per_client=True, trains=True)
+    )
+    """hosted client -> state of its optimisers and schedulers."""
+    client_stores: dict[str, dict[int, Any]] = field(
+        default_factory=dict, metadata=saved(per_client=True, evaluates=True)
+    )
+    """name -> hosted client -> what it keeps for a callback or the strategy."""
+    model_states: dict[int, dict[str, Any]] = field(
+        default_factory=dict,
+        metadata=saved(
+            evaluates=True,
+            save=lambda self: {model: packed(kept) for model, kept in self.model_states.items()},
+            load=lambda _, state, loading: {k: unpacked(kept, loading.processes.device) for k, kept in state.items()},
+        ),
+    )
+    """shared model -> what the server keeps for it."""
+    absent_clients: set[int] = field(default_factory=set, metadata=saved(evaluates=True))
+    """clients that have not joined yet."""
+    resting_clients: set[int] = field(default_factory=set, metadata=saved(trains=True))
+    """clients that have joined and do not train at present."""
+    wall_time_seconds: float = field(default=0.0, metadata=saved())
+    """duration of the rounds done."""
+    communication: CommunicationAccount = field(
+        default_factory=CommunicationAccount,
+        metadata=saved(
+            plain=_SavedAccount, save=lambda self: self.communication.state_dict(self.models), load=_load_account
+        ),
+    )
+    """bytes that clients received and sent."""
+    metrics: dict[Split, ClientMetrics] = field(
+        default_factory=dict,
+        metadata=saved(
+            key="measured.metrics",
+            plain=dict[str, _SavedMetrics],
+            save=lambda self: {split: {"of": to_plain(of)} for split, of in self.metrics.items()},
+            load=_load_metrics,
+        ),
+    )
+    """split -> the latest metrics."""
+    gains: dict[Split, dict[str, GainSummary]] = field(default_factory=dict, metadata=saved(key="measured.gains"))
+    """split -> what clients gain over a reference."""
+    evaluated_samples: dict[Split, dict[int, int]] = field(
+        default_factory=dict, metadata=saved(key="measured.evaluated_samples")
+    )
+    """split -> client -> samples of its latest evaluation."""
+    means: dict[str, Tensor] = field(
+        default_factory=dict,
+        metadata=saved(
+            key="callback_metrics",
+            trains=True,
+            plain=dict[str, float],
+            save=lambda self: {name: float(value) for name, value in self.latest_means().items()},
+            load=lambda self, state, _: self.latest_means() | {name: torch.tensor(v) for name, v in state.items()},
+        ),
+    )
+    """metric -> its latest mean over clients, as modules and schedulers read it."""
     models_are_final: bool = False
+    """the models are not those of a round (fine-tuned ones, each client's best)."""
     interrupted_by: int | None = None
-    trainable: dict[str, bool] = field(default_factory=dict)
-    constant: frozenset[str] = frozenset()
+    """the signal that ended the fit early."""
+    _identities: tuple[Collaboration, frozenset[int], list[str]] | None = None
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
         """One model for all clients, the module's present weights; where there are models already, they stay."""
@@ -123,8 +217,13 @@ class Federation:
         self.trainable |= now
 
     def for_evaluation(self) -> "Federation":
-        """What an evaluation of these models goes on with: the same, without what only further training reads."""
-        return replace(self, client_states={}, resting_clients=set(), means={})
+        """The state that an evaluation of these models needs, without what only further training reads.
+
+        The latest figures stay.
+        """
+        fresh = Federation()
+        reset = [one.name for one, _, how in saved_fields(Federation) if how.trains]
+        return replace(self, **{name: getattr(fresh, name) for name in reset})
 
     def with_models(
         self,
@@ -158,7 +257,6 @@ class Federation:
         Another one takes effect when it is assigned; if it has another number of models, each starts as the mixture
         of its clients' models.
         """
-        assert self._collaboration is not None, "the collaboration is known after on_fit_start"
         return self._collaboration
 
     @collaboration.setter
@@ -285,56 +383,18 @@ class Federation:
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
-        """All that training goes on from, as plain values and tensors. Called on every rank.
+        """The state that training resumes from, as plain values and tensors. Called on every rank.
 
         It is the same on all, except for what clients keep where that is private to their ranks.
         """
-        clients, stores = self._of_clients(processes)
-        return {
-            "round": self.current_round,
-            "num_clients": self.collaboration.num_clients,
-            "wall_time_seconds": self.wall_time_seconds,
-            "models": [model.state_dict() for model in self.models],
-            "collaboration": self.collaboration.state_dict(),
-            "personal_layers": [] if self.personal is None else self.personal.patterns,
-            "absent_clients": sorted(self.absent_clients),
-            "resting_clients": sorted(self.resting_clients),
-            "clients": clients,
-            "client_stores": stores,
-            "model_states": {model: packed(kept) for model, kept in self.model_states.items()},
-            "communication": self.communication.state_dict(self.models),
-            "trainable": dict(self.trainable),
-            "constant": sorted(self.constant),
-            "callback_metrics": {name: float(value) for name, value in self.latest_means().items()},
-            "measured": self._measured(),
-        }
+        state: dict[str, Any] = {"num_clients": self.collaboration.num_clients}
+        for one, key, how in saved_fields(Federation):
+            if not how.per_client:
+                set_entry(state, key, to_plain(getattr(self, one.name)) if how.save is None else how.save(self))
+        return state | self._client_entries(processes)
 
-    def _measured(self) -> dict[str, Any]:
-        """The latest figures, which a run that has no round left to take them again still reports."""
-        return {
-            "metrics": {
-                split: {"of": {name: one.state_dict() for name, one in metrics.items()}}
-                for split, metrics in self.metrics.items()
-            },
-            "gains": {
-                split: {name: asdict(gain) for name, gain in gains.items()} for split, gains in self.gains.items()
-            },
-            "evaluated_samples": {split: dict(samples) for split, samples in self.evaluated_samples.items()},
-        }
-
-    def _load_measured(self, state: dict[str, Any], names: Sequence[str]) -> None:
-        self.metrics = {
-            split: ClientMetrics({name: MetricSummary(**one).named(names) for name, one in kept["of"].items()}, names)
-            for split, kept in state.get("metrics", {}).items()
-        }
-        self.gains = {
-            split: {name: GainSummary(**gain) for name, gain in gains.items()}
-            for split, gains in state.get("gains", {}).items()
-        }
-        self.evaluated_samples = {split: dict(samples) for split, samples in state.get("evaluated_samples", {}).items()}
-
-    def _of_clients(self, processes: Processes) -> tuple[dict[int, Any], dict[str, dict[int, Any]]]:
-        """Client -> its state, and name -> client -> what it keeps: of hosted clients, or of all where that is told."""
+    def _client_entries(self, processes: Processes) -> dict[str, Any]:
+        """The states and stores of hosted clients or, where they may leave their ranks, of all."""
         hosted = sorted({*self.client_states, *(client for of in self.client_stores.values() for client in of)})
         kept: dict[int, dict[str, Any]] = {}
         for client in hosted:
@@ -344,57 +404,43 @@ class Federation:
         if not processes.private:
             kept = processes.exchange(kept)
         names = sorted({name for of_client in kept.values() for name in of_client["stores"]})
-        return (
-            {client: found["state"] for client, found in kept.items() if found["state"] is not None},
-            {
-                name: {c: found["stores"][name] for c, found in kept.items() if name in found["stores"]}
+        return {
+            "clients": {client: found["state"] for client, found in kept.items() if found["state"] is not None},
+            "client_stores": {
+                name: {client: found["stores"][name] for client, found in kept.items() if name in found["stores"]}
                 for name in names
             },
-        )
+        }
 
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
     ) -> None:
-        """Take up what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned.
 
         Args:
             state: of a run with as many clients and a module of this layout.
             flat: the module.
-            processes: each rank takes what its clients keep.
-            weights_only: take what an evaluation needs: the models, who uses which, and what clients keep of their own.
+            processes: each rank restores the entries of the clients that it hosts.
+            weights_only: restore what an evaluation needs: the models, who uses which, and what clients keep.
         """
-        template = self.models[0]
-        self.models = []
-        for saved in state["models"]:
-            model = template.clone()
-            model.load_state_dict(saved)
-            self.models.append(model)
-        self._collaboration = Collaboration.from_state_dict(state["collaboration"])
-        self.current_round = state["round"]
-        self.keep_local(flat, state.get("personal_layers", []))
-        self.trainable = dict(state.get("trainable", {}))
-        flat.set_trainable(self.trainable)
-        self.constant = frozenset(state.get("constant", ()))
-        self._count_bytes(flat)
-        self.absent_clients = set(state.get("absent_clients", ()))
+        loading = _Loading(flat, processes, state.get("client_names") or ())
         hosted = set(processes.hosted)
-        self.client_stores = {
-            name: {client: value for client, value in values.items() if client in hosted}
-            for name, values in state.get("client_stores", {}).items()
+        of_hosted = {
+            "clients": {client: one for client, one in state.get("clients", {}).items() if client in hosted},
+            "client_stores": {
+                name: {client: one for client, one in values.items() if client in hosted}
+                for name, values in state.get("client_stores", {}).items()
+            },
         }
-        self.model_states = {
-            model: unpacked(kept, processes.device) for model, kept in state.get("model_states", {}).items()
-        }
-        if weights_only:
-            return
-        self.resting_clients = set(state.get("resting_clients", ()))
-        self.wall_time_seconds = state["wall_time_seconds"]
-        self.communication.load_state_dict(state.get("communication", {}), self.models)
-        self.client_states = {
-            client: ClientState(**saved) for client, saved in state["clients"].items() if client in hosted
-        }
-        self._load_measured(state.get("measured", {}), state.get("client_names") or ())
-        self.latest_means().update({name: torch.tensor(value) for name, value in state["callback_metrics"].items()})
+        device = next(iter(flat.weights.vectors.values())).device
+        for one, key, how in saved_fields(Federation):
+            plain = get_entry({**state, **of_hosted}, key)
+            if plain is MISSING or (weights_only and not how.evaluates):
+                continue
+            value = from_plain(plain, one.type, device) if how.load is None else how.load(self, plain, loading)
+            setattr(self, one.name, value)
+        flat.set_trainable(self.trainable)
+        self._count_bytes(flat)
 
 
 @dataclass

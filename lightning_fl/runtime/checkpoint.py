@@ -27,7 +27,7 @@ from lightning_fl.files.atomic import link_whole, whole_file
 from lightning_fl.files.names import client_files
 from lightning_fl.files.tensors import NUMPY, read_torch, unreadable_part
 from lightning_fl.files.user_file import near
-from lightning_fl.runtime.checkpoint_fields import FIELDS, PART_FIELDS, completed
+from lightning_fl.runtime.checkpoint_fields import check_client_part, check_state
 
 __all__ = [
     "class_path",
@@ -86,7 +86,7 @@ def _saving(path: Path) -> Iterator[None]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint with all of its fields (:data:`~lightning_fl.runtime.checkpoint_fields.FIELDS`).
+    """A run's checkpoint with all of its entries (see :mod:`lightning_fl.runtime.checkpoint_fields`).
 
     It is read without running any code from it.
 
@@ -113,7 +113,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if isinstance(names := content.get("client_names"), str):
         with contextlib.suppress(ValueError):
             content["client_names"] = json.loads(names)
-    return completed(content, FIELDS, path)
+    return check_state(content, path)
 
 
 def _read(path: Path) -> Any:
@@ -293,7 +293,7 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
     content = _read(file)
     if not isinstance(content, dict) or "token" not in content:
         raise CheckpointError(f"{file} is not a client's part of a checkpoint: copy it again, or start anew.")
-    part = completed(content, PART_FIELDS, file)
+    part = check_client_part(content, file)
     found = {"client": part["client"], "round": part["round"], "run": part["token"]}
     expected = {"client": client_name, "round": number, "run": token}
     for what, value in expected.items():
