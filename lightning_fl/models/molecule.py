@@ -244,8 +244,8 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         names, targets = data.client_names(), getattr(data, "target_names", None)
         for split in ("val", "test"):
             for client, ranges in enumerate(summaries(target_ranges, split)):
-                who = f"the {split} labels of client {client} ({names[client]})"
-                check_labels(self.task, self.num_classes, ranges, who, targets)
+                what = f"the {split} labels of client {client} ({names[client]})"
+                check_labels(self.task, self.num_classes, ranges, what, targets)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Complete open arguments from a checkpoint's model."""

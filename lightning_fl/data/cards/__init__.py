@@ -1,1 +1,1 @@
-"""Cards, which say what is known of a data set, and where its files are found."""
+"""Cards, which describe data sets, and the search for their files."""

@@ -1,4 +1,4 @@
-"""Cache on disk of what is computed once per set of molecules."""
+"""Cache on disk of values that are computed once per set of molecules."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ def load_or_compute(
 
     Args:
         cache: folder; ``None`` to store nothing.
-        versions: what is computed, and the versions of the software; a part of the entry's key.
+        versions: kind of value, and the versions of the software; a part of the entry's key.
         smiles: the molecules; the other part of the key.
         compute: returns tensors and plain values, as ``torch.save`` stores them without classes.
         check: raises an exception for a loaded value that does not fit the molecules.

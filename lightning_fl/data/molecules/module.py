@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DrugOOD", "MoleculeCSV", "MoleculeDataModule", "MoleculeNet"]
 
-#: Library whose graphs clients get.
+#: Library of the clients' graphs.
 Graphs = Literal["pyg", "chemprop"]
 
 
