@@ -13,3 +13,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("LIGHTNING_FL_DATA", "LIGHTNING_FL_OFFLINE", "PL_GLOBAL_SEED"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of data."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(folder))
+    return folder

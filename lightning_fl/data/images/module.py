@@ -175,8 +175,8 @@ def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
         if unseen:
             rank_zero_warn(
                 f"{part.place}: the train images have none of the classes"
-                f" {listed([part.classes[label] for label in unseen])}, so no client learns them: join the parts (pooled:"
-                " true), or leave these images out."
+                f" {listed([part.classes[label] for label in unseen])}, so no client learns them: join the parts"
+                " (pooled: true), or leave these images out."
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.images.class_folders import read_class_folders
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
@@ -29,11 +29,8 @@ def read_images(card: ImageCard, found: FoundImages, *, coarse_labels: bool = Fa
         coarse_labels: read the superclasses instead of the classes.
 
     Raises:
-        ConfigurationError: the data set has no superclasses.
         DataError: the files are damaged, or not what the card describes.
     """
-    if coarse_labels and not card.coarse_classes:
-        raise ConfigurationError(f"coarse_labels=True: data set {card.name} has no superclasses; omit it.")
     if found.layout == "scikit-learn":
         return {"train": read_digits()}
     assert found.path is not None

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, NonNegative, Positive, checked
+from lightning_fl.core.validation import Count, Fraction, NonNegative, Positive, Seed, checked
 from lightning_fl.data.images.dataset import ImageDataset, read_npz, resize_images
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import refuse_folders, warn_of_unread_files
@@ -74,7 +73,7 @@ class ImageFolders(FederatedDataModule):
         silos: list[str] | None = None,
         classes: list[str] | None = None,
         split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
+        split_seed: Seed | None = None,
         stratified: bool = False,
         normalize: bool = True,
         mean: list[NonNegative] | None = None,

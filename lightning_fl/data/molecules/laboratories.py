@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from annotated_types import Interval
 from torch.utils.data import Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, checked
+from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
@@ -66,7 +65,7 @@ class PrivateTargets(FederatedDataModule):
         other_columns: list[str] | None = None,
         smiles_column: str = "smiles",
         split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
+        split_seed: Seed | None = None,
         invalid: Invalid = "refuse",
         features: list[FeatureName] | None = None,
         **kwargs: Any,

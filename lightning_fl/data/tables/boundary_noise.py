@@ -25,15 +25,14 @@ where I is wide or most of its labels are wrong.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Count, Fraction, Size, checked
+from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
 from lightning_fl.data.module import FederatedDataModule, Split
 
 __all__ = ["BoundaryNoise", "boundary_samples"]
@@ -90,7 +89,7 @@ class BoundaryNoise(FederatedDataModule):
         train_samples: Count = 1000,
         val_samples: Size = 200,
         test_samples: Size = 2000,
-        data_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
+        data_seed: Seed | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -27,16 +27,15 @@ either, see :func:`linear_accuracy`. FedSoft draws samples from a pool, so that 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Count, NonNegative, Positive, Size, checked
+from lightning_fl.core.validation import Count, NonNegative, Positive, Seed, Size, checked
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
@@ -142,7 +141,7 @@ class SyntheticMixture(FederatedDataModule):
         noise_std: NonNegative = 1.0,
         invert_test: bool = False,
         invert_validation: bool | None = None,
-        data_seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] | None = None,
+        data_seed: Seed | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -26,14 +26,6 @@ BY_SAMPLE = {
 BY_USER = {"train": [{"f0000_14": 6, "f0001_41": 8}], "test": [{"f0002_00": 5, "f0003_07": 5}]}
 
 
-@pytest.fixture
-def own_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "own"
-    folder.mkdir()
-    monkeypatch.setenv("LIGHTNING_FL_DATA", str(folder))
-    return folder
-
-
 def read(**kwargs):
     return read_images(CARD, find_images(CARD, **kwargs))
 

@@ -24,14 +24,6 @@ from lightning_fl.data.images.sources import find_images, torchvision_cache
 MNIST = load_card("mnist")
 
 
-@pytest.fixture
-def own_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "own"
-    folder.mkdir()
-    monkeypatch.setenv("LIGHTNING_FL_DATA", str(folder))
-    return folder
-
-
 def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
