@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.error_messages import exit_code
+from lightning_fl.recipe.help import CommandParser
 from lightning_fl.version import __version__
 
 __all__ = ["COMMANDS", "Command", "main", "make_parser"]
@@ -105,7 +106,7 @@ def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParse
         module: that implements it, where the command has two forms and this is of the other one.
     """
     module = import_module(COMMANDS[command].module) if module is None else module
-    parser = ArgumentParser(
+    parser = CommandParser(
         prog=f"lightning-fl {command}",
         usage=getattr(module, "USAGE", None),
         description=COMMANDS[command].help,

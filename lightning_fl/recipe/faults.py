@@ -1,162 +1,144 @@
-"""What is wrong with a recipe's settings: every unknown key and class at once, with the nearest valid one."""
+"""All faults of a recipe's settings at once: unknown keys and classes with the nearest valid name, and bad values."""
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_origin, get_type_hints
 
-from jsonargparse import ArgumentParser
+import yaml
 
 from lightning_fl.core.errors import cut, did_you_mean
+from lightning_fl.core.validation import faults_of
+from lightning_fl.files.yaml import parse_yaml
+from lightning_fl.recipe.classes import accepted_arguments, annotations_of, classes_in, find_class, options_of
 from lightning_fl.recipe.error_messages import shown
-from lightning_fl.recipe.settings import CLASS_KEYS
+from lightning_fl.recipe.settings import CLASS_KEYS, Keys
 
-__all__ = ["accepted_arguments", "find_faults", "subclasses"]
+__all__ = ["find_faults"]
 
 
-def find_faults(tree: Mapping[str, Any], keys: Collection[str], bases: Mapping[str, type]) -> list[str]:
-    """Every key and class of a tree of settings that does not exist, each in a sentence with the nearest that does.
+def find_faults(tree: Mapping[str, Any], keys: Keys) -> list[str]:
+    """A sentence for every key or class that does not exist and every value outside its range.
+
+    Paths leave out ``init_args``, as options do: ``trainer.callbacks[1].alpha``.
 
     Args:
-        tree: the settings.
-        keys: the parser's keys with their full paths, such as ``trainer.max_rounds``.
-        bases: the class that an extensible key holds a subclass of, by the key's path; short names are those of
-            subclasses of the key's own base, for a key that is not listed of any of them.
+        tree: settings, as :func:`~lightning_fl.recipe.settings.collect_settings` returns them.
+        keys: the parser's keys.
     """
-    return list(_faults_of_group(tree, "", keys, bases))
+    return list(_Search(keys).of_group(tree, ""))
 
 
-def _faults_of_group(
-    tree: Mapping[str, Any], prefix: str, keys: Collection[str], bases: Mapping[str, type]
-) -> Iterator[str]:
-    here = sorted({key.removeprefix(prefix).split(".")[0] for key in keys if key.startswith(prefix)})
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if key not in here:
-            hint = did_you_mean(str(key), here) or _elsewhere(str(key), keys)
-            yield f"{prefix}{cut(key)}: there is no such key{hint}."
-        elif path in keys:
-            yield from _faults_of_value(value, path, bases)
-        elif isinstance(value, Mapping):
-            yield from _faults_of_group(value, f"{path}.", keys, bases)
+class _Search:
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+
+    def of_group(self, tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        here = sorted({name.removeprefix(prefix).split(".")[0] for name in self.keys.names if name.startswith(prefix)})
+        for key, value in tree.items():
+            path = f"{prefix}{key}"
+            if key not in here:
+                hint = did_you_mean(str(key), here) or self.elsewhere(str(key))
+                yield f"{prefix}{cut(key)}: there is no such key{hint}."
+            elif path in self.keys.names:
+                yield from self.of_value(value, path, self.keys.annotations.get(path, Any))
+            elif isinstance(value, Mapping):
+                yield from self.of_group(value, f"{path}.")
+            else:
+                examples = ", ".join(self.keys.below(path)[:3])
+                yield f"{path}={shown(value)}: expected a mapping with keys such as {examples}."
+
+    def elsewhere(self, name: str) -> str:
+        """A hint at the full path of a key that is in the wrong place."""
+        places = [key for key in self.keys.names if key.rpartition(".")[2] == name]
+        return f" (did you mean {places[0]!r}?)" if places else ""
+
+    def of_value(self, value: object, path: str, annotation: Any = Any) -> Iterator[str]:
+        place = re.sub(r"\[\d+\]", "", path)
+        if isinstance(value, str) and place in self.keys.bases and str not in options_of(annotation):
+            value = {"class_path": value}
+        if isinstance(value, list) and place in self.keys.bases:
+            for number, item in enumerate(value):
+                yield from self.of_value(item, f"{path}[{number}]")
+        elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
+            yield from self.of_class(value, path, place, annotation)
+        elif isinstance(value, Mapping) and "class_path" in value:
+            yield f"{path}.class_path={shown(value['class_path'])}: expected the name of a class."
+        elif path.endswith("]") and place in self.keys.bases and not isinstance(value, Mapping):
+            yield f"{path}={shown(value)}: expected a class, with class_path and init_args."
+        elif isinstance(value, Mapping) and (misspelt := self.misspelt(value, path, place)):
+            yield misspelt
+        elif isinstance(value, Mapping) and (record := _dataclass(annotation)) is not None:
+            yield from self.of_arguments(value, path, record.__name__, get_type_hints(record, include_extras=True))
+        elif isinstance(value, Mapping) and place in self.keys.bases:
+            for key, item in value.items():  # by client, as in ``policies: {3: ...}``
+                yield from self.of_value(item, f"{path}[{key}]")
         else:
-            yield f"{path}={shown(value)}: expected a mapping with keys such as {', '.join(_below(path, keys)[:3])}."
+            yield from _out_of_range(value, path, annotation)
 
-
-def _below(path: str, keys: Collection[str]) -> list[str]:
-    return [key.removeprefix(f"{path}.") for key in keys if key.startswith(f"{path}.")]
-
-
-def _elsewhere(name: str, keys: Collection[str]) -> str:
-    """The full path of a key that was written at the wrong place."""
-    places = [key for key in keys if key.rpartition(".")[2] == name]
-    return f" (did you mean {places[0]!r}?)" if places else ""
-
-
-def _faults_of_value(value: object, path: str, bases: Mapping[str, type]) -> Iterator[str]:
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _faults_of_value(item, f"{path}[{number}]", bases)
-    elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
-        yield from _faults_of_class(value, path, bases)
-    elif isinstance(value, Mapping) and "class_path" in value:
-        yield f"{path}.class_path={shown(value['class_path'])}: expected the name of a class."
-    elif path.endswith("]") and _without_places(path) in bases and not isinstance(value, Mapping | str):
-        yield f"{path}={shown(value)}: expected a class, with class_path and init_args."
-    elif isinstance(value, Mapping) and (misspelt := _misspelt(value, path, bases)):
-        yield misspelt
-    elif isinstance(value, Mapping):
-        for number, item in value.items():
-            if isinstance(number, int):  # a client's, as in ``policies: {3: ...}``
-                yield from _faults_of_value(item, f"{path}[{number}]", bases)
-
-
-def _misspelt(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> str | None:
-    """What is wrong where a class is expected and an entry names none."""
-    if _without_places(path) not in bases or any(isinstance(key, int) for key in entry):
+    def misspelt(self, entry: Mapping[str, Any], path: str, place: str) -> str | None:
+        """The fault of an entry without a class, where a class is expected."""
+        if place not in self.keys.bases or any(isinstance(key, int) for key in entry):
+            return None
+        for key in entry:
+            if key not in CLASS_KEYS and (hint := did_you_mean(str(key), CLASS_KEYS)):
+                return f"{path}.{cut(key)}: there is no such key{hint}."
+        # Entries of a list are complete; others may change arguments of the default class.
+        if path in ("model", "data") or path.endswith("]"):
+            return f"{path}: class_path is not given; name a class, with its arguments under init_args."
         return None
-    for key in entry:
-        if key not in CLASS_KEYS and (hint := did_you_mean(str(key), CLASS_KEYS)):
-            return f"{path}.{cut(key)}: there is no such key{hint}."
-    # A list's entry cannot stand for a change of another; the rest may change a class that is the default.
-    if path in ("model", "data") or path.endswith("]"):
-        return f"{path}: class_path is not given: name a class, and its arguments under init_args."
-    return None
+
+    def of_class(self, entry: Mapping[str, Any], path: str, place: str, annotation: Any) -> Iterator[str]:
+        from lightning_fl.core.lightning_types import EITHER_NAME  # imports torch
+
+        name, base = entry["class_path"], self.keys.bases.get(place)
+        found = find_class(name, [base] if base is not None else classes_in(annotation) or self.keys.bases_of(place))
+        if isinstance(found, str):
+            yield f"{path}.class_path={shown(name)}: {found}."
+            return
+        if base is not None and isinstance(found, type) and not issubclass(found, EITHER_NAME.get(base, base)):
+            yield f"{path}.class_path={shown(name)}: not a subclass of {base.__module__}.{base.__qualname__}."
+            return
+        for key in entry:
+            if key not in CLASS_KEYS:
+                yield f"{path}.{cut(key)}: arguments of {cut(name)} belong under {path}.init_args."
+        arguments = entry.get("init_args") or {}
+        if not isinstance(arguments, Mapping):
+            given = f"{path}.init_args={shown(arguments)}"
+            yield f"{given}: give the arguments of {cut(name)} by name, or leave init_args out."
+            return
+        known = annotations_of(found)
+        if any(key not in known for key in arguments):
+            try:
+                known = {key: known.get(key, Any) for key in accepted_arguments(found)}
+            except ValueError:  # not a class that a recipe can name; the parser refuses it
+                return
+        yield from self.of_arguments(arguments, path, found.__name__, known)
+
+    def of_arguments(
+        self, arguments: Mapping[str, Any], path: str, owner: str, known: Mapping[str, Any]
+    ) -> Iterator[str]:
+        for key, value in arguments.items():
+            if key not in known:
+                hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
+                yield f"{path}.{cut(key)}: {owner} has no such argument{hint}."
+            else:
+                yield from self.of_value(value, f"{path}.{key}", known[key])
 
 
-def _without_places(path: str) -> str:
-    return re.sub(r"\[\d+\]", "", path)
+def _dataclass(annotation: Any) -> type | None:
+    return next((one for one in options_of(annotation) if isinstance(one, type) and is_dataclass(one)), None)
 
 
-def _faults_of_class(entry: Mapping[str, Any], path: str, bases: Mapping[str, type]) -> Iterator[str]:
-    from lightning_fl.core.lightning_types import EITHER_NAME  # imports torch
-
-    name = entry["class_path"]
-    base = bases.get(_without_places(path))
-    found = _find_class(name, list(bases.values()) if base is None else [base])
-    if isinstance(found, str):
-        yield f"{path}.class_path={shown(name)}: {found}."
-        return
-    if base is not None and isinstance(found, type) and not issubclass(found, EITHER_NAME.get(base, base)):
-        yield f"{path}.class_path={shown(name)}: it is not a subclass of {base.__module__}.{base.__qualname__}."
-        return
-    for key in entry:
-        if key not in CLASS_KEYS:
-            yield f"{path}.{cut(key)}: arguments of {cut(name)} belong under {path}.init_args."
-    arguments = entry.get("init_args", {})
-    if not isinstance(arguments, Mapping):
-        given = f"{path}.init_args={shown(arguments)}"
-        yield f"{given}: give the arguments of {cut(name)} by name, or leave init_args out."
+def _out_of_range(value: object, path: str, annotation: Any) -> list[str]:
+    """The faults of a value against its annotation's range, where texts may be numbers: ``"3"``."""
+    found = faults_of({path: annotation}, {path: value})
+    if not isinstance(value, str):
+        return found
+    options = options_of(annotation)
+    if not found and (str in options or any(get_origin(one) is Literal for one in options)):
+        return []
     try:
-        known = accepted_arguments(found)
-    except ValueError:  # no class of the kind a recipe can name; the parser says so
-        return
-    renamed = getattr(found, "renamed_options", {})
-    for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
-        if key in renamed:
-            yield f"{path}.init_args.{key}: this option of {found.__name__} is now called {renamed[key]}."
-        elif key not in known:
-            hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
-            yield f"{path}.init_args.{cut(key)}: {found.__name__} has no such argument{hint}."
-        else:
-            yield from _faults_of_value(value, f"{path}.init_args.{key}", bases)
-
-
-def _find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | str:
-    """The class of a short or a dotted name, or what is wrong with it."""
-    module, _, last = name.rpartition(".")
-    if module:
-        if not all(part.isidentifier() for part in name.split(".")):
-            return "no name of a class; give a class of your own with its module, as in my_package.MyClass"
-        try:
-            return getattr(import_module(module), last)
-        except AttributeError:
-            return f"the module {module} has no {last}{did_you_mean(last, dir(import_module(module)))}"
-        except Exception as error:  # whatever a module of the user's own raises
-            return f"it cannot be imported ({type(error).__name__}: {error})"
-    known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
-    return known.get(name) or (
-        f"there is no such class{did_you_mean(name, known)}; give a class of your own with its module, as in"
-        " my_package.MyClass"
-    )
-
-
-def subclasses(base: type) -> Iterator[type]:
-    """The imported classes below a base that can be made: neither abstract nor private."""
-    cls: type
-    for cls in base.__subclasses__():
-        if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
-            yield cls
-        yield from subclasses(cls)
-
-
-def accepted_arguments(callable_: type | Callable[..., Any]) -> list[str]:
-    """The names of a class's arguments, those that ``**kwargs`` passes on to a base class among them.
-
-    Raises:
-        ValueError: they cannot be found out, as for many classes written in C.
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    add = parser.add_class_arguments if isinstance(callable_, type) else parser.add_function_arguments
-    return [name.split(".")[0] for name in add(callable_, None, fail_untyped=False)]
+        return faults_of({path: annotation}, {path: parse_yaml(str(value))})
+    except yaml.YAMLError:
+        return found

@@ -10,15 +10,15 @@ __all__ = ["load_recipe"]
 
 
 def load_recipe(path: Path) -> dict[str, Any]:
-    """The content of a recipe.
+    """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more.
 
     Raises:
-        ConfigurationError: it cannot be read, is not YAML, or is not a mapping. The message names file and line.
+        ConfigurationError: it cannot be read, is not YAML, or is not a mapping.
     """
-    content = read_yaml(path)
+    content = read_yaml(path, mark_quoted=True)
     if not isinstance(content, dict):
         raise ConfigurationError(
-            f"{path}: a recipe is a mapping with the keys seed_everything, trainer, model and data, this is"
-            f" {'empty' if content is None else f'a {type(content).__name__}'}."
+            f"{path}: a recipe is a mapping with the keys seed_everything, trainer, model and data, but this file"
+            f" {'is empty' if content is None else f'contains a {type(content).__name__}'}."
         )
     return content

@@ -6,7 +6,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import FederatedError
 from lightning_fl.files.generated_modules import remove_generated_files
-from lightning_fl.recipe.quoted import plain_texts
+from lightning_fl.files.yaml import Quoted
 from lightning_fl.runtime.loggers import refused_logger
 
 __all__ = ["construct", "instantiate"]
@@ -36,7 +36,7 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
 def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
     """An object of a class, whose refusals name the class and the argument as a recipe does: ``LabelNoise.std=nan``."""
     try:
-        return class_type(*args, **{name: _real(value) for name, value in kwargs.items()})
+        return class_type(*args, **{name: _plain(value) for name, value in kwargs.items()})
     except FederatedError as error:
         name, text = class_type.__name__, str(error)
         joint = "." if text.partition("=")[0].partition("[")[0] in kwargs else ": "
@@ -56,9 +56,15 @@ def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:
         raise _ConstructorError(error) from error
 
 
-def _real(value: Any) -> Any:
-    """A value as it was written.
+def _plain(value: Any) -> Any:
+    """A value as it was written, with plain texts.
 
-    Texts are plain ones, and the parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) names both.
+    The parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) includes both.
     """
-    return value.real if isinstance(value, complex) and value.imag == 0 else plain_texts(value)
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, complex) and value.imag == 0:
+        return value.real
+    return str(value) if isinstance(value, Quoted) else value

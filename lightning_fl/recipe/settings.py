@@ -1,119 +1,182 @@
-"""The settings of a command line before they are checked: recipes in their order, single values on top."""
+"""Settings of a command: recipes and options merged into one tree, before they are checked.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+The tree has plain values, and texts as they were typed for options: only the parser knows whether ``1`` is a text.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import yaml
+from jsonargparse import ArgumentParser
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import parse_yaml
+from lightning_fl.recipe.classes import accepted_arguments, annotations_of, find_class, options_of
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.shipped import find_recipe
 
-__all__ = ["CLASS_KEYS", "collect_settings", "ordered_options"]
+__all__ = ["CLASS_KEYS", "Keys", "collect_settings", "ordered_options"]
 
 #: Keys of a YAML entry that names a class.
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
-def ordered_options(words: Sequence[str]) -> list[str]:
-    """The words after a command with recipes first and each class before its arguments, otherwise as they come.
-
-    So the command line overrides recipes wherever they stand. ``--NAME.KEY`` changes the last entry of a list, hence
-    the options of a list that ``--NAME+`` adds to stay in their order.
-    """
-    options: list[list[str]] = [[]]
-    for word in words:
-        if word.startswith("--"):
-            options.append([])
-        options[-1].append(word)
-    paths = [_path(option[0].partition("=")[0]) if option else [] for option in options]
-    lists = [path for path, option in zip(paths, options, strict=True) if option[:1] and "+" in option[0].split("=")[0]]
-
-    def rank(number: int) -> int:
-        path = paths[number]
-        return 0 if path in ([], ["config"]) else min(len(each) for each in [path, *lists] if path[: len(each)] == each)
-
-    return [word for number in sorted(range(len(options)), key=rank) for word in options[number]]
-
-
-def _path(option: str) -> list[str]:
-    """The keys of ``--KEY.KEY``; ``init_args`` and ``class_path`` may be written or left out."""
-    return [key for key in option[2:].rstrip("+").split(".") if key not in ("init_args", "class_path")]
-
-
-def collect_settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """All settings of a command line in one tree, unchecked: recipes in their order, overrides on top.
+class Keys(NamedTuple):
+    """What the parser knows.
 
     Args:
-        arguments: the words after the command. Recipes among them can be read.
+        names: its keys with their full paths, such as ``trainer.max_rounds``.
+        bases: keys that hold a class (or several) -> its base class. Paths leave out ``init_args`` and places in lists:
+            ``data.partitioner``.
+        annotations: key -> annotation.
     """
+
+    names: Collection[str]
+    bases: Mapping[str, type]
+    annotations: Mapping[str, Any]
+
+    def below(self, place: str) -> list[str]:
+        """The keys of a group, without its path."""
+        return [name.removeprefix(f"{place}.") for name in self.names if name.startswith(f"{place}.")]
+
+    def bases_of(self, place: str) -> list[type]:
+        """The base classes of a class at a place: all that are known, where the place is not."""
+        return [self.bases[place]] if place in self.bases else list(self.bases.values())
+
+
+class _Nested(dict[str, Any]):
+    """The value of an option with a dotted name: it changes single arguments, of a list's last entry too."""
+
+
+def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str, Any]:
+    """Merge recipes in their order, then the other options over them.
+
+    A mapping is merged where it is a group of keys or an entry for a class, and replaces the earlier value elsewhere,
+    as a list does. A key that ends with ``+`` adds to a list. A class replaces another one and keeps the arguments
+    that both accept.
+
+    Args:
+        options: name without dashes -> text. ``config`` is a recipe.
+        keys: the parser's keys.
+
+    Raises:
+        ConfigurationError: a recipe is not found or not valid.
+    """
+    merge = _Merge(keys)
     tree: dict[str, Any] = {}
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--"):
-            continue
-        name, has_value, text = word[2:].partition("=")
-        if not has_value and name not in ("print_config", "help") and not name.endswith(".help"):
-            text = next(words, "")
-        if name == "config" and not text:
-            raise ConfigurationError(
-                "--config has no value: give a recipe's file, or the name of a shipped one (`lightning-fl recipes`)."
-            )
+    for name, text in options:
         if name == "config":
-            _merge(tree, load_recipe(find_recipe(text)))
-        else:
-            _override(tree, name, text)
+            merge.update(tree, load_recipe(find_recipe(text)), "")
+    for name, text in ordered_options([option for option in options if option[0] != "config"]):
+        *parents, last = name.split(".")
+        parents = [key for key in parents if key != "init_args"]
+        place = ".".join([*parents, last.rstrip("+")])
+        value: dict[str, Any] = _Nested({last: merge.value(text, place, append=last.endswith("+"))})
+        for parent in reversed(parents):
+            value = _Nested({parent: value})
+        merge.update(tree, value, "")
     return tree
 
 
-def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    if _class_name(other) not in (None, _class_name(tree)):
-        tree.pop("init_args", None)  # another class's: the parser drops what the new class does not have
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
-        else:
-            tree[key] = value
+def ordered_options(options: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Sort options so that each class comes before its arguments.
+
+    ``NAME.KEY`` changes the last entry of a list, hence the options of a list that ``NAME+`` adds to stay in order.
+    """
+    paths = [_path(name) for name, _ in options]
+    lists = [path for path, (name, _) in zip(paths, options, strict=True) if name.endswith("+")]
+
+    def rank(number: int) -> int:
+        path = paths[number]
+        return min(len(each) for each in [path, *lists] if path[: len(each)] == each)
+
+    return [options[number] for number in sorted(range(len(options)), key=rank)]
 
 
-def _class_name(entry: Mapping[str, Any]) -> str | None:
-    name = entry.get("class_path")
-    return name.rpartition(".")[2] if isinstance(name, str) else None
+def _path(name: str) -> list[str]:
+    return [key for key in name.rstrip("+").split(".") if key not in ("init_args", "class_path")]
 
 
-def _override(tree: dict[str, Any], name: str, text: str) -> None:
-    """Set ``--NAME TEXT``; arguments of a class may leave out ``init_args``, ``NAME+`` adds to a list."""
-    path = name.rstrip("+").split(".")
-    node = tree
-    for depth, key in enumerate(path):
-        if isinstance(node, list):
-            node = node[-1] if node and isinstance(node[-1], dict) else {}
-        is_class = "class_path" in node or (depth == 1 and path[0] in ("model", "data"))
-        if is_class and key not in (*CLASS_KEYS, "help"):
-            node = node.setdefault("init_args", {})
-        if depth == len(path) - 1:
-            value = _value(text, path)
-            if name.endswith("+"):
-                before = node.get(key)
-                node[key] = [
-                    *(before if isinstance(before, list) else []),
-                    *(value if isinstance(value, list) else [value]),
-                ]
+def _has_class(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("class_path"), str)
+
+
+class _Merge(NamedTuple):
+    keys: Keys
+
+    def value(self, text: str, place: str, *, append: bool) -> Any:
+        """The value of an option: its text, unless it must be read to be merged."""
+        structured = place in self.keys.bases or place.endswith(CLASS_KEYS) or append or self.keys.below(place)
+        try:
+            value = parse_yaml(text, mark_quoted=True) if structured else text
+        except yaml.YAMLError:
+            return text
+        return text if append and not isinstance(value, list | Mapping) else value
+
+    def update(self, tree: dict[str, Any], other: Mapping[str, Any], place: str) -> None:
+        """Merge the keys of a mapping into those of a group or into a class's arguments."""
+        for key, value in other.items():
+            name = key.rstrip("+") if isinstance(key, str) else key
+            inner = f"{place}.{name}" if place else str(name)
+            before = tree.get(name)
+            if name == key:
+                tree[name] = self.merged(before, value, inner)
             else:
-                _merge(node, {key: value})
-        else:
-            if not isinstance(node.get(key), dict | list):
-                node[key] = {}
-            node = node[key]
+                added = value if isinstance(value, list) else [value]
+                tree[name] = [*(before if isinstance(before, list) else [] if before is None else [before]), *added]
+
+    def merged(self, before: Any, value: Any, place: str) -> Any:
+        nested = isinstance(value, _Nested)
+        if nested and isinstance(before, list):
+            return [*before[:-1], self.merged(before[-1] if before else None, value, place)]
+        if _has_class(before) or _has_class(value) or (place in self.keys.bases and (nested or before is not None)):
+            return self.merged_class(before, value, place)
+        if isinstance(value, Mapping) and (nested or self.keys.below(place)):
+            tree = dict(before) if isinstance(before, Mapping) else {}
+            self.update(tree, value, place)
+            return tree
+        return value
+
+    def merged_class(self, before: Any, value: Any, place: str) -> Any:
+        """Merge an entry for a class into an earlier one."""
+        earlier = {"class_path": before} if isinstance(before, str) else before if isinstance(before, Mapping) else {}
+        if isinstance(value, str) and earlier.get("init_args") and str not in options_of(self.keys.annotations.get(place)):
+            value = {"class_path": value}
+        if not isinstance(value, Mapping):
+            return value
+        if not any(key in CLASS_KEYS for key in value):
+            if not isinstance(value, _Nested) and "class_path" not in earlier:
+                return value
+            value = {"init_args": value}
+        entry = dict(earlier)
+        arguments = dict(entry["init_args"]) if isinstance(entry.get("init_args"), Mapping) else {}
+        name = value.get("class_path")
+        if isinstance(name, str) and name.rpartition(".")[2] != str(entry.get("class_path")).rpartition(".")[2]:
+            arguments = dict(self.arguments_kept(arguments, name, place))
+            entry.pop("dict_kwargs", None)
+        given = value.get("init_args") or {}
+        if isinstance(given, Mapping):
+            self.update(arguments, given, place)
+            given = arguments
+        return {**entry, **value, "init_args": given}
+
+    def arguments_kept(self, arguments: Mapping[str, Any], name: str, place: str) -> Iterator[tuple[str, Any]]:
+        """Those of a class's arguments that another class accepts."""
+        found = find_class(name, self.keys.bases_of(place)) if arguments else ""
+        if isinstance(found, str):
+            return
+        known = annotations_of(found)
+        names = accepted_arguments(found)
+        for key, value in arguments.items():
+            if key in names and _is_valid(value, known.get(key, Any)):
+                yield key, value
 
 
-def _value(text: str, path: list[str]) -> Any:
-    """A value of the command line; where a class is expected its bare name will do."""
+def _is_valid(value: object, annotation: Any) -> bool:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=annotation)
     try:
-        value = parse_yaml(text)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str) and (path in (["model"], ["data"]) or path[-1] in ("callbacks", "partitioner")):
-        return {"class_path": value}
-    return value
+        parser.parse_object({"value": value})
+    except Exception:  # whatever the parser makes of a wrong value
+        return False
+    return True
