@@ -4,6 +4,7 @@ import pytest
 
 from lightning_fl.cli import make_parser
 from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.shipped import available_studies, find_study, recipe_headline
 from lightning_fl.study.cells import make_cells
 from lightning_fl.study.declaration import FULL
@@ -47,6 +48,6 @@ def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
         assert len(cells) == len(list(scaled.places())) * len(scaled.run_seeds)
         for cell in {cell.variant: cell for cell in cells}.values():
             cell.prepare()
-            made = instantiate(parser, parser.parse_args(cell.arguments()[1:]))
+            made = instantiate(parser, parse("fit", parser, cell.arguments()[1:]))
             assert made.trainer.default_root_dir == str(cell.folder)
     assert len(list(load_study(STUDIES[name], FULL).places())) >= len(list(load_study(STUDIES[name], "small").places()))

@@ -146,7 +146,7 @@ def _classes(key: str) -> list[Any]:
 
     from lightning_fl.callbacks import Callback
     from lightning_fl.data import FederatedDataModule
-    from lightning_fl.recipe.faults import subclasses
+    from lightning_fl.recipe.classes import subclasses
     from lightning_fl.strategies import FederatedStrategy
 
     bases: dict[str, type] = {
@@ -160,7 +160,7 @@ def _classes(key: str) -> list[Any]:
 
 
 def _add_class_arguments(parser: argparse.ArgumentParser) -> None:
-    from lightning_fl.recipe.faults import accepted_arguments
+    from lightning_fl.recipe.classes import accepted_arguments
 
     for key in ("model", "data"):
         values: dict[str, dict[str, None]] = {}

@@ -7,7 +7,7 @@ and false), and tags, which create objects.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -53,7 +53,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """Plain values only; every mapping with different keys."""
 
     yaml_implicit_resolvers = _resolvers()
-    yaml_constructors = {  # without a tag's: that of None, which raises
+    yaml_constructors: ClassVar = {  # that of None refuses other tags
         tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in (*_PLAIN, None)
     }
 

@@ -11,7 +11,15 @@ from jsonargparse import ArgumentParser
 
 from lightning_fl.core.errors import did_you_mean
 
-__all__ = ["accepted_arguments", "annotations_of", "classes_in", "find_class", "options_of", "registered_strategy", "subclasses"]
+__all__ = [
+    "accepted_arguments",
+    "annotations_of",
+    "classes_in",
+    "find_class",
+    "options_of",
+    "registered_strategy",
+    "subclasses",
+]
 
 
 def subclasses(base: type) -> Iterator[type]:
@@ -93,8 +101,8 @@ def options_of(annotation: Any) -> tuple[Any, ...]:
 def classes_in(annotation: Any) -> list[type]:
     """The classes in an annotation whose subclasses a value may name: not built-in types."""
     parts = [one for part in get_args(annotation) for one in classes_in(part)]
-    own = isinstance(annotation, type) and get_origin(annotation) is None and annotation.__module__ != "builtins"
-    return [annotation, *parts] if own else parts
+    named = isinstance(annotation, type) and get_origin(annotation) is None and annotation is not Any
+    return [annotation, *parts] if named and annotation.__module__ != "builtins" else parts
 
 
 @cache

@@ -24,10 +24,10 @@ class CommandParser(ArgumentParser):
 
 
 class _Formatter(DefaultHelpFormatter):
-
     def _get_type_str(self, action: Action) -> str | None:
         text = super()._get_type_str(action)
-        return None if text is None else re.sub(r"Annotated\[(\w+), ([^\]]*)\]", _range, text)
+        ranges = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", _range, text or "")
+        return re.sub(r"Optional\[([^\[\]]*)\]", r"\1 | null", ranges) or None
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         before, mark, paths = text.partition(_SUBCLASSES)

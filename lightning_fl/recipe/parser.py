@@ -133,7 +133,7 @@ def _keys(parser: ArgumentParser) -> Keys:
     from lightning.pytorch import LightningModule
 
     from lightning_fl.callbacks import BiddingPolicy, Callback
-    from lightning_fl.data import FederatedDataModule, Partitioner
+    from lightning_fl.data import Division, FederatedDataModule, Partitioner
     from lightning_fl.strategies import FederatedStrategy
     from lightning_fl.trainer.trainer import FederatedTrainer
 
@@ -141,6 +141,7 @@ def _keys(parser: ArgumentParser) -> Keys:
         "model": LightningModule,
         "data": FederatedDataModule,
         "data.partitioner": Partitioner,
+        "data.division": Division,
         "trainer.callbacks": Callback,
         "trainer.callbacks.policy": BiddingPolicy,
         "trainer.callbacks.policies": BiddingPolicy,

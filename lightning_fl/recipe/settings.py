@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import yaml
 from jsonargparse import ArgumentParser
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import parse_yaml
 from lightning_fl.recipe.classes import accepted_arguments, annotations_of, find_class, options_of
 from lightning_fl.recipe.file import load_recipe
@@ -140,7 +139,8 @@ class _Merge(NamedTuple):
     def merged_class(self, before: Any, value: Any, place: str) -> Any:
         """Merge an entry for a class into an earlier one."""
         earlier = {"class_path": before} if isinstance(before, str) else before if isinstance(before, Mapping) else {}
-        if isinstance(value, str) and earlier.get("init_args") and str not in options_of(self.keys.annotations.get(place)):
+        is_text = str in options_of(self.keys.annotations.get(place))
+        if isinstance(value, str) and earlier.get("init_args") and not is_text:
             value = {"class_path": value}
         if not isinstance(value, Mapping):
             return value
@@ -163,10 +163,11 @@ class _Merge(NamedTuple):
     def arguments_kept(self, arguments: Mapping[str, Any], name: str, place: str) -> Iterator[tuple[str, Any]]:
         """Those of a class's arguments that another class accepts."""
         found = find_class(name, self.keys.bases_of(place)) if arguments else ""
-        if isinstance(found, str):
-            return
-        known = annotations_of(found)
-        names = accepted_arguments(found)
+        try:
+            names = [] if isinstance(found, str) else accepted_arguments(found)
+        except ValueError:  # not a class that a recipe can name
+            names = []
+        known = annotations_of(found) if names else {}
         for key, value in arguments.items():
             if key in names and _is_valid(value, known.get(key, Any)):
                 yield key, value

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lightning_fl.cli import make_parser
+from lightning_fl.recipe.parser import parse
 
 
 def summary(folder="runs/version_0"):
@@ -86,7 +87,7 @@ def test_the_resolved_recipe_is_kept_and_gives_the_same_run(tiny, command):
     assert Path("runs/version_1/config.yaml").read_text() == Path(saved).read_text()
     assert rmse("runs/version_1") == rmse()
     parser = make_parser("fit")
-    resolved = parser.parse_args(["--config", saved]).as_dict()
+    resolved = parse("fit", parser, ["--config", saved]).as_dict()
     assert resolved["model"]["init_args"]["learning_rate"] == 0.02
     assert resolved["trainer"]["local_epochs"] is None
 

@@ -9,7 +9,7 @@ from processes import run
 
 from lightning_fl.callbacks import BiddingPolicy, Callback
 from lightning_fl.data import FederatedDataModule, Partitioner
-from lightning_fl.recipe.faults import subclasses
+from lightning_fl.recipe.classes import subclasses
 from lightning_fl.strategies import FederatedStrategy
 
 BASES = {

@@ -1,4 +1,4 @@
-"""YAML as users write it: read as it looks, or refused with file, line and mend."""
+"""YAML as users write it: read as it looks, or refused with file and line."""
 
 import math
 import os
@@ -11,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.files.yaml import dump_yaml, parse_yaml, read_yaml
+from lightning_fl.files.yaml import Quoted, dump_yaml, parse_yaml, read_yaml
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
 )
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -44,65 +39,66 @@ def elsewhere(monkeypatch, tmp_path):
         ("a: 1".encode("utf-16"), {"a": 1}),
         ("x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}", {"x": {"a": 1, "b": 2}, "y": {"a": 3, "b": 2}}),
         ("{1: a, 2: b}", {1: "a", 2: "b"}),
+        ("a: &a [1, 2]\nb: {c: *a, d: *a}", {"a": [1, 2], "b": {"c": [1, 2], "d": [1, 2]}}),
+        # a mapping is merged before its own keys are read
+        ("d: &d {k: 1}\na: {x: &x {<<: *d, k: 2}}\ny: {<<: *x}", {"d": {"k": 1}, "a": {"x": {"k": 2}}, "y": {"k": 2}}),
     ],
 )
-def test_what_is_read(text, value):
+def test_accepted(text, value):
     assert parse_yaml(text) == value
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        (
-            "a: 1\nb: {c: 1}\na: 2",
-            r"f.yaml, line 3, column 1: the key 'a' stands here twice, first in line 1: keep",
-        ),
-        ("a:\n  - x: 1\n    'x': 2", r"line 3, column 5: the key 'x' stands here twice, first in line 2"),
-        ("{1: a, 1.0: b}", "the key '1.0' stands here twice"),
-        ("on: 1", r"line 1, column 1: the key 'on' is read as True: give a text, in quotes"),
-        ("~: 1", "the key '~' is read as None"),
-        ("? [1]\n: 2", "no key: give a text"),
-        ("a: 012", "line 1, column 4: 012 is read by YAML in base eight; drop the zero, or put it in quotes"),
-        ("a: 1:30", "1:30 is read by YAML in sixties; put it in quotes"),
-        ("a: 0b_", "0b_ is no number"),
-        (f"a: {'9' * 5000}", r"9{40} is no number"),
-        ("a: !!python/object/apply:os.system [ls]", "the tag !!python/object/apply:os.system makes an object"),
-        ("a: !!timestamp 2024-01-01", "the tag !!timestamp makes an object"),
-        ("a: &a [*a]", r"\*a stands inside of &a itself"),
-        ("a: *b", "not YAML: found undefined alias"),
-        (_BOMB, r"its aliases \(\*\) stand for too much: write out what is meant"),
-        ("[" * 10_000, "more than 100 lists and mappings inside each other"),
-        ("a: 1\n--- 2", "not YAML: but found another document"),
-        ("a: b: c", "line 1, column 5: not YAML: mapping values are not allowed"),
-        ("a\0: 1", "cannot be read as YAML: control characters are not allowed .* Save it as text in UTF-8"),
-        (b"\x80PNG", "cannot be read as YAML: invalid leading UTF-8"),
+        ("a: 1\nb: {c: 1}\na: 2", "line 3, column 1: duplicate key 'a', first in line 1"),
+        ("a:\n  - x: 1\n    'x': 2", "line 3, column 5: duplicate key 'x', first in line 2"),
+        ("{1: a, 1.0: b}", "'1.0'"),
+        ("on: 1", "line 1, column 1: 'on'"),
+        ("~: 1", "'~'"),
+        ("? [1]\n: 2", "line 1, column 3"),
+        ("a: 012", "line 1, column 4: 012"),
+        ("a: 1:30", "1:30"),
+        ("a: 0b_", "0b_"),
+        (f"a: {'9' * 5000}", "9" * 40),
+        ("a: !!python/object/apply:os.system [ls]", "python/object/apply:os.system"),
+        ("a: !!timestamp 2024-01-01", "timestamp"),
+        ("a: &a [*a]", "alias"),
+        ("a: *b", "alias"),
+        (_BOMB, "aliases"),
+        ("[" * 10_000, "nested"),
+        ("[" * 200_000 + "]" * 200_000, "nested"),
+        ("a: 1\n--- 2", "document"),
+        ("a: b: c", "line 1, column 5"),
+        ("a\0: 1", "UTF-8"),
+        (b"\x80PNG", "UTF-8"),
     ],
 )
-def test_what_is_refused(text, message):
-    Path("f.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigurationError, match=message):
-        read_yaml(Path("f.yaml"))
+def test_refused(text, named, tmp_path):
+    file = tmp_path / "f.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationError) as raised:
+        read_yaml(file)
+    assert str(file) in str(raised.value)
+    assert named in str(raised.value)
 
 
-def test_aliases_that_stand_for_little_are_read():
-    text = "a: &a [1, 2]\nb: {c: *a, d: *a}"
-    assert parse_yaml(text) == {"a": [1, 2], "b": {"c": [1, 2], "d": [1, 2]}}
-
-
-def test_what_is_no_file_is_refused_without_being_read(tmp_path):
-    os.mkfifo("pipe.yaml")
-    for path in (Path("pipe.yaml"), Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigurationError, match="is a folder, a pipe or a device: give a YAML file"):
+def test_what_is_not_a_regular_file_is_refused_without_being_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigurationError, match=str(path)):
             read_yaml(path)
-    with Path("large.yaml").open("wb") as file:
-        file.truncate(100_000_000)
-    with pytest.raises(ConfigurationError, match="large.yaml has 100,000,000 bytes: no YAML file of lightning-fl is"):
-        read_yaml(Path("large.yaml"))
 
 
-def test_half_a_character_of_a_command_line_is_no_traceback():
-    with pytest.raises(yaml.YAMLError, match="surrogates not allowed"):
+def test_half_a_character_is_an_error_of_yaml():
+    with pytest.raises(yaml.YAMLError):
         parse_yaml("\udcff")
+
+
+def test_texts_in_quotes_are_marked_on_demand():
+    text = "[a, 'b', \"c\", 1]"
+    assert [type(value) for value in parse_yaml(text, mark_quoted=True)] == [str, Quoted, Quoted, int]
+    assert [type(value) for value in parse_yaml(text)] == [str, str, str, int]
 
 
 _texts = st.sampled_from(["1e-3", "012", "on", "2024-01-01", "a: b", "1:30", "=", "<<", "", "é", "#", "!x", ".nan"]) | (

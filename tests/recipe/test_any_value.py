@@ -1,4 +1,4 @@
-"""Whatever stands in the place of a recipe's node: it is parsed, or refused in a few words."""
+"""Any value in a recipe is parsed, or refused in a few words."""
 
 import copy
 from collections.abc import Iterator
@@ -64,31 +64,6 @@ def test_any_value_at_any_place_is_parsed_or_refused(parser, tmp_path, place, va
             text = error_text(error)
             assert len(text.splitlines()) <= 3, text
             assert len(text) <= 1000, text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--seed_everything=null", "seed_everything: expected a number."),
-        ("--trainer=null", "trainer=null: expected a mapping with keys such as"),
-        ("--trainer=[1]", "trainer=[1]: expected a mapping with keys such as"),
-        ("--trainer.callbacks=[null]", "trainer.callbacks[0]=null: expected a class, with class_path and init_args."),
-        ("--trainer.callbacks=[{class_path: null}]", "callbacks[0].class_path=null: expected the name of a class."),
-        ("--trainer.callbacks=[{class_pat: HCCT}]", "[0].class_pat: there is no such key (did you mean 'class_path'?)"),
-        ("--trainer.callbacks=[{class_path: HCCT, init_args: 3}]", "init_args=3: give the arguments of HCCT by name"),
-        (
-            "--data={class_path: ../../x}",
-            "data.class_path='../../x': no name of a class; give a class of your own",
-        ),
-        (f"--data={'x' * 5000}", f"data.class_path='{'x' * 56}...: there is no such class"),
-        ("--config", "--config has no value: give a recipe's file, or the name of a shipped one"),
-    ],
-)
-def test_what_stands_in_the_wrong_place_is_named(parser, words, message):
-    with pytest.raises(ConfigurationError) as raised:
-        parse("fit", parser, ["--config", "drflm_esol", words])
-    assert message in str(raised.value)
-    assert len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

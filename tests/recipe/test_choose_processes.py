@@ -129,5 +129,5 @@ def test_nothing_is_forked_on_several_machines(four_cores, tmp_path):
 def test_what_cannot_be_forked_is_refused(monkeypatch, tmp_path):
     trainer = FederatedTrainer(accelerator="cpu", devices=1, default_root_dir=tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ConfigurationError, match="processes are forked on Linux.*set devices=3 instead"):
+    with pytest.raises(ConfigurationError, match="devices=3"):
         trainer.strategy.fork_processes(3)

@@ -1,8 +1,6 @@
-import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.predictions import prediction_table
 
 
@@ -22,16 +20,3 @@ def test_prediction_table_of_any_data():
     assert list(table["mean"]) == [0.0, 0.0, 0.0]
     table = prediction_table([object(), object()], [torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(2.0)])
     assert table.to_dict("list") == {"index": [0, 1], "prediction": [1.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        ([[torch.zeros(3)]], "predict_step returned a list: to be written as a table it must be a tensor with one row"),
-        ([None], "predict_step returned a NoneType: to be written"),
-        ([torch.zeros(2, 4)], r"predict_step returned values of shape \[2, 4\] for 3 samples: return one row per"),
-    ],
-)
-def test_prediction_table_refuses(outputs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        prediction_table(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), outputs)

@@ -10,7 +10,7 @@ import yaml
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.recipe.strategy_names import with_strategy_class, with_strategy_class_before_its_arguments
+from lightning_fl.recipe.strategy_names import with_strategy_class
 from lightning_fl.strategies import FedAvg, FederatedStrategy
 
 FEDAVG = "lightning_fl.strategies.fedavg.FedAvg"
@@ -79,17 +79,6 @@ def test_a_registered_name_is_a_class_path():
     assert with_strategy_class(settings) == spelt_out
     for unchanged in ({}, {"trainer": {"strategy": "fedavg"}}, {"trainer": {"strategy": {"class_path": "a.B"}}}):
         assert with_strategy_class(unchanged) is unchanged
-
-
-def test_arguments_follow_a_name_on_the_command_line():
-    method = "--trainer.strategy.start_method"
-    assert with_strategy_class_before_its_arguments(["--trainer.strategy", "fedavg", method, "fork"]) == [
-        *("--trainer.strategy", "fedavg"),
-        *(f"--trainer.strategy={FEDAVG}", f"{method}=popen"),
-        *(method, "fork"),
-    ]
-    for words in (["--trainer.strategy", "fedavg"], ["--trainer.strategy", "a.B", "--trainer.strategy.c", "1"]):
-        assert with_strategy_class_before_its_arguments(words) == words
 
 
 WITHOUT = """
