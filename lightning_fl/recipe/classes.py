@@ -77,7 +77,10 @@ def registered_strategy(name: object, bases: Sequence[type]) -> tuple[type, dict
 
 @cache
 def annotations_of(cls: type | Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a class with their annotations, including those that ``**kwargs`` passes to its base classes."""
+    """The arguments of a class with their annotations, including those that ``**kwargs`` passes to its base classes.
+
+    As for the parser, an argument whose default is ``None`` accepts ``None``.
+    """
     found: dict[str, Any] = {}
     classes = cls.__mro__ if isinstance(cls, type) else ()
     for make in [vars(one)["__init__"] for one in classes if "__init__" in vars(one)] or [cls]:
@@ -86,8 +89,10 @@ def annotations_of(cls: type | Callable[..., Any]) -> dict[str, Any]:
             hints = get_type_hints(make, include_extras=True)
         except (NameError, TypeError, ValueError):  # written in C, or an annotation that cannot be evaluated
             break
-        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        found = {name: hints.get(name, Any) for name in named if name != "self"} | found
+        for one in parameters:
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in ("self", *found):
+                hint = hints.get(one.name, Any)
+                found[one.name] = Union[hint, None] if one.default is None else hint  # noqa: UP007  # of any annotation
         if all(one.kind is not one.VAR_KEYWORD for one in parameters):
             break
     return found
