@@ -87,7 +87,7 @@ def _columns(data: Any) -> list[Tensor | np.ndarray]:
 
 
 def _add_graphs(total: Any, data: Any, indices: Tensor | None) -> bool:
-    """Add graphs of PyG, whose data sets hold one tensor for all graphs, and the start of each."""
+    """Add graphs of PyG; its data sets hold one tensor for all graphs, and the start of each."""
     store = getattr(data, "_data", None)
     if store is None or data.slices is None:
         return False

@@ -14,7 +14,7 @@ from lightning_fl.data.partition.partitioner import Partitioner, class_labels, r
 
 __all__ = ["FromFlower"]
 
-#: Name that stands for the classes, whatever the data call them.
+#: Name of the classes in ``partition_by``.
 LABEL = "label"
 _INDEX = "lightning_fl_index"
 

@@ -1,4 +1,4 @@
-"""Partitioners by label: who holds which share of which class, in all splits alike."""
+"""Partitioners by label: the share of every class that each client holds, the same in all splits."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Partitions by label: who holds which share of which class."""
+"""Partitions by label: the share of every class that each client holds."""
 
 import math
 from collections.abc import Sequence

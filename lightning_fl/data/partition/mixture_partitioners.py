@@ -1,4 +1,4 @@
-"""Partitioner whose clients hold mixtures of two distributions, the same or the inverse in their test data."""
+"""Partitioner into mixtures of two distributions, the same or the inverse in the test data."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any

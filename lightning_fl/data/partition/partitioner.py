@@ -59,8 +59,8 @@ class Partitioner(ABC):
         """Every client's samples of each split that the partitioner decides on; data modules call this.
 
         By default :meth:`partition_splits`: data modules cut a split without data of its own from every client's
-        training samples. A partitioner whose clients differ between their splits overrides this and gives such splits
-        too, as indices of the training data that no other split holds.
+        training samples. A partitioner with clients that differ between their splits overrides this and gives such
+        splits too, as indices of the training data that no other split holds.
 
         Args:
             datasets: split -> data set, the training data first.

@@ -20,7 +20,7 @@ _NUM_BINS = 10
 
 
 class _BySize(Partitioner):
-    """Partitioner whose parts' sizes follow from the number of samples; the parts are random or stratified."""
+    """Partitioner into parts of sizes that depend on the number of samples; random or stratified."""
 
     stratified: bool
 
