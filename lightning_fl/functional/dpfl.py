@@ -57,7 +57,7 @@ class Collaborators(NamedTuple):
 
     @property
     def never_worse(self) -> list[int]:
-        """``chosen``, or nobody if the empty set has the larger reward."""
+        """``chosen``, or the empty list if the empty set has the larger reward."""
         return self.chosen if self.reward >= self.reward_alone else []
 
 

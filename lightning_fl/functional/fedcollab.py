@@ -135,7 +135,7 @@ def join_coalitions(
     capacity: float,
     newcomers: Sequence[int],
 ) -> list[int]:
-    """Place new clients one after another where L is least; nobody else moves.
+    """Place new clients one after another where L is least; the others stay.
 
     Args:
         assignment: label >= 0 of each client's coalition, length N; entries of newcomers are not read.

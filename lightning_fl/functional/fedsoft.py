@@ -1,4 +1,4 @@
-"""FedSoft's mathematics: the share of a client's data that each model explains, and who is drawn to make a model.
+"""FedSoft's mathematics: the share of a client's data that each model explains, and the draw of its contributors.
 
 Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
 https://arxiv.org/abs/2112.06053, equations 4 to 6 and algorithm 1.

@@ -25,11 +25,9 @@ def trainer(*callbacks, rounds=3, root=None, **settings):
     return FederatedTrainer(
         callbacks=list(callbacks),
         max_rounds=rounds,
-        local_epochs=1,
         enable_progress_bar=False,
-        seed=3,
         default_root_dir=root,
-        **{"enable_checkpointing": False, "logger": False, **settings},
+        **{"local_epochs": 1, "seed": 3, "enable_checkpointing": False, "logger": False, **settings},
     )
 
 

@@ -1,4 +1,4 @@
-"""DPFL: every client has its own model and chooses by validation data with whose models to average it.
+"""DPFL: every client has its own model and chooses by validation data which models to average it with.
 
 Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
 https://arxiv.org/abs/2406.06520, algorithms 1 to 3.

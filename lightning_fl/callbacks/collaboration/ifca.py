@@ -183,7 +183,7 @@ class IFCA(ClientClusters):
         return models
 
     def state_dict(self) -> dict[str, Any]:
-        """The history; who uses which model is the run's collaboration."""
+        """The history; the models of clients are in the run's collaboration."""
         return {**super().state_dict(), "losses": self.losses}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

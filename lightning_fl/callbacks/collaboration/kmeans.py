@@ -122,7 +122,7 @@ class KMeans(ClientClusters):
             yield block - block.mean(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Clusters, and who has trained alone."""
+        """Clusters, and clients that have trained alone."""
         return {
             **super().state_dict(),
             "clustering_round": self.clustering_round,

@@ -9,7 +9,7 @@ paper                      here                                                 
 θ_i                        ``trainer.models``, one a client                      [P]
 Δθ_i                       w_i after its turn minus the run's first model        [P]
 W, collaboration graph     A of ``trainer.collaboration``                        [N, N]
-p                          samples over the sum of those who took part           [N]
+p                          samples over the sum of the participants'              [N]
 =========================  ====================================================  ======
 
 After the first round a client descends ``f_i(w) - λ Σ_j A_ij cos(w, w_j)``, with A and w_j of the last round that it

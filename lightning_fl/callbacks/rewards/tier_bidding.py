@@ -40,13 +40,12 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_rows, tier_summary
+from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_summary, tier_table
 from lightning_fl.callbacks.rewards.tokens import Ledger, Tokens
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.seeding import shuffled
 from lightning_fl.core.validation import Count, Fraction, Size, checked, warn_beyond_end
 from lightning_fl.data.module import Split
@@ -295,22 +294,14 @@ class TierBidding(Callback):
             )
         if not trainer.is_global_zero:
             return
-        import pandas as pd  # takes a second to import
-
         names = trainer.datamodule.client_names()
-        columns = ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
-        tiers = pd.DataFrame(tier_rows(self.rounds, names), columns=columns)
-        trainer.run_log.write("tiers.csv", csv_table(tiers))
+        trainer.run_log.write("tiers.csv", tier_table(self.rounds, names))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
         if self.ledger is not None:
-            columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
-            table = pd.DataFrame(self.ledger.rows(names), columns=columns).astype({"tier": "Int64"})
-            trainer.run_log.write("tokens.csv", csv_table(table))
-            refused = sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values())
-            placed = sum(len(tiers) for one in self.rounds for tiers in one.bids.values())
+            trainer.run_log.write("tokens.csv", self.ledger.table(names))
             trainer.run_log.summary["tokens"] = {
-                "bids": placed,
-                "unaffordable_bids": refused,
+                "bids": sum(len(tiers) for one in self.rounds for tiers in one.bids.values()),
+                "unaffordable_bids": sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values()),
                 **self.ledger.summary(names),
             }
 

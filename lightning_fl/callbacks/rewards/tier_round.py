@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["TierRound", "tier_rows", "tier_summary"]
+from lightning_fl.core.escaping import csv_table
+
+__all__ = ["TierRound", "tier_summary", "tier_table"]
 
 
 @dataclass
@@ -38,8 +40,11 @@ class TierRound:
     unaffordable: dict[int, list[int]] = field(default_factory=dict)
 
 
-def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Rows of ``tiers.csv``: round, client, tier, importance, share, place of the bid, unaffordable, role."""
+def tier_table(rounds: Sequence[TierRound], names: Sequence[str]) -> str:
+    """Content of ``tiers.csv``; "bid" is the place of the tier among a client's bids, 0 for none."""
+    import pandas as pd  # takes a second to import
+
+    columns = ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
     rows = []
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
@@ -51,7 +56,7 @@ def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> list[tuple[A
                 missed = int(tier in one.unaffordable.get(client, []))
                 worth, share = importance[client][tier], personalisation[client][tier]
                 rows.append((one.number, name, tier, worth, share, bid, missed, role))
-    return rows
+    return csv_table(pd.DataFrame(rows, columns=columns))
 
 
 def tier_summary(rounds: Sequence[TierRound], names: Sequence[str]) -> dict[str, Any]:

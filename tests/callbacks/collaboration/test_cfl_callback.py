@@ -213,29 +213,6 @@ def test_personal_layers_are_not_compared_and_not_shared():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 4, 9])
-def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
-    def make(root, rounds, cfl):
-        callbacks = [cfl, ClientArrivals(rounds={"2": 9}), PersonalLayers(layers=["linear.bias"])]
-        sampled = UniformSampling(cohort_size=3)
-        return trainer(*callbacks, sampled, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
-
-    whole, first, second = (CFL(mean_norm=1e9, client_norm=0.0, norms="absolute") for _ in range(3))
-    run = make("whole", 12, whole)
-    run.fit(TinyModule(), TwoKinds())
-    make("parts", stop, first).fit(TinyModule(), TwoKinds())
-    assert stop != 1 or -1 in first.clusters
-    resumed = make("parts", 12, second)
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert second.assignments == whole.assignments
-    assert second.splits == whole.splits
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-    assert resumed.communication.bytes_received == run.communication.bytes_received
-    assert resumed.communication.bytes_sent == run.communication.bytes_sent
-
-
-@pytest.mark.slow
 def test_its_clusters_are_drawn(tmp_path):
     logged_trainer(CFL(), CoalitionFigure(), rounds=6, root=tmp_path).fit(TinyModule(), TwoKinds())
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

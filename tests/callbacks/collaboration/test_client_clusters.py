@@ -3,24 +3,20 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cfl_callback import Cohorts
 from tiny import TinyModule
-from two_kinds import SIZES, TwoKinds, trainer, weights_of
+from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import (
     CFL,
     HCCT,
     IFCA,
     Callback,
-    ClientArrivals,
     ClientClusters,
     FeSEM,
     KMeans,
-    PersonalLayers,
-    UniformSampling,
 )
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.labels import in_order
@@ -120,29 +116,6 @@ def test_the_order_of_clients_only_renames_the_clusters(name: str, order: list[i
         places = [own.index(client) for client in range(N)]
         found.append([in_order([labels[place] for place in places]) for labels in clusters.assignments])
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 3, 5])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_run_that_stops_goes_on_to_the_same_bits(name: str, stop: int, tmp_path) -> None:
-    def make(root: str, rounds: int):
-        clusters = ALGORITHMS[name]()
-        others = [
-            ClientArrivals(rounds={"client_2": 2, "4": 5}),
-            UniformSampling(cohort_size=3),
-            PersonalLayers(layers=["linear.bias"]),
-        ]
-        return clusters, trainer(clusters, *others, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
-
-    whole, run = make("whole", 7)
-    run.fit(TinyModule(), TwoKinds())
-    make("parts", stop)[1].fit(TinyModule(), TwoKinds())
-    second, resumed = make("parts", 7)
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert (second.rounds, second.assignments, second.clusters) == (whole.rounds, whole.assignments, whole.clusters)
-    assert resumed.collaboration == run.collaboration
-    assert all(torch.equal(weights_of(run, client), weights_of(resumed, client)) for client in range(N))
 
 
 def test_nobody_in_any_cluster_trains_one_model():

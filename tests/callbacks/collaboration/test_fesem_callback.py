@@ -202,25 +202,3 @@ def test_who_fails_is_not_assigned() -> None:
         fit(fesem, failing, rewards, data=MixedClients(pure=True), on_client_error="skip")
     assert [labels[3] for labels in fesem.assignments] == [-1, 1, 1]
     assert [labels[0] for labels in fesem.assignments] == [0, 0, 0]
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, FeSEM]:
-        fesem = FeSEM(num_clusters=3)
-        callbacks = [
-            fesem,
-            PersonalLayers(layers=["linear.bias"]),
-            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-            UniformSampling(cohort_size=4),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, **settings), fesem
-
-    (whole, fesem), (part, _) = go("whole", 6), go("part", 3)
-    rest, resumed = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    assert (resumed.rounds, resumed.assignments) == (fesem.rounds, fesem.assignments)
-    assert whole.communication.bytes_received == rest.communication.bytes_received

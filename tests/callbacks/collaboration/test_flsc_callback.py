@@ -13,9 +13,6 @@ from lightning_fl.callbacks import (
     FLSC,
     IFCA,
     Callback,
-    ClientArrivals,
-    ModelCheckpoint,
-    PersonalLayers,
     UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
@@ -132,23 +129,3 @@ def test_all_models_come_down_and_one_goes_up(tmp_path: Path) -> None:
     run = roll(Bowls(*BOWLS), flsc, Begins(1.0, -1.0, 2.0), root=tmp_path, max_rounds=2, check_val_every_n_rounds=0)
     assert run.communication.bytes_sent == dict.fromkeys(range(4), 2 * 8)
     assert run.communication.bytes_received == dict.fromkeys(range(4), 2 * 3 * 8)
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> Any:
-        callbacks = [
-            FLSC(num_clusters=3, num_best=2, num_samples=5),
-            PersonalLayers(layers=["linear.1"]),
-            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-            UniformSampling(cohort_size=4),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, module=Network(), check_val_every_n_rounds=2, **settings)
-
-    whole, part = go("whole", 6), go("part", 3)
-    rest = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    assert whole.communication.bytes_received == rest.communication.bytes_received

@@ -167,23 +167,6 @@ def test_the_absent_neither_train_nor_are_evaluated():
     assert set(run.metrics["val"]["val_loss"].clients) == {0, 1, 3, 4}
 
 
-@pytest.mark.slow
-def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path):
-    def make(root, rounds, hcct):
-        callbacks = [hcct, ClientArrivals(rounds={"2": 3}), PersonalLayers(layers=["linear.bias"])]
-        return trainer(*callbacks, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
-
-    whole, first, second = (HCCT(relative_trade_off=0.8, every_n_rounds=2) for _ in range(3))
-    run = make("whole", 5, whole)
-    run.fit(TinyModule(), TwoKinds())
-    make("parts", 3, first).fit(TinyModule(), TwoKinds())
-    resumed = make("parts", 5, second)
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert second.state_dict() == whole.state_dict()
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-
-
 @pytest.mark.parametrize(
     ("relative_trade_off", "said"),
     [

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     CoalitionFigure,
-    ModelCheckpoint,
     PersonalLayers,
     ShapleyRewards,
     UniformSampling,
@@ -243,27 +241,3 @@ def test_who_arrives_later_chooses_and_who_fails_is_left_out() -> None:
     assert [labels[5] for labels in ifca.assignments][:2] == [-1, -1]
     assert ifca.assignments[2][5] in (0, 1)
     assert run.collaboration.model_of(5) in (0, 1)
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, IFCA]:
-        ifca = IFCA(num_clusters=3, num_samples=5)
-        callbacks = [
-            ifca,
-            PersonalLayers(layers=["linear.1"]),
-            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-            UniformSampling(cohort_size=4),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        every = {"check_val_every_n_rounds": 2, "module": Network()}
-        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, **settings, **every), ifca
-
-    (whole, ifca), (part, _) = go("whole", 6), go("part", 3)
-    rest, resumed = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    assert (resumed.rounds, resumed.assignments) == (ifca.rounds, ifca.assignments)
-    assert torch.equal(resumed.losses.nan_to_num(-1), ifca.losses.nan_to_num(-1))
-    assert whole.communication.bytes_received == rest.communication.bytes_received

@@ -166,28 +166,6 @@ def test_personal_layers_are_not_compared_and_not_shared():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 2, 3, 6])
-def test_a_run_that_stops_goes_on_to_the_same_result(stop, tmp_path):
-    def make(root, rounds, kmeans):
-        callbacks = [kmeans, ClientArrivals(rounds={"2": 5}), PersonalLayers(layers=["linear.bias"])]
-        sampled = UniformSampling(cohort_size=3)
-        return trainer(*callbacks, sampled, rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
-
-    whole, first, second = (KMeans(num_clusters=2, warm_up_rounds=2) for _ in range(3))
-    run = make("whole", 9, whole)
-    run.fit(TinyModule(), TwoKinds())
-    make("parts", stop, first).fit(TinyModule(), TwoKinds())
-    resumed = make("parts", 9, second)
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert second.assignment == whole.assignment
-    assert second.clustering_round == whole.clustering_round
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-    assert resumed.communication.bytes_received == run.communication.bytes_received
-    assert resumed.communication.bytes_sent == run.communication.bytes_sent
-
-
-@pytest.mark.slow
 def test_its_clusters_are_drawn(tmp_path):
     logged_trainer(KMeans(num_clusters=2), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TwoKinds())
     assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

@@ -15,10 +15,8 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     LocalTraining,
-    ModelCheckpoint,
     PersonalLayers,
     PFedGraph,
-    UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
 
@@ -153,22 +151,3 @@ def test_failing_clients_and_newcomers(tmp_path: Path) -> None:
         on_client_error="skip",
     )
     assert all(float(model.vectors[torch.float32].abs().sum()) > 0 for model in run.models)
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_goes_on_to_the_same_result(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> Any:
-        callbacks = [
-            PFedGraph(lam=0.5),
-            UniformSampling(cohort_size=4),
-            PersonalLayers(layers=["linear.bias"]),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, **settings)
-
-    whole, part = go("whole", 6), go("part", 3)
-    rest = go("part", 6, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    assert whole.communication.bytes_received == rest.communication.bytes_received
