@@ -134,7 +134,7 @@ def test_what_goes_together_trains_and_goes_on_and_the_rest_is_refused(
     cell: tuple[str, str, str, str], tmp_path: Path
 ) -> None:
     if not goes_together(*cell[:3]):
-        with pytest.raises(ConfigurationError, match="does not go with .*Leave one of the two out"):
+        with pytest.raises(ConfigurationError, match="does not go with"):
             make(cell, tmp_path, 2)
         return
     runs = []

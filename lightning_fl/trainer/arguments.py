@@ -276,7 +276,7 @@ def check_settings(settings: Settings) -> None:
     Raises:
         ConfigurationError: an argument is outside the range that its field declares, or does not go with others.
     """
-    given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) != field.default}
+    given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most_workers():
         faults.append(

@@ -268,27 +268,26 @@ def test_what_is_not_set_and_what_is_fine_pass():
     check_counts("Owner", x=None, y=1, z=[2**31 - 1])
 
 
-def test_a_callback_that_stands_twice_is_refused():
-    twice = r"trainer.callbacks\[0\] and trainer.callbacks\[2\] are both LocalMixup: what they do would be done twice"
-    with pytest.raises(ConfigurationError, match=twice):
-        lightning_fl.FederatedTrainer(
-            callbacks=[callbacks.LocalMixup(), callbacks.LearningCurves(), callbacks.LocalMixup(alpha=0.5)]
-        )
-    with pytest.raises(ConfigurationError, match=r"are both LabelNoise, with the same settings: keep one"):
-        lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(), callbacks.LabelNoise()])
+class MyMixup(callbacks.LocalMixup):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        (
+            [callbacks.LocalMixup(), callbacks.LearningCurves(), callbacks.LocalMixup(alpha=0.5)],
+            ["trainer.callbacks[0]", "trainer.callbacks[2]", "LocalMixup"],
+        ),
+        ([callbacks.LabelNoise(), callbacks.LabelNoise()], ["trainer.callbacks[1]", "LabelNoise"]),
+        ([callbacks.LocalMixup(), MyMixup()], ["trainer.callbacks[1]", "LocalMixup", "MyMixup"]),
+    ],
+)
+def test_a_callback_twice_is_refused(chosen, named):
+    with pytest.raises(ConfigurationError) as refused:
+        lightning_fl.FederatedTrainer(callbacks=chosen)
+    assert [name for name in named if name not in str(refused.value)] == []
     lightning_fl.FederatedTrainer(callbacks=[callbacks.LabelNoise(clients=[0]), callbacks.LabelNoise(clients=[1])])
-
-
-def test_a_callback_and_one_derived_from_it_are_refused():
-    class MyMixup(callbacks.LocalMixup):
-        pass
-
-    derived = (
-        r"callbacks\[0\] and trainer.callbacks\[1\] are LocalMixup and MyMixup, one of which is derived from the other:"
-        " what they do would be done twice. Keep one"
-    )
-    with pytest.raises(ConfigurationError, match=derived):
-        lightning_fl.FederatedTrainer(callbacks=[callbacks.LocalMixup(), MyMixup()])
 
 
 def test_rounds_after_the_end_are_warned_of():
@@ -299,5 +298,5 @@ def test_rounds_after_the_end_are_warned_of():
 
 
 def test_personal_layers_are_named():
-    with pytest.raises(ConfigurationError, match=r"^PersonalLayers.layers=\[\]: name at least one layer, such as"):
+    with pytest.raises(ConfigurationError, match=r"PersonalLayers.layers=\[\]"):
         callbacks.PersonalLayers(layers=[])
