@@ -62,7 +62,7 @@ def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
     for name in card.folder.names:
         for way in card.folder.parts:
             if (root / name / way["train"][0]).is_dir():
-                return _list(card, root / name, way)
+                return _list(card, card.folder.layout, root / name, way)
     return None
 
 
@@ -102,10 +102,9 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
         )
 
 
-def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:
-    assert card.folder is not None
-    suffix = _SUFFIXES[card.folder.layout]
-    remedy = f"{_REMEDIES[card.folder.layout]}, or remove {folder}"
+def _list(card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:
+    suffix = _SUFFIXES[layout]
+    remedy = f"{_REMEDIES[layout]}, or remove {folder}"
     parts: dict[str, tuple[str, ...]] = {}
     sizes: list[str] = []
     num_bytes = newest_ns = 0
@@ -116,7 +115,7 @@ def _list(card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]]) -> 
                 raise DataError(
                     f"data set {card.name}: {folder} has a folder {way['train'][0]}, but no {name}: {remedy}."
                 )
-            below = _class_folders(card, folder / name, remedy) if card.folder.layout == "class-folders" else [""]
+            below = _class_folders(card, folder / name, remedy) if layout == "class-folders" else [""]
             for entry in below:
                 refuse_folders(folder / name / entry, (suffix,), f"data set {card.name}")
                 files = _files(folder / name / entry, suffix)

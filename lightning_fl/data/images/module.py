@@ -50,6 +50,8 @@ class SharedImages(SharedDataModule):
     #: Height and width in pixels, and channels, to which images are converted; ``None`` to keep theirs.
     size: int | None = None
     channels: int | None = None
+    #: Made when the images are opened, or a new client's.
+    _transform: ImageTransform
 
     @checked
     def __init__(
@@ -67,7 +69,6 @@ class SharedImages(SharedDataModule):
         self.mean = mean
         self.std = std
         self.augment: list[Augmentation] = augment or []
-        self._transform: ImageTransform | None = None
 
     def _opened_images(
         self,
@@ -141,7 +142,6 @@ class SharedImages(SharedDataModule):
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
         """Convert bytes to normalised floats, augmented in training."""
-        assert self._transform is not None
         return transform_batch(self, self._transform, batch)
 
     @property
