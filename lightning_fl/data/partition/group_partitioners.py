@@ -18,12 +18,12 @@ from lightning_fl.data.partition.groups import (
     murcko_scaffolds,
     sorted_groups,
 )
-from lightning_fl.data.partition.partitioner import Partitioner, read_column, read_smiles
+from lightning_fl.data.partition.partitioner import JointPartitioner, read_column, read_smiles
 
 __all__ = ["GroupBy", "Scaffold"]
 
 
-class _ByKey(Partitioner):
+class _ByKey(JointPartitioner):
     """Partitioner by whole groups; all splits are dealt together, so that a group has the same client in each."""
 
     _kind = "groups"
@@ -38,12 +38,8 @@ class _ByKey(Partitioner):
     def _keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The group of every sample."""
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set; see :func:`lightning_fl.data.partition.deal_groups`."""
-        return self.partition_splits({"train": dataset}, seed)["train"]
-
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Deal the groups of all splits at once."""
+        """Deal the groups of all splits at once; see :func:`lightning_fl.data.partition.deal_groups`."""
         keys = {name: list(self._keys(dataset)) for name, dataset in datasets.items()}
         together = [key for part in keys.values() for key in part]
         chosen = self._choose(sorted_groups(together), next(iter(keys.values())), seed)

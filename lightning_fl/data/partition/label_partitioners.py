@@ -17,7 +17,7 @@ from lightning_fl.data.partition.labels import (
     pathological_shares,
     type_shares,
 )
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, name_split
+from lightning_fl.data.partition.partitioner import JointPartitioner, class_labels, name_split
 from lightning_fl.data.partition.shards import by_shards, check_shards, shard_holdings
 from lightning_fl.data.partition.sizes import Concentration
 
@@ -32,7 +32,7 @@ _FEDCOLLAB_SHARES = [
 ]
 
 
-class _ByLabel(Partitioner):
+class _ByLabel(JointPartitioner):
     """Partitioner by the classes of all splits; real targets are put into bins that are the same for all splits."""
 
     def __init__(self, *, num_clients: int, num_bins: int, target: int | None) -> None:
@@ -43,10 +43,6 @@ class _ByLabel(Partitioner):
     @abstractmethod
     def _partition(self, labels: Mapping[Split, Tensor], num_classes: int, seed: int) -> dict[Split, list[Tensor]]:
         """Partition all splits by their classes [n], integers in ``0..num_classes-1``; the training data come first."""
-
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set."""
-        return self.partition_splits({"train": dataset}, seed)["train"]
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
         """Draw what clients hold of every class for the training data and apply it to all splits."""

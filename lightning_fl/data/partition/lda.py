@@ -12,7 +12,7 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import indices_of_clients, murcko_scaffolds, sorted_groups
-from lightning_fl.data.partition.partitioner import Partitioner, read_smiles
+from lightning_fl.data.partition.partitioner import JointPartitioner, read_smiles
 from lightning_fl.data.partition.sizes import Concentration, no_draw
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
@@ -65,7 +65,7 @@ def group_lda(
     raise no_draw(_MAX_DRAWS, alpha, num_clients, min_samples, smallest)
 
 
-class ScaffoldLDA(Partitioner):
+class ScaffoldLDA(JointPartitioner):
     """Molecules by scaffold and latent Dirichlet allocation: one number sets how much clients' scaffolds differ.
 
     Zhu, Luo, White, "Federated learning of molecular properties with graph neural networks in a heterogeneous
@@ -88,12 +88,8 @@ class ScaffoldLDA(Partitioner):
         self.alpha = alpha
         self.min_samples = min_samples
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set; see :func:`group_lda`."""
-        return self.partition_splits({"train": dataset}, seed)["train"]
-
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Allocate the molecules of all splits at once, so that a client's parts have the same shares of scaffolds."""
+        """Allocate the molecules of all splits at once by :func:`group_lda`, so that shares of scaffolds agree."""
         scaffolds = [murcko_scaffolds(read_smiles(dataset, "ScaffoldLDA")) for dataset in datasets.values()]
         together = [name for part in scaffolds for name in part]
         parts = group_lda(together, self.num_clients, self.alpha, seed, min_samples=self.min_samples)

@@ -11,13 +11,13 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.mixtures import by_mixture, check_mixture, mixture_shares
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, name_split, read_column
+from lightning_fl.data.partition.partitioner import JointPartitioner, class_labels, name_split, read_column
 from lightning_fl.data.partition.sizes import remaining_fractions
 
 __all__ = ["Mixture"]
 
 
-class Mixture(Partitioner):
+class Mixture(JointPartitioner):
     """Clients of equal size that each hold a mixture of two distributions, D_A and D_B.
 
     The settings of FedSoft (Ruan, Joe-Wong, AAAI 2022, https://arxiv.org/abs/2112.06053) and PI-FL (Khan et al. 2023,
@@ -97,12 +97,8 @@ class Mixture(Partitioner):
         """Every client's share of D_A in its training data, float64, shape [N]."""
         return mixture_shares(self.mixture, self.num_clients, seed)
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set; see :func:`lightning_fl.data.partition.by_mixture`."""
-        return self.partition_splits({"train": dataset}, seed)["train"]
-
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Deal every part of the data separately; nothing is cut from the training data."""
+        """Deal every part of the data separately by :func:`~lightning_fl.data.partition.by_mixture`; cut none."""
         return {split: of_split[split] for split, of_split in self._dealt(datasets, (1.0, 0.0, 0.0), seed).items()}
 
     def partition_clients(

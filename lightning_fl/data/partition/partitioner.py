@@ -14,7 +14,16 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import bin_targets
 from lightning_fl.data.targets import dataset_targets
 
-__all__ = ["Partitioner", "class_labels", "name_split", "read_column", "read_smiles", "row_numbers", "sample_rows"]
+__all__ = [
+    "JointPartitioner",
+    "Partitioner",
+    "class_labels",
+    "name_split",
+    "read_column",
+    "read_smiles",
+    "row_numbers",
+    "sample_rows",
+]
 
 
 class Partitioner(ABC):
@@ -85,6 +94,18 @@ class Partitioner(ABC):
         return {"name": type(self).__name__} | {
             name: value for name, value in vars(self).items() if not name.startswith("_") and name != "names"
         }
+
+
+class JointPartitioner(Partitioner):
+    """Partitioner that divides all splits together in :meth:`partition_splits`."""
+
+    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
+        """Partition one data set, as training data."""
+        return self.partition_splits({"train": dataset}, seed)["train"]
+
+    @abstractmethod
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """Divide separate data sets for training, validation and test; see :class:`Partitioner`."""
 
 
 def class_labels(
