@@ -21,7 +21,7 @@ def test_nothing_that_a_rank_sends_is_unpickled_or_believed(tmp_path: Path, star
         assert ") sent a message that cannot be read: it is no message of this package's" in seen[name]
     for name in ("others", "names"):
         assert seen[name].startswith("TrainingError: rank 1 (")
-        assert seen[name].endswith("sent something else than values of clients.")
+        assert "values of clients" in seen[name]
     assert seen["good"] == "{0: 0, 1: 'well'}"
     assert f"announced a message of {1 << 60} bytes; this machine takes at most" in seen["oversized"]
     assert not (tmp_path / "sprung").exists()
