@@ -145,7 +145,7 @@ class CommunicationAccount:
         models: Sequence[Weights],
         collaboration: Collaboration,
         *,
-        judged: bool = False,
+        chosen_from_updates: bool = False,
     ) -> None:
         """Record that participants without failed turns send their updates for the average.
 
@@ -153,16 +153,17 @@ class CommunicationAccount:
             arrived: the participants.
             models: after the average.
             collaboration: of the average.
-            judged: the collaboration was chosen from the updates, so that all participants had to send theirs.
+            chosen_from_updates: the collaboration was chosen from all updates, which participants therefore sent.
         """
         structure = self._matrices(collaboration)
         senders = [
             participant.client
             for participant in arrived
-            if judged or (participant.weight != 0 and (_is_told(participant) or structure.sends[participant.client]))
+            if chosen_from_updates
+            or (participant.weight != 0 and (_has_assigned_models(participant) or structure.sends[participant.client]))
         ]
         self.send(senders, self.model_bytes * (1 + self.extra_vectors))
-        free = {participant.client for participant in arrived if not _is_told(participant)}
+        free = {participant.client for participant in arrived if not _has_assigned_models(participant)}
         for model, maker in zip(models, structure.maker_of, strict=True):
             if maker in free:
                 self._of(model).holders.add(maker)
@@ -257,6 +258,6 @@ class CommunicationAccount:
             self._known[model] = known[place]
 
 
-def _is_told(participant: Participant) -> bool:
+def _has_assigned_models(participant: Participant) -> bool:
     """Whether a callback assigned the models of its contribution, independent of the collaboration."""
     return participant.model is not None or participant.feeds is not None

@@ -141,7 +141,7 @@ def _train_then_choose(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | N
     kept.clear()
     learned.clear()
     federation.communication.end_turns(
-        list(arrived), models, federation.collaboration, judged=collaboration is not None
+        list(arrived), models, federation.collaboration, chosen_from_updates=collaboration is not None
     )
     _after_average(loop, parts, arrived, starts)
 

@@ -59,7 +59,7 @@ class StackedLoop:
         self.visits = Visits(loop, self._view, self._facts)
         # The optimiser is checked before any turn, with one step per round instead of a client's own number.
         self._view.begin_step(estimated_stepping_batches={loop.settings.max_rounds})
-        with self._view.instead_of_shim():
+        with self._view.replace_module_trainer():
             refuse_unstackable(loop)
 
     # -- a group's turns -----------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class StackedLoop:
         # Sorted by decreasing number of steps, so that active clients are always the first rows.
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place].steps))
         ordered = [rows[place] for place in order]
-        with self._view.instead_of_shim():
+        with self._view.replace_module_trainer():
             with self._profile(SET_UP):
                 weights = self._begin(ordered)
             correct_ = self._correction(ordered, weights)

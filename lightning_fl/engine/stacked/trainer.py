@@ -51,7 +51,7 @@ class StackedTrainer:
         self.logged: list[Logged] = []
 
     @contextmanager
-    def instead_of_shim(self) -> Iterator[None]:
+    def replace_module_trainer(self) -> Iterator[None]:
         """Context in which the module's ``self.trainer`` is this object."""
         module = self._trainer.model
         module.trainer = self  # type: ignore[assignment]  # also for modules inside the module
