@@ -1,4 +1,4 @@
-"""What clients' validation data say of the errors of the models that a run keeps."""
+"""Calibration of a run's models on the clients' validation data."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,16 +27,16 @@ _Pair = tuple[Tensor, Tensor]
 
 
 class Calibration(Callback):
-    """Measures the kept models on validation data after fit, for intervals and calibrated probabilities of predictions.
+    """Measures the saved models on validation data after fit, for prediction intervals and calibrated probabilities.
 
-    Writes ``calibration.json`` beside ``models/``. A client's model is measured on its own validation data, a shared
-    one on those of all clients that use it. Of a client only numbers leave its rank: how many absolute errors fall on
-    which step of a fixed grid for a target of numbers; for labels 0 and 1 with predicted probabilities, sums of the
-    Newton steps of Platt's fit and, for isotonic regression, labels counted in bins of the probability.
+    Writes ``calibration.json`` next to ``models/``. A client's model is measured on its own validation data, a shared
+    model on those of all clients that use it. Only counts and sums leave a client's rank: numbers of absolute errors on
+    a fixed grid for regression; for labels 0 and 1 with predicted probabilities, sums of Platt's Newton steps and label
+    counts in probability bins for isotonic regression.
 
-    Works with any module whose ``predict_step`` (or ``forward``) returns tensors shaped like the targets, in their
-    units. Missing targets (NaN) and those known as bounds only are left out. Validation data by which the best round
-    was chosen are seen data to some extent: intervals may be a little too narrow.
+    Needs a ``predict_step`` (or ``forward``) that returns tensors shaped like the targets, in their units. Missing
+    targets (NaN) and those that are only bounds are ignored. If validation also selects the best round, intervals may
+    be slightly too narrow.
 
     Raises:
         ConfigurationError: no client has validation data.
@@ -46,7 +46,7 @@ class Calibration(Callback):
     only_shows = True
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Refuse a run in which there will be nothing to measure."""
+        """Refuse a run without validation data."""
         has_data = trainer.on_hosts(
             range(trainer.num_clients),
             lambda client: trainer.client_batches(client, "val") is not None,
@@ -54,18 +54,18 @@ class Calibration(Callback):
         )
         if not any(has_data.values()):
             raise ConfigurationError(
-                "Calibration measures validation data, and no client has any: give the data module a share for"
-                " validation (data.init_args.split), or leave Calibration out."
+                "Calibration needs validation data, and no client has any: set data.init_args.split, or remove"
+                " Calibration."
             )
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Measure the models that are kept, and write the file."""
+        """Measure the saved models and write the file."""
         checkpoint = trainer.callback(ModelCheckpoint)
         kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
         names = client_files(trainer.datamodule.client_names())
         users = _users(kept, trainer.num_clients)
         found: dict[str, list[TargetCalibration]] = {}
-        # Nobody trained the personal layers of the shared models.
+        # Personal layers of shared models are untrained.
         for k, model in enumerate(kept.models if trainer.federation.personal is None else ()):
             weights = dict.fromkeys(users[k], model)
             of_model = self._measure(trainer, weights, f"shared_{k}", together=True)
@@ -84,21 +84,21 @@ class Calibration(Callback):
     def _measure(
         self, trainer: TrainerSurface, weights: dict[int, Weights], name: str, *, together: bool
     ) -> dict[str, list[TargetCalibration]] | None:
-        """Model -> its targets; a model for all of the clients together or, by its number, one for each.
+        """Model -> calibrations of its targets: one model for all clients together, or one per client by its number.
 
-        ``None`` where predictions do not fit the targets, which is said.
+        ``None`` after a warning if predictions do not fit the targets.
         """
         wanted = [client for client in sorted(weights) if client in trainer.hosted_clients]
         pairs: dict[int, _Pair] = {}
-        said: dict[int, tuple[str, int, list[bool]]] = {}
+        found: dict[int, tuple[str, int, list[bool]]] = {}
         for client in wanted:
             pair = _collect(trainer, client, weights[client])
             if isinstance(pair, str):
-                said[client] = (pair, 0, [])
+                found[client] = (pair, 0, [])
             elif pair is not None:
                 pairs[client] = pair
-                said[client] = ("", pair[1].shape[1], _are_probabilities(*pair))
-        everyone = trainer.strategy.exchange(said)
+                found[client] = ("", pair[1].shape[1], _are_probabilities(*pair))
+        everyone = trainer.strategy.exchange(found)
         problem = next((text for text, _, _ in everyone.values() if text), None)
         widths = {width for _, width, _ in everyone.values()}
         if problem is None and len(widths) > 1:
@@ -119,20 +119,20 @@ class Calibration(Callback):
 
 
 def _users(federation: Federation, num_clients: int) -> list[list[int]]:
-    """The clients that use each of the shared models."""
+    """Clients that use each shared model."""
     uses = federation.collaboration.personalisation > 0
     return [[client for client in range(num_clients) if uses[client, k]] for k in range(uses.shape[1])]
 
 
 def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | str | None:
-    """Predictions and targets of a hosted client; a text says what is wrong, for all ranks; ``None`` for no data."""
+    """Predictions and targets of a hosted client, an error message to exchange, or ``None`` without data."""
     batches = trainer.client_batches(client, "val")
     if batches is None:
         return None
     try:
         outputs = trainer.loop.predict(client, weights, "val")
         targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
-    except Exception as error:  # the user's predict_step may raise anything; a trained model must not be lost by it
+    except Exception as error:  # an error in the user's predict_step must not lose the trained model
         return f"{type(error).__name__}: {error}"
     other = next((output for output in outputs if not isinstance(output, Tensor)), None)
     if other is not None:
@@ -140,14 +140,14 @@ def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | 
     predictions = torch.cat([output.reshape(len(output), -1).double() for output in outputs])
     if predictions.shape != targets.shape:
         return (
-            f"predict_step returned values of shape {list(predictions.shape)} in all, the targets have"
-            f" {list(targets.shape)}; return a tensor shaped like the targets."
+            f"predict_step returned shape {list(predictions.shape)}, the targets have {list(targets.shape)}; return a"
+            " tensor shaped like the targets."
         )
     return predictions, targets
 
 
 def _targets(batch: Any) -> Tensor:
-    """The targets [b, T] of a batch, NaN where only a bound is known."""
+    """Targets [b, T] of a batch; bounds become NaN."""
     targets = batch_targets(batch).detach().cpu().double()
     targets = targets.reshape(len(targets), -1)
     bound = getattr(batch, "y_bound", None)
@@ -155,14 +155,14 @@ def _targets(batch: Any) -> Tensor:
 
 
 def _are_probabilities(prediction: Tensor, target: Tensor) -> list[bool]:
-    """Of each target, whether all its values are 0 or 1 and all predictions between them."""
+    """For each target, whether its values are 0 or 1 and all predictions are in [0, 1]."""
     labels = target.isnan() | (target == 0) | (target == 1)
     between = (prediction >= 0) & (prediction <= 1)
     return [bool(flag) for flag in (labels & between).all(0)]
 
 
 def _calibrate(trainer: TrainerSurface, pairs: dict[int, _Pair], flags: list[bool]) -> list[TargetCalibration]:
-    """The targets of one model, from what all ranks' clients give of theirs."""
+    """Calibrate the targets of one model with the clients of all ranks."""
     counts = trainer.strategy.exchange({client: _counts(pair, flags) for client, pair in pairs.items()})
 
     def sums(at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -173,12 +173,12 @@ def _calibrate(trainer: TrainerSurface, pairs: dict[int, _Pair], flags: list[boo
 
 
 def _of_one(pair: _Pair, flags: list[bool]) -> list[TargetCalibration]:
-    """The targets of a client's own model; nothing is exchanged."""
+    """Calibrate the targets of a client's own model, without exchange."""
     return _from_counts([_counts(pair, flags)], flags, lambda at, *of: _platt_sums(pair, flags, at, *of))
 
 
 def _counts(pair: _Pair, flags: list[bool]) -> list[Any]:
-    """What a client says of each target: counts in bins of the probability, or of scores."""
+    """Counts of each target in bins of the probability or of scores."""
     return [
         probability_counts(*of_target) if flag else score_counts(conformal_scores(*of_target))
         for flag, *of_target in zip(flags, pair[0].T, pair[1].T, strict=True)
@@ -186,7 +186,7 @@ def _counts(pair: _Pair, flags: list[bool]) -> list[Any]:
 
 
 def _platt_sums(pair: _Pair, flags: list[bool], at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """[T', 6] of the T' targets that are classes."""
+    """Sums [T', 6] for the T' classification targets."""
     places = [place for place, flag in enumerate(flags) if flag]
     return torch.stack(
         [
@@ -197,7 +197,7 @@ def _platt_sums(pair: _Pair, flags: list[bool], at: Tensor, positives: Tensor, n
 
 
 def _from_counts(clients: list[list[Any]], flags: list[bool], sums: Any) -> list[TargetCalibration]:
-    """The targets, from each client's :func:`_counts`; ``sums(at, positives, negatives)`` are all clients' of Platt."""
+    """Calibrate targets from each client's :func:`_counts`; ``sums(at, positives, negatives)`` are Platt's sums."""
     pooled = {place: torch.stack([of[place] for of in clients]).sum(0) for place, flag in enumerate(flags) if flag}
     platt: list[list[float]] = []
     if pooled:
@@ -208,14 +208,14 @@ def _from_counts(clients: list[list[Any]], flags: list[bool], sums: Any) -> list
     for place, flag in enumerate(flags):
         if flag:
             number = int(pooled[place][0].sum())
-            having = sum(1 for of in clients if bool(of[place][0].any()))
+            count = sum(1 for of in clients if bool(of[place][0].any()))
             a, b = platt[list(pooled).index(place)]
             fitted = (a, b) if number else None
-            found.append(TargetCalibration("classification", number, having, None, fitted, fit_isotonic(pooled[place])))
+            found.append(TargetCalibration("classification", number, count, None, fitted, fit_isotonic(pooled[place])))
         else:
             total: Counter[int] = Counter()
             for of in clients:
                 total.update(of[place])
-            having = sum(1 for of in clients if of[place])
-            found.append(TargetCalibration("regression", sum(total.values()), having, dict(sorted(total.items()))))
+            count = sum(1 for of in clients if of[place])
+            found.append(TargetCalibration("regression", sum(total.values()), count, dict(sorted(total.items()))))
     return found

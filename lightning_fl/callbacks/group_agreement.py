@@ -1,4 +1,4 @@
-"""How well the coalitions of a run are the groups that its clients are known to belong to."""
+"""Agreement of a run's coalitions with known groups of clients."""
 
 import math
 from typing import Any
@@ -8,35 +8,33 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["GroupAgreement"]
 
 
 class GroupAgreement(Callback):
-    """Compares the coalitions of every round with known groups by the adjusted Rand index (Hubert and Arabie 1985).
+    """Compares coalitions with known groups by the adjusted Rand index (Hubert and Arabie 1985).
 
-    1 where both are the same partition, 0 on average for partitions drawn at random, and exactly 0 for everybody alone
-    or all together unless the groups are that themselves. Logged as ``coalitions/ari`` for the clients that are
-    present. ``summary.json`` has ``group_agreement`` with the mean over the last rounds, which a study has as ``ari``.
-    Who uses a mixture of models is with those who use the same one most.
-
-    Nothing is trained or chosen by it.
+    1 for equal partitions, 0 on average for random ones, and exactly 0 for all clients alone or together unless the
+    groups are the same. Logged every round as ``coalitions/ari`` for the present clients; ``summary.json`` has the mean
+    over the last rounds as ``group_agreement``, a study as ``ari``. A client with a mixture of models counts to the one
+    that it uses most.
 
     Args:
-        groups: the group of every client, any names, length N; ``None`` for what the data say, such as the domains of
-            ``ImageDomains``. Where they say nothing, nothing is compared, and the run says so.
-        num: over how many last rounds the mean is; of a shorter run all.
+        groups: names of the clients' groups, length N; ``None`` for those of the data module, such as the domains of
+            ``ImageDomains``. Without groups nothing is compared.
+        num: number of last rounds in the mean.
 
     Raises:
-        ConfigurationError: ``num`` is out of range; at the start of a run, ``groups`` does not have every client's.
+        ConfigurationError: at the start of a run, ``groups`` has another length than N.
     """
 
     only_shows = True
 
-    def __init__(self, *, groups: list[str] | None = None, num: int = 10) -> None:
-        check_counts(self, num=num)
+    @checked
+    def __init__(self, *, groups: list[str] | None = None, num: Count = 10) -> None:
         self.groups = groups
         self.num = num
         #: The adjusted Rand index after each round.
@@ -44,15 +42,15 @@ class GroupAgreement(Callback):
         self._known: list[str] | None = None
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Look up the groups; a new fit has no history."""
+        """Look up the groups and clear the history."""
         self.history = []
         self._known = self.groups if self.groups is not None else trainer.datamodule.client_groups()
         if self._known is None:
-            rank_zero_info("GroupAgreement: the data do not say which groups clients belong to; nothing is compared")
+            rank_zero_info("GroupAgreement compares nothing: the data have no groups; set GroupAgreement.groups")
         elif len(self._known) != trainer.num_clients:
             raise ConfigurationError(
-                f"GroupAgreement.groups has {len(self._known)} entries for {trainer.num_clients} clients: give one for"
-                " each, in their order."
+                f"GroupAgreement.groups has {len(self._known)} entries for {trainer.num_clients} clients: list one for"
+                " each, in order."
             )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
@@ -77,11 +75,11 @@ class GroupAgreement(Callback):
             }
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds so far."""
+        """The history."""
         return {"history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore the history."""
         if not isinstance(state.get("history"), list):
-            raise CheckpointError("it does not say what GroupAgreement had compared: train again without it.")
+            raise CheckpointError("history of GroupAgreement is missing: train again without it.")
         self.history = state["history"]

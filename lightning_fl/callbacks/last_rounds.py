@@ -1,4 +1,4 @@
-"""What the models of the last rounds are worth on average: a result that no choice of a round has a part in."""
+"""Test metrics averaged over the last rounds, which do not depend on the choice of a best round."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import CheckpointError
 from lightning_fl.core.metrics import MetricSummary, metric_name, summarize
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -17,34 +17,32 @@ _SPLIT: Split = "test"
 
 
 class LastRounds(Callback):
-    """Evaluates clients on their test data after each of the last rounds, and keeps the mean over those rounds.
+    """Evaluates clients on their test data after each of the last rounds and averages over these rounds.
 
-    The best round is chosen by validation, which has noise of its own and may hide that a model jumps from round to
-    round; algorithms on paper end with their last model. ``summary.json`` has both: ``metrics`` of the best round, and
-    ``last_rounds`` with, for every metric, the mean over the last rounds of the mean over clients, of the worst
-    client's value in each round and of each client's. A study has them as ``last_mean`` and ``last_worst``.
-
-    Nothing is trained or chosen by it. A run that ends before its last rounds has no such figures.
+    In contrast to the best round, the result is free of validation noise, as in papers that report their last model.
+    ``summary.json`` has for every metric, under ``last_rounds``, the average of the mean over clients, of each round's
+    worst client and of each client; a study has them as ``last_mean`` and ``last_worst``. A run that ends before its
+    last rounds has none.
 
     Args:
-        num: how many rounds; of a shorter run all.
+        num: number of rounds.
     """
 
     only_shows = True
 
-    def __init__(self, *, num: int = 10) -> None:
-        check_counts(self, num=num)
+    @checked
+    def __init__(self, *, num: Count = 10) -> None:
         self.num = num
         #: Round -> metric -> client -> value.
         self._rounds: dict[int, dict[str, dict[int, float]]] = {}
         self._higher: dict[str, bool] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """A new fit starts without any."""
+        """Clear the results."""
         self._rounds, self._higher = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Evaluate the round, if it is one of the last."""
+        """Evaluate one of the last rounds."""
         if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
             return
         reports = {}
@@ -80,18 +78,18 @@ class LastRounds(Callback):
         return {**means, "higher_is_better": higher, "clients": clients, "rounds": list(rounds)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds evaluated so far."""
+        """The evaluated rounds."""
         return {"rounds": self._rounds, "higher_is_better": self._higher}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore the evaluated rounds."""
         rounds, higher = state.get("rounds"), state.get("higher_is_better")
         if not isinstance(rounds, dict) or not isinstance(higher, dict):
-            raise CheckpointError("it does not say which rounds LastRounds had evaluated: train again without it.")
+            raise CheckpointError("rounds of LastRounds are missing: train again without it.")
         self._rounds, self._higher = rounds, higher
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """``None``, which JSON has for it, where a value is no finite number."""
+    """The mean, ``None`` if not finite."""
     mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
     return mean if math.isfinite(mean) else None

@@ -1,4 +1,4 @@
-"""Keeping a run: the last round, the best round, and the models as ordinary checkpoints."""
+"""Checkpoints of the last and the best round, and export of the models."""
 
 import contextlib
 import math
@@ -13,7 +13,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.core.metrics import ClientMetrics, curve_name, default_metric
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
@@ -27,34 +27,32 @@ _STORE = "best_round"
 
 
 class ModelCheckpoint(Callback):
-    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, and it and ``best.ckpt`` when validation improves.
+    """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, and also ``best.ckpt`` when validation improves.
 
-    A run goes on from either with ``ckpt_path="last"`` or ``"best"``, to the same result as if it had not stopped; its
-    own folder then has the best round's checkpoint from the start.
-    After fit the best round's models (the last round's where nothing is monitored) are written to ``models/``, one
-    ordinary Lightning checkpoint per shared model and per client (of more than 1,000 clients, of those alone that have
-    a model of their own). Where clients' data belong to their ranks (``Silos`` in several processes), what a client
-    keeps for itself, and its model, are written by its own rank.
+    ``ckpt_path="last"`` or ``"best"`` resumes a run, with the same result as without the interruption; its folder
+    contains the best round's checkpoint from the start.
+    After fit the models of the best round (of the last round without validation) are written to ``models/``, one
+    Lightning checkpoint per shared model and per client (for more than 1,000 clients, only for those with a model of
+    their own). If clients' data stay on their ranks (``Silos`` in several processes), each rank writes its clients'
+    personal state and models.
 
     Args:
         every_n_rounds: rounds between two ``last.ckpt``; 0 for improvements and the end only.
         monitor: a validation metric, its mean over clients ("val/rmse") or the worst client's ("val/rmse/worst").
-            ``None`` takes the first logged metric whose name contains "loss", else the first.
+            ``None`` for the first metric whose name contains "loss", else the first.
         mode: "min", "max", or "auto" for the metric's own direction.
         save_models: write ``models/`` after fit.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        every_n_rounds: int = 10,
+        every_n_rounds: Size = 10,
         monitor: str | None = None,
         mode: Literal["auto", "min", "max"] = "auto",
         save_models: bool = True,
     ) -> None:
-        check_counts(self, every_n_rounds=every_n_rounds, at_least=0)
-        if mode not in ("auto", "min", "max"):
-            raise ConfigurationError(f"ModelCheckpoint.mode={mode!r}: choose one of auto, min, max.")
         self.every_n_rounds = every_n_rounds
         self.monitor = monitor
         self.mode = mode
@@ -66,14 +64,14 @@ class ModelCheckpoint(Callback):
         self._improved = self._resumed = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """A new fit starts without a best round."""
+        """Forget the best round of an earlier fit."""
         if stage == "fit":
             self.best_value = self.best_round = self._best = self.last_round = None
             self._improved = self._resumed = False
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Before a resumed run has anything of its own to go on from, take up the best round's checkpoint."""
-        self._take_up_best(trainer)
+        """Copy the best round's checkpoint of a resumed run."""
+        self._restore_best(trainer)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Compare the round with the best one so far."""
@@ -87,7 +85,7 @@ class ModelCheckpoint(Callback):
             self._improved = True
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Save what is due."""
+        """Save the round if it is due or the best so far."""
         due = self.every_n_rounds and trainer.federation.current_round % self.every_n_rounds == 0
         if not (due or self._improved):
             return
@@ -106,8 +104,8 @@ class ModelCheckpoint(Callback):
         self._save(trainer, trainer.state_dict(), best=improved)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Save the end of the run and its models."""
-        self._take_up_best(trainer)
+        """Save the last round and the models."""
+        self._restore_best(trainer)
         state = trainer.state_dict()
         if trainer.federation.current_round:
             self._save(trainer, state)
@@ -131,11 +129,11 @@ class ModelCheckpoint(Callback):
         )
 
     def kept(self, trainer: TrainerSurface, stores: dict[str, dict[int, Any]]) -> Federation:
-        """The federation whose models ``models/`` gets: the best round's, or the last one's where those are final.
+        """The federation to export: of the best round, or of the last round if its models are final.
 
         Args:
             trainer: at the end of its fit.
-            stores: what clients keep, under names; of all clients or of some.
+            stores: name -> client -> value, for all clients or some.
         """
         models, collaboration, number = (
             trainer.federation.models,
@@ -151,9 +149,9 @@ class ModelCheckpoint(Callback):
         return replace(of_round, absent_clients=set(absent))
 
     def _stores_of_best(self, stores: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-        """Name -> client -> what it kept in the best round."""
+        """Name -> client -> value in the best round."""
         assert self._best is not None
-        if "client_stores" in self._best:  # from a checkpoint of before; no round since has been better
+        if "client_stores" in self._best:  # from a checkpoint of an older version
             return self._best["client_stores"]
         of_best: dict[str, dict[int, Any]] = {}
         for client, kept in stores.get(_STORE, {}).items():
@@ -163,7 +161,7 @@ class ModelCheckpoint(Callback):
 
     @staticmethod
     def _remove_old_files(trainer: TrainerSurface) -> None:
-        """Nobody goes on from clients' files that rank zero's checkpoints, whole by now, do not name."""
+        """Remove clients' files that no checkpoint refers to."""
         if trainer.processes.private:
             trainer.processes.of_ranks(None)
             for name in ("last", "best"):
@@ -171,7 +169,7 @@ class ModelCheckpoint(Callback):
 
     @staticmethod
     def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
-        """What all clients are given at the end where it is not what the collaboration says, from their own ranks."""
+        """Models of clients that differ from those of the collaboration."""
         final = exported.client_stores.get("final_models", {})
         if not trainer.loop.evaluates_own_weights:
             return final
@@ -179,7 +177,7 @@ class ModelCheckpoint(Callback):
         return (own if trainer.processes.private else trainer.strategy.exchange(own)) | final
 
     def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
-        """The shared models of the best round and who used which."""
+        """Shared models and collaboration of the best round."""
         assert self._best is not None
         models = []
         for saved in self._best["models"]:
@@ -189,24 +187,19 @@ class ModelCheckpoint(Callback):
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The best round so far, with its models: a resumed run must not forget it."""
+        """The best round so far, with its models."""
         return {"best_value": self.best_value, "best_round": self.best_round, "best": self._best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the best round so far."""
+        """Restore the best round."""
         if state.get("only_evaluates"):
-            raise CheckpointError(
-                "the checkpoint is of a best round that is past, for evaluations only: go on from last.ckpt."
-            )
+            raise CheckpointError("the checkpoint of the best round is for evaluations only: resume from last.ckpt.")
         self.best_value, self.best_round = state["best_value"], state["best_round"]
         self._best = state["best"]
         self._resumed = True
 
     def _save(self, trainer: TrainerSurface, state: dict[str, Any], *, best: bool = False) -> None:
-        """Save the run as it is; where that is its best round, ``best.ckpt`` is the same once more.
-
-        In this order, so that a kill in between leaves no best round that is later than the last one.
-        """
+        """Save ``last.ckpt`` and then, for the best round, ``best.ckpt``, which must never be the later one."""
         names, folder = trainer.client_names, self._folder(trainer)
         state = {**state, "record": trainer.run_log.state_dict()}
         saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
@@ -219,18 +212,18 @@ class ModelCheckpoint(Callback):
     def _folder(trainer: TrainerSurface) -> Path:
         return Path(trainer.log_dir) / "checkpoints"
 
-    # -- the best round of the run that this one goes on from ------------------------------------------------------
+    # -- best round of a resumed run -------------------------------------------------------------------------------
 
-    def _take_up_best(self, trainer: TrainerSurface) -> None:
-        """Have ``best.ckpt`` in this run's folder, once after a checkpoint was loaded."""
+    def _restore_best(self, trainer: TrainerSurface) -> None:
+        """Write ``best.ckpt`` into this run's folder, once after a checkpoint was loaded."""
         resumed, self._resumed = self._resumed, False
         if not resumed or self.best_round is None or self._best is None:
             return
         assert trainer.ckpt_path is not None
         path, folder = Path(trainer.ckpt_path), self._folder(trainer)
-        # What lies beside it may be of a round that it knows nothing of, or of another run; it may be the best itself.
+        # The neighbouring best.ckpt may belong to another round or run; the loaded checkpoint may be the best itself.
         for source in (path.with_name("best.ckpt"), path):
-            with contextlib.suppress(CheckpointError):  # there need not be one
+            with contextlib.suppress(CheckpointError):  # it may be missing
                 state = load_state(source, trainer.fabric)
                 if self._is_best(state):
                     keep_as(source, state, folder, "best", trainer.processes)
@@ -245,7 +238,7 @@ class ModelCheckpoint(Callback):
         save_state({**state, **of_best}, folder, "best", trainer.processes, trainer.client_names, trainer.run_log.token)
 
     def _is_best(self, state: dict[str, Any]) -> bool:
-        """Whether a checkpoint is that of the best round."""
+        """Whether a checkpoint is of the best round."""
         assert self._best is not None
         kept, found = self._best["models"], state["models"]
         return (

@@ -20,7 +20,7 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.escaping import encodable
 from lightning_fl.core.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.core.terminal import terminal
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -47,8 +47,8 @@ class ProgressDisplay(Callback):
 
     only_shows = True
 
-    def __init__(self, *, every_n_rounds: int = 1) -> None:
-        check_counts(self, every_n_rounds=every_n_rounds)
+    @checked
+    def __init__(self, *, every_n_rounds: Count = 1) -> None:
         self.every_n_rounds = every_n_rounds
         self._live: Live | _NotebookDisplay | None = None
         self._clock: RoundClock | None = None

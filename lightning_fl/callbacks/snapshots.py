@@ -1,4 +1,4 @@
-"""Keeping the shared models of several rounds, whose predictions differ where the model is not sure."""
+"""Snapshots of the shared models, whose disagreement measures the uncertainty of predictions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import CheckpointError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.checkpoint import export_models
 from lightning_fl.runtime.surface import TrainerSurface
@@ -15,42 +15,40 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots(Callback):
-    """Keeps the shared models of the last rounds: ``models/snapshots/round_R/shared_K.ckpt``, written after fit.
+    """Saves the shared models of several rounds as ``models/snapshots/round_R/shared_K.ckpt`` after fit.
 
-    ``lightning-fl predict RUN FILE --model snapshots --spread`` predicts with their mean and says how far they differ.
-    After Huang et al. 2017, "Snapshot Ensembles: Train 1, get M for free" (https://arxiv.org/abs/1704.00109), which
-    restarts the learning rate before each snapshot; here a module's own schedule is left as it is.
-
-    Checkpoints hold the models kept so far, so that a run that goes on keeps the same ones.
+    ``lightning-fl predict RUN FILE --model snapshots --spread`` predicts with their mean and standard deviation. After
+    Huang et al. 2017, "Snapshot Ensembles: Train 1, get M for free" (https://arxiv.org/abs/1704.00109), which restarts
+    the learning rate before each snapshot; here the module's schedule is not changed.
 
     Args:
-        num: M, the most models of each kind that are kept.
-        every_n_rounds: rounds from one to the next.
+        num: M, number of snapshots of each shared model; the last ones are kept.
+        every_n_rounds: rounds between two snapshots.
     """
 
     only_shows = True
 
-    def __init__(self, *, num: int = 5, every_n_rounds: int = 1) -> None:
-        check_counts(self, num=num, every_n_rounds=every_n_rounds)
+    @checked
+    def __init__(self, *, num: Count = 5, every_n_rounds: Count = 1) -> None:
         self.num = num
         self.every_n_rounds = every_n_rounds
         self._kept: dict[int, Sequence[Weights]] = {}
         self._loaded: dict[int, list[dict[str, Any]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """A new fit starts without any."""
+        """Clear the snapshots."""
         self._kept, self._loaded = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Keep the round's models, and forget those of the earliest round where there are too many."""
+        """Keep the round's models and drop the oldest snapshot if there are too many."""
         if trainer.federation.current_round % self.every_n_rounds == 0:
-            self._take_up(trainer)
+            self._restore_loaded(trainer)
             self._kept[trainer.federation.current_round] = [model.clone() for model in trainer.federation.models]
             self._kept = dict(sorted(self._kept.items())[-self.num :])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write them."""
-        self._take_up(trainer)
+        self._restore_loaded(trainer)
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.log_dir) / "models" / "snapshots"
@@ -59,19 +57,19 @@ class Snapshots(Callback):
             export_models(of_round, trainer.module, trainer.loop.flat, [], folder / f"round_{number}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The models kept so far."""
+        """The snapshots so far."""
         kept = {number: [model.state_dict() for model in models] for number, models in self._kept.items()}
         return {"kept": kept | self._loaded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore the snapshots."""
         kept = state.get("kept")
         if not isinstance(kept, dict) or not all(isinstance(number, int) for number in kept):
-            raise CheckpointError("it does not say which models Snapshots had kept: train again without it.")
+            raise CheckpointError("models of Snapshots are missing: train again without it.")
         self._loaded = kept
 
-    def _take_up(self, trainer: TrainerSurface) -> None:
-        """Make models of what was loaded, as soon as their form is known."""
+    def _restore_loaded(self, trainer: TrainerSurface) -> None:
+        """Convert loaded states to models, once their layout is known."""
         loaded, self._loaded = self._loaded, {}
         for number, saved in sorted(loaded.items()):
             models = [trainer.federation.models[0].clone() for _ in saved]

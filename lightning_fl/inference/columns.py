@@ -1,4 +1,4 @@
-"""From models' outputs to the columns of a table."""
+"""Conversion of models' outputs to table columns."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["Naming", "free_name", "mean_outputs", "model_columns"]
 
 @dataclass(frozen=True)
 class Naming:
-    """What the run's record calls the targets.
+    """Names of targets and classes.
 
     Attributes:
-        targets: the T targets' names; ("prediction",) where the record has none.
-        classes: names of the classes of the one target; empty where it has none.
+        targets: names of T targets; ("prediction",) by default.
+        classes: names of the classes of a single target; may be empty.
     """
 
     targets: tuple[str, ...]
@@ -27,7 +27,7 @@ class Naming:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Naming":
-        """By the record of a run's data."""
+        """Names in the record of a run's data."""
         classes = record.get("classes")
         targets = record.get("target_names")
         if isinstance(targets, list) and targets:
@@ -38,7 +38,7 @@ class Naming:
 
 
 def model_columns(outputs: Outputs, naming: Naming) -> dict[str, np.ndarray]:
-    """One model's outputs for k samples as columns of k values.
+    """Convert one model's outputs for k samples to columns of k values.
 
     ====================================  =======================================================================
     output                                columns
@@ -58,7 +58,7 @@ def model_columns(outputs: Outputs, naming: Naming) -> dict[str, np.ndarray]:
 
 
 def mean_outputs(outputs: Sequence[Outputs]) -> Outputs:
-    """The mean over models, entry by entry; whole numbers, of which there is none, are left out."""
+    """Mean over models, entry by entry; integer outputs are left out."""
     return {
         name: torch.stack([of_model[name].double() for of_model in outputs]).mean(dim=0).to(values.dtype)
         for name, values in outputs[0].items()
@@ -67,7 +67,7 @@ def mean_outputs(outputs: Sequence[Outputs]) -> Outputs:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """A name for a new column: itself, or ``NAME_predicted``, ``NAME_predicted_2``, ... where that is taken."""
+    """The first unused name of NAME, ``NAME_predicted``, ``NAME_predicted_2``, ..."""
     if name not in taken:
         return name
     number, found = 1, f"{name}_predicted"
@@ -84,13 +84,13 @@ def _columns(values: Tensor, naming: Naming, key: str) -> dict[str, np.ndarray]:
         if bool(((values >= 0) & (values < len(classes))).all()):
             return {f"{targets[0]}{end}": np.asarray(classes, dtype=object)[values.numpy()]}
     elif values.ndim == 2 and len(targets) == 1 and len(classes) == values.shape[1] > 1:
-        return _of_classes(values, f"{targets[0]}{end}", classes)
+        return _class_columns(values, f"{targets[0]}{end}", classes)
     elif values.ndim == 3 and values.shape[1] == len(targets):
         numbers = [str(number) for number in range(values.shape[2])]
         return {
             name: column
             for place, target in enumerate(targets)
-            for name, column in _of_classes(values[:, place], f"{target}{end}", numbers).items()
+            for name, column in _class_columns(values[:, place], f"{target}{end}", numbers).items()
         }
     wide = values.reshape(len(values), -1)
     if wide.shape[1] == len(targets) and not classes:
@@ -101,7 +101,7 @@ def _columns(values: Tensor, naming: Naming, key: str) -> dict[str, np.ndarray]:
     return {f"{name}_{place}": wide[:, place].numpy() for place in range(wide.shape[1])}
 
 
-def _of_classes(values: Tensor, target: str, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Values [k, C] of classes, and the likeliest class's name first."""
+def _class_columns(values: Tensor, target: str, classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """The most likely class and the values [k, C] of all classes."""
     label = np.asarray(classes, dtype=object)[values.argmax(dim=1).numpy()]
     return {target: label} | {f"{target}={name}": values[:, place].numpy() for place, name in enumerate(classes)}

@@ -1,4 +1,4 @@
-"""Which atoms of a molecule a prediction comes from: integrated gradients, as numbers and as a picture.
+"""Attribution of a prediction to the atoms of a molecule by integrated gradients.
 
 Sundararajan, Taly, Yan, "Axiomatic Attribution for Deep Networks", ICML 2017, https://arxiv.org/abs/1703.01365: see
 :mod:`lightning_fl.functional.integrated_gradients`. The baseline is the molecule with atom features of zero.
@@ -26,15 +26,15 @@ _PICTURE = (900, 640)
 
 @dataclass(frozen=True)
 class Explanation:
-    """What atoms have to do with a prediction.
+    """Contributions of atoms to a prediction.
 
     Attributes:
         smiles: the molecule.
-        target: what is predicted.
-        atoms: of each atom, in the order of the SMILES, float64 [V]: positive where it raises the prediction. In the
-            data's units of a regression, in log-odds of a classification.
-        prediction: of the whole molecule, in the same units.
-        baseline: of the molecule with atom features of zero; the atoms' numbers sum to the difference.
+        target: name of the predicted quantity.
+        atoms: contributions in the order of the SMILES, float64 [V]; positive raises the prediction. In the data's
+            units for a regression, in log-odds for a classification.
+        prediction: for the molecule, in the same units.
+        baseline: prediction for atom features of zero; ``prediction - baseline`` is the sum of ``atoms``.
         unit: of the numbers.
     """
 
@@ -56,41 +56,42 @@ def explain(
     units: list[str] | None = None,
     num_points: int = 128,
 ) -> Explanation:
-    """The atoms' shares in a model's prediction for one molecule; computed in float64.
+    """Compute the contributions of a molecule's atoms to a prediction, in float64.
 
     Args:
-        model: a trained one, which stays as it is.
+        model: a trained model; not modified.
         smiles: the molecule.
-        target: which of its targets: number from 0, or one of ``names``.
-        target_class: of a model of several classes, the one that is explained.
+        target: number from 0, or one of ``names``.
+        target_class: class to explain for a multiclass model.
         names: of the targets.
         units: of the targets.
         num_points: of the quadrature.
 
     Raises:
-        ConfigurationError: there is no such target or class, or the model reads descriptors, which are of no atom.
+        ConfigurationError: unknown target or class, or a model that also reads descriptors.
         DataError: the SMILES cannot be read.
     """
     from lightning_fl.data.molecules.featurizer import encode_smiles
 
     if not isinstance(model, MoleculeModel):
-        raise ConfigurationError(f"a {type(model).__name__} is explained by nothing here: give a MoleculeModel.")
+        raise ConfigurationError(f"model: cannot explain a {type(model).__name__}; use a MoleculeModel.")
     if model.hparams["descriptor_dim"]:
         raise ConfigurationError(
-            "the model reads descriptors of the whole molecule beside its graph (features), which belong to no atom:"
-            " train one without them to be explained by atoms."
+            "the model reads descriptors of the whole molecule, which belong to no atom: train one without features."
         )
     known = names or [str(number) for number in range(model.num_targets)]
     if isinstance(target, str) and target not in known:
-        raise ConfigurationError(f"no target {target!r}{did_you_mean(target, known)}: there are {listed(known)}.")
+        raise ConfigurationError(
+            f"target={target!r}: unknown{did_you_mean(target, known)}; the targets are {listed(known)}."
+        )
     number = known.index(target) if isinstance(target, str) else target
     if not 0 <= number < model.num_targets:
-        raise ConfigurationError(f"target={target}: the model has {model.num_targets}, counted from 0.")
+        raise ConfigurationError(f"target={target}: the model has {model.num_targets} targets, counted from 0.")
     if model.task == "multiclass" and not 0 <= target_class < model.num_classes:
         raise ConfigurationError(f"target_class={target_class}: the model has classes 0 to {model.num_classes - 1}.")
     graphs = encode_smiles([smiles]).graphs()
     if not len(graphs.x):
-        raise DataError(f"the SMILES {smiles!r} cannot be read, or has no atom: correct it.")
+        raise DataError(f"the SMILES {smiles!r} is invalid or has no atoms.")
 
     from torch_geometric.data import Batch, Data
 
@@ -114,7 +115,7 @@ def explain(
 
 
 def draw_explanation(found: Explanation) -> "Figure":
-    """The molecule with its atoms coloured: red raises the prediction, blue lowers it; a bar says by how much."""
+    """Draw the molecule with coloured atoms: red raises the prediction, blue lowers it."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -143,9 +144,9 @@ def draw_explanation(found: Explanation) -> "Figure":
     axes.axis("off")
     unit = f" {found.unit}" if found.unit else ""
     figure.suptitle(
-        f"{found.target}: {found.prediction:.3g}{unit}, of which {found.prediction - found.baseline:+.3g} by the atoms",
+        f"{found.target}: {found.prediction:.3g}{unit}, {found.prediction - found.baseline:+.3g} of it from the atoms",
         fontsize=11,
     )
     figure.supxlabel(found.smiles, fontsize=8, color="0.4")
-    figure.colorbar(colours, ax=axes, label=f"share of an atom{unit and ' /'}{unit}", shrink=0.8)
+    figure.colorbar(colours, ax=axes, label=f"contribution of an atom{unit and ' /'}{unit}", shrink=0.8)
     return figure

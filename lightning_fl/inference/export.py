@@ -1,14 +1,14 @@
-"""A finished run's model as a folder for the Hugging Face Hub: weights, settings and a card written from the record.
+"""Export of a run's model for the Hugging Face Hub: weights, settings and a model card.
 
-The folder is a run to the commands that take one (``lightning-fl predict FOLDER new.csv``). Nothing is sent anywhere:
-``hf upload USER/NAME FOLDER`` is for whoever has looked through it.
+The folder can be used like a run (``lightning-fl predict FOLDER new.csv``). Nothing is uploaded; that is what
+``hf upload USER/NAME FOLDER`` does.
 """
 
 import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,21 @@ from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.inference.models import choose_models
 from lightning_fl.inference.personalization import load_model_checkpoint
 from lightning_fl.inference.trained_run import TrainedRun
+from lightning_fl.study.finished_run import ONLY_SHOW
 from lightning_fl.version import __version__
 
 __all__ = ["export_run", "model_card"]
 
-#: Settings of the trainer that say where and how it was run, not what.
-_OF_THE_MACHINE = ("default_root_dir", "logger", "devices", "num_nodes", "enable_progress_bar", "processes_per_device")
-#: What the Hub calls the task, by the data module.
+#: Trainer settings that depend on the machine.
+_MACHINE_SETTINGS = (
+    "default_root_dir",
+    "logger",
+    "devices",
+    "num_nodes",
+    "enable_progress_bar",
+    "processes_per_device",
+)
+#: Data module -> task name on the Hub.
 _TASKS = {
     **dict.fromkeys(("MoleculeNet", "MoleculeCSV"), "graph-ml"),
     **dict.fromkeys(("ImageData", "ImageFolders", "ImageDomains"), "image-classification"),
@@ -33,34 +41,34 @@ _TASKS = {
 
 
 def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> list[str]:
-    """Write a run's model into a new folder; nothing, or all of it.
+    """Write a run's model into a new folder, atomically.
 
-    ``models/NAME.ckpt`` is the run's own file, ``model.safetensors`` the same weights where safetensors is installed,
-    ``config.yaml`` the recipe without what is the machine's, ``summary.json`` the record, ``README.md`` the card.
+    ``models/shared_0.ckpt`` is the model's file, ``model.safetensors`` the same weights (if safetensors is installed),
+    ``config.yaml`` the recipe without machine settings, ``summary.json`` the record, ``README.md`` the card.
 
     Args:
         run: a finished run.
-        folder: that is made, or empty.
-        model: which of its models, as ``--model`` of ``lightning-fl predict``; default the shared one.
+        folder: missing or empty.
+        model: as for ``lightning-fl predict --model``; default the shared model.
 
     Returns:
-        The files, by their names in the folder.
+        Names of the files.
 
     Raises:
-        ConfigurationError: the folder holds something or cannot be written, or the model is none or several.
+        ConfigurationError: the folder is not empty or cannot be written, or ``model`` does not select one model.
         CheckpointError: the model's file is damaged.
     """
     chosen = choose_models(run, model)
     if len(chosen) > 1:
-        raise ConfigurationError(f"--model {model}: an export is of one model, not of {len(chosen)}: name one.")
+        raise ConfigurationError(f"--model {model} selects {len(chosen)} models: choose one.")
     ((name, path),) = chosen.items()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is there already and not empty: name a new folder with --to-folder.")
+        raise ConfigurationError(f"{folder} is not empty: choose a new folder with --to-folder.")
     weights = load_model_checkpoint(path)["state_dict"]
     files = {
         "README.md": model_card(run, name),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",
-        "summary.json": json.dumps({**_without_places(run.summary), "num_models": 1}, indent=2) + "\n",
+        "summary.json": json.dumps({**_strip_folders(run.summary), "num_models": 1}, indent=2) + "\n",
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +77,7 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
             (made / "models").mkdir(parents=True)
             for file, text in files.items():
                 (made / file).write_text(text, encoding="utf-8")
-            # A run has a shared model; a client's that is exported alone stands for it.
+            # A run needs a shared model, so a client's model takes its place.
             shutil.copyfile(path, made / "models" / "shared_0.ckpt")
             if importlib.util.find_spec("safetensors") is not None:
                 from safetensors.torch import save_file
@@ -81,38 +89,31 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
             made.rename(folder)
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} cannot be written: {error}. Name another folder with --to-folder."
+            f"{folder} cannot be written: {error}. Choose another folder with --to-folder."
         ) from error
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
 def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without what is the machine's."""
+    """The recipe without machine settings."""
     kept = {key: value for key, value in recipe.items() if key not in ("config", "ckpt_path")}
-    trainer = {key: value for key, value in (recipe.get("trainer") or {}).items() if key not in _OF_THE_MACHINE}
-    found = _without_places({**kept, "trainer": trainer})
-    assert isinstance(found, dict)
-    return found
+    trainer = {key: value for key, value in (recipe.get("trainer") or {}).items() if key not in _MACHINE_SETTINGS}
+    return {key: _strip_folders(value) for key, value in {**kept, "trainer": trainer}.items()}
 
 
-def _without_places(value: Any) -> Any:
-    """The same with files named by their names alone, wherever on this machine they lie."""
+def _strip_folders(value: Any) -> Any:
+    """Nested values with absolute paths reduced to file names."""
     if isinstance(value, Mapping):
-        return {key: _without_places(item) for key, item in value.items()}
+        return {key: _strip_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_places(item) for item in value]
+        return [_strip_folders(item) for item in value]
     if isinstance(value, str) and len(Path(value).parts) > 2 and Path(value).is_absolute():
         return Path(value).name
     return value
 
 
 def model_card(run: TrainedRun, model: str) -> str:
-    """The card: what the model is, what it reaches at each client, how it was trained, how to load it.
-
-    Args:
-        run: the run.
-        model: ``shared_K`` or a client's name.
-    """
+    """Write the model card: results of each client, data, training and use of the model ``shared_K`` or of a client."""
     summary, recipe = run.summary, run.recipe
     data = summary["data"]
     class_path = str(recipe["model"]["class_path"])
@@ -125,10 +126,10 @@ def model_card(run: TrainedRun, model: str) -> str:
         "## Results\n",
         _results(summary, model),
         "## Data\n",
-        _bullets(_data_lines(data, summary)),
+        _bullets(_data_facts(data, summary)),
         "## Training\n",
-        _bullets(_training_lines(run)),
-        "<details><summary>The recipe</summary>\n",
+        _bullets(_training_facts(run)),
+        "<details><summary>Recipe</summary>\n",
         f"{markdown_code(dump_yaml(_recipe(recipe)), 'yaml')}\n</details>\n",
         "## How to use\n",
         _usage(class_path),
@@ -137,7 +138,7 @@ def model_card(run: TrainedRun, model: str) -> str:
 
 
 def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
-    """The header of the card, in the Hub's words."""
+    """The card's YAML header."""
     summary = run.summary
     task = _TASKS.get(_short(run.recipe["data"]))
     tags = ["federated-learning", "lightning", "pytorch", str(summary["strategy"]).lower()]
@@ -149,7 +150,7 @@ def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
         results = [
             {"type": name, "value": record["mean"], "name": f"{name}, mean of the clients"}
             for name, record in metrics.items()
-            if record["mean"] is not None and not name.startswith("local/")  # of models that clients trained alone
+            if record["mean"] is not None and not name.startswith("local/")
         ]
         source = {"type": str(summary["data"].get("name", "own")), "name": dataset, "split": "test"}
         found["model-index"] = [
@@ -160,41 +161,42 @@ def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
 
 def _about(run: TrainedRun, model: str) -> str:
     summary = run.summary
-    whose = "the shared model" if model.startswith("shared_") else f"the model of the client {_cell(model)}"
+    name = "the shared model" if model.startswith("shared_") else f"the model of client {_format(model)}"
     lines = [
-        f"This is {whose} of a federated run: {summary['num_clients']} clients trained it together by"
-        f" {markdown(summary['strategy'])} in {summary['rounds']} rounds, without their data leaving them, with"
-        f" lightning-fl {summary['versions']['lightning-fl']}."
+        f"This is {name} of a federated run: {summary['num_clients']} clients trained it by"
+        f" {markdown(summary['strategy'])} in {summary['rounds']} rounds without sharing their data, with lightning-fl"
+        f" {summary['versions']['lightning-fl']}."
     ]
     if summary["data_source"] == "stand-in":
-        lines.append(f"\n**{STAND_IN_LABEL}** The numbers below say nothing of measured data.")
+        lines.append(f"\n**{STAND_IN_LABEL}** The results below do not apply to measured data.")
     if summary.get("interrupted"):
         lines.append("\nThe run was interrupted before its last round.")
     return "\n".join(lines) + "\n"
 
 
 def _results(summary: Mapping[str, Any], model: str) -> str:
-    """A table of the last metrics: a row for each client, then their mean and the worst."""
+    """Table of the final metrics: a row per client, then mean and worst."""
     metrics = summary.get("metrics", {})
     split = next((split for split in ("test", "val", "train") if metrics.get(split)), None)
     if split is None:
         return "Nothing was evaluated.\n"
     records = metrics[split]
-    words = {"test": "test", "val": "validation", "train": "training"}
-    said = f"On each client's own {words[split]} data, with {markdown(summary['evaluated'])}. "
-    said += "; ".join(
+    split_name = {"test": "test", "val": "validation", "train": "training"}[split]
+    text = f"On each client's own {split_name} data, with {markdown(summary['evaluated'])}. "
+    text += "; ".join(
         f"{markdown(name)}: {'higher' if of['higher_is_better'] else 'lower'} is better" for name, of in records.items()
     )
     names = summary["client_names"]
     if not model.startswith("shared_"):
         names = [name for name in names if name == model]
-    rows = [[_cell(name), *(_cell(of["clients"].get(name)) for of in records.values())] for name in names]
+    rows = [[_format(name), *(_format(of["clients"].get(name)) for of in records.values())] for name in names]
     if len(names) > 1:
-        rows += [[f"**{part}**", *(_cell(of[part]) for of in records.values())] for part in ("mean", "worst")]
-    return f"{said}.\n\n{_table(['client', *records], rows)}"
+        rows += [[f"**{part}**", *(_format(of[part]) for of in records.values())] for part in ("mean", "worst")]
+    lines = [["client", *map(_format, records)], ["---", *(["---:"] * len(records))], *rows]
+    return f"{text}.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _data_lines(data: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def _data_facts(data: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     sizes = data.get("client_sizes", {})
     totals = ", ".join(f"{sum(of)} {split}" for split, of in sizes.items() if of)
     partitioner = data.get("partitioner")
@@ -209,10 +211,10 @@ def _data_lines(data: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str
     }
 
 
-def _training_lines(run: TrainedRun) -> dict[str, Any]:
+def _training_facts(run: TrainedRun) -> dict[str, Any]:
     trainer, summary = run.recipe.get("trainer") or {}, run.summary
     exchanged = summary.get("communication", {}).get("bytes_sent")
-    shown = [name for name in summary.get("callbacks", []) if name not in ("SaveConfig", "ProgressDisplay")]
+    shown = [name for name in summary.get("callbacks", []) if name not in ONLY_SHOW]
     return {
         "Strategy": summary["strategy"],
         "Callbacks": ", ".join(shown) or None,
@@ -242,7 +244,7 @@ from {module} import {name}
 model = {name}.load_from_checkpoint("model/models/shared_0.ckpt", map_location="cpu").eval()
 ```
 
-Where there is a `model.safetensors`, it holds the same weights, for `model.load_state_dict`.
+`model.safetensors`, if present, has the same weights for `model.load_state_dict`.
 """
 
 
@@ -251,14 +253,9 @@ def _short(part: Mapping[str, Any]) -> str:
 
 
 def _bullets(lines: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: {_cell(value)}" for name, value in lines.items() if value is not None) + "\n"
+    return "\n".join(f"- {name}: {_format(value)}" for name, value in lines.items() if value is not None) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [[_cell(name) for name in header], ["---", *(["---:"] * (len(header) - 1))]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows]) + "\n"
-
-
-def _cell(value: Any) -> str:
-    """A value in a table or a line of Markdown."""
+def _format(value: Any) -> str:
+    """A value in Markdown."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else markdown(value)

@@ -1,4 +1,4 @@
-"""Models on chunks of new samples: batches, the module's ``predict_step``, one tensor of outputs for each model."""
+"""Predictions of one model for chunks of new samples."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import is_overridden
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
 from lightning_fl.engine.batches.packing import pack_dataset
@@ -20,24 +20,20 @@ from lightning_fl.engine.turn.module_checks import takes_batch_index
 
 __all__ = ["Outputs", "Predictor", "cut_batches"]
 
-#: What a model says of k samples: name -> values [k, ...] on the CPU; "" is the name of what has none.
+#: Outputs for k samples: name -> values [k, ...] on the CPU; "" is the name of a single tensor.
 Outputs: TypeAlias = dict[str, Tensor]
 
-#: A batch holds no more than so many times ``batch_size`` units (atoms), unless one sample does.
+#: Maximum number of units (atoms) of a batch, divided by ``batch_size``.
 _UNITS = 64
 
 
 def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None) -> list[int]:
-    """Numbers of samples in consecutive batches.
+    """Numbers of samples in consecutive batches, positive with sum n.
 
     Args:
         count: n samples.
-        batch_size: most samples in a batch.
-        sizes: units (atoms) of each, of which a batch has at most 64 ``batch_size``; a larger sample is a batch of its
-            own.
-
-    Returns:
-        Numbers of at least 1 that sum to n.
+        batch_size: maximum number of samples.
+        sizes: units (atoms) of each sample; a batch has at most ``64 * batch_size`` units or a single sample.
     """
     if sizes is None:
         full, rest = divmod(count, batch_size)
@@ -53,19 +49,20 @@ def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None)
 
 
 class Predictor:
-    """One model, ready to predict.
+    """One model on its device.
 
     Args:
-        module: with its weights; put on the device and into the precision.
-        data: the run's data module, whose hooks batches go through.
+        module: with its weights; moved to the device.
+        data: the run's data module, for its batch hooks.
         accelerator: "cpu", "cuda" or "auto".
         precision: Fabric's, such as "32-true".
-        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
+        batch_size: maximum number of samples; ``None`` for the run's evaluation batch size.
 
     Raises:
-        ConfigurationError: the module defines neither ``predict_step`` nor ``forward``, or the batch size is below 1.
+        ConfigurationError: the module defines neither ``predict_step`` nor ``forward``.
     """
 
+    @checked
     def __init__(
         self,
         module: LightningModule,
@@ -73,13 +70,10 @@ class Predictor:
         *,
         accelerator: str = "auto",
         precision: Any = None,
-        batch_size: int | None = None,
+        batch_size: Count | None = None,
     ) -> None:
-        check_counts(self, batch_size=batch_size)
         if not is_overridden("predict_step", module) and not is_overridden("forward", module):
-            raise ConfigurationError(
-                f"{type(module).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
-            )
+            raise ConfigurationError(f"{type(module).__name__} must define predict_step or forward for predictions.")
         self.batch_size = batch_size or data.eval_batch_size
         self._takes_index = takes_batch_index(module, "predict_step")
         fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
@@ -91,7 +85,7 @@ class Predictor:
         self._callable.eval()
 
     def __call__(self, chunk: Unlabelled) -> Outputs:
-        """The outputs for the k samples of a chunk, k >= 1.
+        """Outputs for the k samples of a chunk, k >= 1.
 
         Raises:
             ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
@@ -100,8 +94,8 @@ class Predictor:
         with torch.inference_mode():
             for number, batch in enumerate(self._batches(chunk)):
                 batch = self._transfer(batch, False, 0)
-                words = (batch, number) if self._takes_index else (batch,)
-                found.append(_named(self._callable.predict_step(*words)))
+                arguments = (batch, number) if self._takes_index else (batch,)
+                found.append(_named(self._callable.predict_step(*arguments)))
         count = len(chunk.kept)
         outputs = {name: torch.cat([part[name] for part in found]) for name in found[0]}
         for values in outputs.values():
@@ -130,16 +124,17 @@ class Predictor:
 
 
 def _named(output: Any) -> Outputs:
-    """What a step returned for a batch."""
+    """Outputs of ``predict_step`` for a batch, by name."""
     parts = output if isinstance(output, Mapping) else {"": output}
     if not all(isinstance(value, Tensor) for value in parts.values()):
         raise ConfigurationError(
-            f"predict_step returned a {type(output).__name__}: to be written as a table it must be a tensor with one"
-            " row per sample, or a dict of such tensors."
+            f"predict_step returned a {type(output).__name__}: return a tensor with one row per sample, or a dict of"
+            " such tensors."
         )
-    return {str(name): _plain(value) for name, value in parts.items()}
+    return {str(name): _to_cpu(value) for name, value in parts.items()}
 
 
-def _plain(values: Tensor) -> Tensor:
+def _to_cpu(values: Tensor) -> Tensor:
+    """On the CPU, at least one-dimensional, in a precision that NumPy knows."""
     values = torch.atleast_1d(values.detach()).cpu()
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

@@ -1,4 +1,4 @@
-"""Which of a run's models predict, and the modules with their weights."""
+"""Selection and loading of a run's models."""
 
 import copy
 import math
@@ -17,15 +17,15 @@ from lightning_fl.inference.trained_run import Made, TrainedRun
 
 __all__ = ["LoadedModel", "best_client", "choose_models", "load_models"]
 
-_PERSONAL = "take a client's model (--model NAME, best or all)"
+_PERSONAL = "use a client's model (--model NAME, best or all)"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that predicts.
+    """A loaded model.
 
     Attributes:
-        name: a client's, or ``shared_K``.
+        name: a client's name or ``shared_K``.
         path: its checkpoint.
         module: with its weights.
     """
@@ -35,62 +35,54 @@ class LoadedModel:
     module: LightningModule
 
     @property
-    def measured_as(self) -> str:
-        """What ``calibration.json`` would call it: a file in ``models/`` by its name, a snapshot by its own."""
+    def calibration_name(self) -> str:
+        """Its name in ``calibration.json``."""
         return self.path.stem if self.path.parent.name == "models" else self.name
 
 
-def choose_models(run: TrainedRun, word: str | None) -> dict[str, Path]:
-    """The models that a word means: name -> file.
+def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
+    """Select models: name -> file.
 
     Args:
         run: the run.
-        word: a client's name; ``"shared"`` for the one shared model, ``"shared_K"`` for one of several; ``"best"`` for
-            the client's that did best on its own validation data; ``"all"`` for all that differ, the clients' and the
-            shared ones; ``"snapshots"`` for the shared one of several rounds, ``"shared_K_round_R"`` for that of one;
-            ``None`` for the shared one.
+        model: a client's name; ``"shared"`` or ``None`` for the only shared model, ``"shared_K"`` for one of several;
+            ``"best"`` for the client model with the best validation result; ``"all"`` for all distinct models;
+            ``"snapshots"`` for the snapshots of the shared model, ``"shared_K_round_R"`` for one of them.
 
     Raises:
-        ConfigurationError: there is no such model, or the word means several.
+        ConfigurationError: unknown or ambiguous model.
     """
     shared = {path.stem: path for path in run.shared}
     clients = run.clients
-    if word is None or word == "shared":
+    if model is None or model == "shared":
         run.refuse_personal_layers(_PERSONAL)
         if len(shared) > 1:
             raise ConfigurationError(
                 f"{run.folder} has {len(shared)} shared models, {listed(list(shared), most=8)}, and models of the"
-                f" clients {listed(list(clients), most=8)}: name one with --model, or take --model best or all."
+                f" clients {listed(list(clients), most=8)}: choose one with --model, or use --model best or all."
             )
         return shared
-    if word in clients:  # a client may be called "all"; its name is the more particular
-        return {word: clients[word]}
-    if word in shared:
-        run.refuse_personal_layers(_PERSONAL)
-        return {word: shared[word]}
+    if model in clients:  # before "all", which may be a client's name
+        return {model: clients[model]}
     snapshots = run.snapshots
-    if word in snapshots:
+    if model in shared or model in snapshots:
         run.refuse_personal_layers(_PERSONAL)
-        return {word: snapshots[word]}
-    if word == "snapshots":
+        return {model: (shared | snapshots)[model]}
+    if model == "snapshots":
         return _snapshots(run, snapshots)
-    if not clients and word in ("best", "all"):
-        raise ConfigurationError(
-            f"{run.folder / 'models'} holds no client's model, only shared ones: leave out --model."
-        )
-    if word == "best":
+    if not clients and model in ("best", "all"):
+        raise ConfigurationError(f"{run.folder / 'models'} has no client models, only shared ones: remove --model.")
+    if model == "best":
         name = best_client(run)
         return {name: clients[name]}
-    if word == "all":
+    if model == "all":
         chosen = {} if run.personal_layers is not None else dict(shared)
         known = set(map(file_sha256, chosen.values()))
-        for name, path in clients.items():  # of a client that uses a shared model as it is, this is the same file
-            if file_sha256(path) not in known:
-                chosen[name] = path
-        return chosen
-    words = ["shared", "best", "all", *shared, *clients, *snapshots]
+        # A client that uses a shared model unchanged has the same file.
+        return chosen | {name: path for name, path in clients.items() if file_sha256(path) not in known}
+    names = ["shared", "best", "all", *shared, *clients, *snapshots]
     raise ConfigurationError(
-        f"--model {word}: {run.folder} has no such model{did_you_mean(word, words)}. There are {listed(words)}."
+        f"--model {model}: {run.folder} has no such model{did_you_mean(model, names)}. Choose one of {listed(names)}."
     )
 
 
@@ -98,21 +90,21 @@ def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
     run.refuse_personal_layers(_PERSONAL)
     if not found:
         raise ConfigurationError(
-            f"{run.folder / 'models'} holds no snapshots: train with the callback Snapshots in trainer.callbacks."
+            f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots in trainer.callbacks."
         )
     if len(run.shared) > 1:
         raise ConfigurationError(
-            f"{run.folder} has snapshots of {len(run.shared)} shared models: name one with --model, such as"
+            f"{run.folder} has snapshots of {len(run.shared)} shared models: choose one with --model, such as"
             f" {next(iter(found))}."
         )
     return found
 
 
 def best_client(run: TrainedRun) -> str:
-    """The client whose own model did best on its own validation data, by the first metric that is no loss.
+    """The client whose model has the best validation result, by the first metric that is not a loss.
 
     Raises:
-        ConfigurationError: the run's record has no such figures of clients with a model.
+        ConfigurationError: the run has no validation metrics of clients with a model.
     """
     metrics = run.summary.get("metrics")
     found = metrics.get("val") if isinstance(metrics, dict) else None
@@ -126,8 +118,8 @@ def best_client(run: TrainedRun) -> str:
     }
     if name is None or not finite:
         raise ConfigurationError(
-            f"--model best: {run.folder / 'summary.json'} has no validation metrics of clients; name a model with"
-            " --model, or take all."
+            f"--model best: {run.folder / 'summary.json'} has no validation metrics of clients; choose a model with"
+            " --model, or use all."
         )
     sign = -1 if (found or {})[name].get("higher_is_better") else 1
     return min(finite, key=lambda client: sign * finite[client])
@@ -136,13 +128,13 @@ def best_client(run: TrainedRun) -> str:
 def load_models(
     run: TrainedRun, chosen: Mapping[str, Path], *, trust: bool = False, accelerator: str = "auto"
 ) -> tuple[list[LoadedModel], Made]:
-    """The models with their weights, and what the run's recipe made.
+    """Load models, and instantiate the run's recipe.
 
-    Arguments of the module that the recipe left to the data (``null``) are those of the checkpoint.
+    Arguments that the recipe leaves to the data (``null``) are taken from the checkpoint.
 
     Raises:
         ConfigurationError: the recipe names a foreign class without ``trust``.
-        CheckpointError: a model is damaged or of another module.
+        CheckpointError: a model is damaged or belongs to another module.
     """
     made: dict[str, Made] = {}
     loaded = []
@@ -161,7 +153,7 @@ def load_models(
 
 
 def _resolved(model: Any, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that the recipe leaves open and the checkpoint knows, plain ones."""
+    """Plain arguments that are ``null`` in the recipe and known to the checkpoint."""
     known = content.get(LightningModule.CHECKPOINT_HYPER_PARAMS_KEY)
     given = model.get("init_args") if isinstance(model, dict) else None
     if not isinstance(known, Mapping) or not isinstance(given, Mapping):

@@ -1,8 +1,8 @@
-"""One-shot personalisation: a personal model for a client's data as a mixture of a run's shared models, untrained.
+"""One-shot personalisation: a mixture of a run's shared models for a client's data, without training.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-equations 3 and 4: ``P_i = sum_k υ_ik w_k``, where υ_ik is how well shared model k does on client i's data. One pass
-over the client's samples per model, no training, no contact with anybody: the shared models are files.
+equations 3 and 4: ``P_i = sum_k υ_ik w_k``, where υ_ik is the score of shared model k on client i's data. Takes one
+pass over the client's samples per model; the shared models are files.
 
 =======================  ====================================================  ===========
 paper                    here                                                  shape
@@ -13,8 +13,7 @@ P_i                      what :func:`personalize` writes                       a
 =======================  ====================================================  ===========
 
 Differs from the paper: the score may be any metric of the module's ``validation_step``, see
-:func:`lightning_fl.functional.pifl.importance_weights`; the samples can be divided, so that the personal model is
-measured on others than those by which it was mixed.
+:func:`lightning_fl.functional.pifl.importance_weights`; the personal model can be measured on held-out samples.
 """
 
 import math
@@ -22,9 +21,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -34,6 +34,7 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataEr
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
 from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import checked
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.engine.client import ClientReport
@@ -49,36 +50,31 @@ from lightning_fl.trainer.trainer import FederatedTrainer
 __all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "load_weights", "personalize"]
 
 _SCORED, _HELD_OUT = 0, 1
+Holdout = Annotated[float, Ge(0), Lt(1)]
 
 
 class Newcomer(FederatedDataModule):
-    """A new client's samples as validation data: of "client" 0 those by which it is mixed, of 1 those held out.
+    """A new client's samples as validation data: "client" 0 scores the models, 1 is held out.
 
     Args:
         dataset: labelled samples, n >= 1.
-        holdout: share of the samples that are held out, from 0 to below 1; at least one sample if it is above 0.
-        seed: of the division.
-        like: data whose batches are as the models are used to: its evaluation batch size and hooks on batches are
-            taken over.
+        holdout: share of held-out samples; at least one sample if above 0.
+        seed: of the split.
+        like: data module whose evaluation batch size and batch hooks are used.
 
     Raises:
-        ConfigurationError: ``holdout`` is out of range.
-        DataError: there are too few samples.
+        DataError: too few samples.
     """
 
+    @checked
     def __init__(
-        self, dataset: Dataset, *, holdout: float = 0.5, seed: int = 0, like: FederatedDataModule | None = None
+        self, dataset: Dataset, *, holdout: Holdout = 0.5, seed: int = 0, like: FederatedDataModule | None = None
     ) -> None:
         super().__init__(eval_batch_size=None if like is None else like.eval_batch_size)
-        if not 0 <= holdout < 1:
-            raise ConfigurationError(f"holdout={holdout}: give a share from 0 (nothing is held out) to below 1.")
         count = len(dataset)  # type: ignore[arg-type]
         held_out = min(max(1, round(holdout * count)), count - 1) if holdout else 0
         if count < 1 or (holdout and held_out < 1):
-            raise DataError(
-                f"{count} samples are too few to hold some out: give more, or holdout 0 to measure models on those by"
-                " which they are scored."
-            )
+            raise DataError(f"{count} samples are too few for holdout={holdout}: add samples or set holdout to 0.")
         order = torch.randperm(count, generator=generator(seed, "holdout"))
         parts = (order[held_out:], order[:held_out])
         self._parts = [Subset(dataset, part.sort().values.tolist()) for part in parts]
@@ -93,24 +89,24 @@ class Newcomer(FederatedDataModule):
         return len(self._parts)
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """The samples of one part, for validation only."""
+        """Samples of one part, for validation only."""
         return self._parts[client] if split == "val" and len(self._parts[client]) else None
 
 
 @dataclass(frozen=True)
 class Personalization:
-    """What :func:`personalize` found.
+    """Result of :func:`personalize`.
 
     Attributes:
-        monitor: the metric that models are scored by.
-        higher_is_better: its direction; then it is the score υ itself, else υ is exp(-value).
-        values: the metric of each shared model on the scored samples, length K.
+        monitor: metric that scores the models.
+        higher_is_better: its direction; if true, υ is the value, else exp(-value).
+        values: the metric of each shared model on the scoring samples, length K.
         importance: υ, float64, shape [K].
-        mixture: what the models are averaged with, sums to 1, float64, shape [K].
-        num_scored: samples that the models are scored on.
-        num_held_out: samples behind ``shared``, ``uniform`` and ``personal``; where it is 0, the scored ones are.
-        shared: metrics of each shared model, metric -> model -> value.
-        uniform: metrics of the mixture of all shared models in equal shares; empty where one of them diverged.
+        mixture: weights of the models, sum 1, float64, shape [K].
+        num_scored: number of scoring samples.
+        num_held_out: number of samples for the metrics below; if 0, these use the scoring samples.
+        shared: metric -> shared model -> value.
+        uniform: metrics of the uniform mixture; empty if a model diverged.
         personal: metrics of the personal model.
     """
 
@@ -138,30 +134,28 @@ def personalize(
     like: FederatedDataModule | None = None,
     **trainer_arguments: Any,
 ) -> Personalization:
-    """Mix shared models by how well each does on a client's samples.
+    """Mix shared models by their scores on a client's samples.
 
-    Models are read one at a time, so that memory does not grow with their number. The samples are seen by the module's
-    ``validation_step`` only. Floating weights are averaged; integers, such as BatchNorm's counters, follow the largest.
+    Models are read one at a time. The samples are used by the module's ``validation_step`` only. Floating weights are
+    averaged; integers, such as BatchNorm's counters, are those of the model with the largest weight.
 
     Args:
         module: of the models' class and size; its weights are overwritten.
         shared: K checkpoints, such as ``models/shared_*.ckpt`` of a run.
         dataset: labelled samples of the client.
-        out: where the personal model is written, as an ordinary Lightning checkpoint; ``None`` for nowhere.
-        monitor: the metric to score by: one of which more is better and that lies in 0..1, or one of which less is
-            better and that is at least 0. ``None`` for the first of which more is better and that cannot be negative,
-            else the first with "loss" in its name, as in ``TierBidding``.
+        out: file of the personal model, a Lightning checkpoint; ``None`` to write nothing.
+        monitor: metric that scores the models: in [0, 1] if higher is better, else at least 0. ``None`` for the first
+            metric that cannot be negative and for which higher is better, else the first with "loss" in its name.
         holdout: see :class:`Newcomer`.
-        seed: of the division.
+        seed: of the split.
         like: see :class:`Newcomer`.
-        **trainer_arguments: ``accelerator``, ``precision`` and the like of
-            :class:`~lightning_fl.trainer.trainer.FederatedTrainer`.
+        **trainer_arguments: of :class:`~lightning_fl.trainer.trainer.FederatedTrainer`, such as ``accelerator``.
 
     Raises:
         CheckpointError: a checkpoint is damaged or of another model, or ``out`` cannot be written.
         ConfigurationError: an argument is out of range, the module has no ``validation_step``, or the metric is not
-            logged or not in its range.
-        DataError: the samples are too few.
+            logged or out of range.
+        DataError: too few samples.
 
     Example::
 
@@ -170,32 +164,32 @@ def personalize(
         mine = MyModule.load_from_checkpoint("mine.ckpt")
     """
     if not shared:
-        raise ConfigurationError("shared=[]: give the checkpoint of at least one model.")
-    # Before the run, for a module may learn from it what it predicts, and so how large it is.
+        raise ConfigurationError("shared=[]: name at least one checkpoint.")
+    # Before the run, since a module may get its size from the checkpoint.
     module.on_load_checkpoint(load_model_checkpoint(shared[0]))
     data = Newcomer(_labelled(dataset), holdout=holdout, seed=seed, like=like)
-    with tempfile.TemporaryDirectory() as folder:  # an evaluation writes a record of its own, which nobody needs
+    with tempfile.TemporaryDirectory() as folder:  # for the evaluation's record, which is not needed
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
         with Run(trainer, "validate", module, data, None):
             if not trainer.loop.evaluates("val"):
                 raise ConfigurationError(
-                    f"{type(module).__name__} defines no validation_step: models are scored by what it logs."
+                    f"{type(module).__name__} must define validation_step, whose metrics score the models."
                 )
             return _mix(trainer, list(shared), out, monitor)
 
 
 def _labelled(dataset: Dataset) -> Dataset:
-    """The samples with a label, where labels that are missing can be told: NaN in all columns."""
+    """The samples that have a label; a label is missing if it is NaN in all columns."""
     try:
         targets = dataset_targets(dataset)
-    except DataError:  # nobody but the module knows where they are
+    except DataError:  # targets are not accessible
         return dataset
     if not targets.is_floating_point() or not len(targets):
         return dataset
     missing = targets.reshape(len(targets), -1).isnan().all(1)
     if missing.all():
-        raise DataError(f"none of the {len(targets)} samples has a label, by which models are scored: fill them in.")
+        raise DataError(f"none of the {len(targets)} samples has a label: scoring models needs labels.")
     if not missing.any():
         return dataset
     rank_zero_warn(f"{int(missing.sum())} of {len(targets)} samples have no label and are left out.")
@@ -203,41 +197,36 @@ def _labelled(dataset: Dataset) -> Dataset:
 
 
 def load_model_checkpoint(path: Path) -> dict[str, Any]:
-    """A single model's Lightning checkpoint, read without running any code from it.
+    """Read a model's Lightning checkpoint without executing code from it.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another kind.
+        CheckpointError: it is missing, damaged or not a model's checkpoint.
     """
     content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
     weights = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Give one of a run's models/.")
+        raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Use one of a run's models/.")
     return content
 
 
 def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -> None:
-    """Load a checkpoint's weights into a module.
-
-    Args:
-        module: the weights' owner.
-        path: of the checkpoint, for the message.
-        content: what :func:`load_model_checkpoint` read there.
+    """Load the weights of a checkpoint, read by :func:`load_model_checkpoint`, into a module.
 
     Raises:
-        CheckpointError: they are another model's.
+        CheckpointError: the checkpoint belongs to another model.
     """
     module.on_load_checkpoint(content)
     try:
         module.load_state_dict(content["state_dict"], strict=module.strict_loading)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} is of another model than {type(module).__name__} as given here:"
-            f" {' '.join(str(error).split())[:300]}. Give the model the arguments that it was trained with."
+            f"{path} does not fit {type(module).__name__}: {' '.join(str(error).split())[:300]}. Use the arguments that"
+            " the model was trained with."
         ) from error
 
 
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:
-    """Score, mix, measure and write, inside a run."""
+    """Score, mix, evaluate and write, inside a run."""
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
     name, metric, values = _score(scored, monitor, len(shared))
@@ -245,7 +234,7 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
     mixture = mixture_weights(values, metric.higher_is_better)
     personal_weights = _mixture(trainer, shared, mixture.tolist())
     uniform = [ClientReport()] * len(reports[0])
-    if values.isfinite().all():  # a model that diverged is no reason to refuse one in which it has no part
+    if values.isfinite().all():  # a model that diverged only affects the uniform mixture
         uniform = _evaluate(trainer, _mixture(trainer, shared, [1.0] * len(shared)))
     personal = _evaluate(trainer, personal_weights)
     if out is not None:
@@ -268,7 +257,7 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
 
 
 def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]:
-    """What a model logs on each part of the samples that is not empty."""
+    """Metrics of a model on each non-empty part of the samples."""
     trainer.loop.call("on_validation_start")
     reports = [trainer.loop.evaluate(part, weights, "val") for part in (_SCORED, _HELD_OUT)]
     trainer.loop.call("on_validation_end")
@@ -276,13 +265,13 @@ def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]
 
 
 def _load(trainer: FederatedTrainer, path: Path) -> Weights:
-    """A model's weights, a copy."""
+    """Copy of a model's weights."""
     load_weights(trainer.module, path, load_model_checkpoint(path))
     return trainer.loop.flat.collect().clone()
 
 
 def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence[float]) -> Weights:
-    """``sum_k s_k w_k / sum_k s_k`` over the models whose share is above 0."""
+    """``sum_k s_k w_k / sum_k s_k`` over the models with positive share."""
     chosen = [(path, share) for path, share in zip(shared, shares, strict=True) if share > 0]
     reference = _load(trainer, chosen[0][0])
     total = WeightedSum(reference)
@@ -291,20 +280,20 @@ def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence
             total.add_(_load(trainer, path), share)
         except TrainingError as error:
             raise CheckpointError(
-                f"{path} cannot be averaged with {chosen[0][0].name}: one of them has weights that are not finite or"
-                " beyond all measure, its training diverged. Leave it out, or train again."
+                f"{path} cannot be averaged with {chosen[0][0].name}: one of them diverged, its weights are not finite"
+                " or too large. Remove it, or train again."
             ) from error
     return total.value(math.fsum(share for _, share in chosen))
 
 
 def _score(metrics: ClientMetrics, monitor: str | None, num_models: int) -> tuple[str, MetricSummary, Tensor]:
-    """The metric that models are scored by, and its value for each, [K]."""
+    """The scoring metric and its value for each model, [K]."""
     name = monitored_metric(metrics, monitor, default_score(metrics), "personalize")
     metric = metrics[name]
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
     if values.isnan().all():
         raise ConfigurationError(
-            f"{name} is NaN for all {num_models} shared models on these samples: look at the labels, or name another"
-            " metric (monitor)."
+            f"{name} is NaN for all {num_models} shared models on these samples: check the labels, or set another"
+            " monitor."
         )
     return name, metric, values

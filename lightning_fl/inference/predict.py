@@ -1,11 +1,11 @@
-"""Predictions for new samples as a table: the rows that were given, then what a run's models say of them."""
+"""Predictions for new samples as a table: the input columns, then the predictions of a run's models."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl import callbacks
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws, seed_default_generators
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
 from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
@@ -39,49 +39,50 @@ if TYPE_CHECKING:
 
 __all__ = ["ERROR_COLUMN", "RunPredictor", "predict"]
 
-#: The column that says why a row has no prediction.
+#: Column with the reason why a row has no prediction.
 ERROR_COLUMN = "error"
 
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Of a chunk: what each model says, and the spread if it is asked for."""
+    """Outputs of each model for a chunk, and their spread if requested."""
 
     models: list[Outputs]
     spread: Outputs | None = None
 
 
 class RunPredictor:
-    """The models of a finished run that predict, loaded once for any number of samples.
+    """Models of a finished run, loaded once for any number of samples.
 
     Args:
         run: the run's folder.
-        model: a client's name, "shared", "shared_K", "best" (the client's that did best on its own validation data),
-            "all" or "snapshots"; ``None`` for the shared model. See
-            :func:`lightning_fl.inference.models.choose_models`.
-        trust: the run's ``config.yaml`` may name classes that are not of this package: their code runs.
+        model: "shared", "shared_K", a client's name, "best", "all" or "snapshots", see
+            :func:`lightning_fl.inference.models.choose_models`; ``None`` for the shared model.
+        trust: allow classes outside of this package in the run's ``config.yaml``, whose code is executed.
         accelerator: "cpu", "cuda" or "auto".
-        batch_size: most samples in a batch; ``None`` for as many as in an evaluation of the run.
-        rows: most rows in a chunk: what is in memory at once.
-        workers: processes that read molecules; ``None`` for one per core, or one for few.
-        smiles_column: the column of SMILES, where it is another one than the run's.
-        similarity: add the Tanimoto similarity to the nearest training molecule; the run's data are opened for it.
-        others: folders of runs of the same recipe with other seeds, whose models predict too.
-        interval: add conformal intervals that hold the truth with this probability (a regression).
-        calibrate: correct probabilities as validation data ask for, "platt" or "isotonic" (a classification).
-        spread: add the standard deviation over the models that predict.
-        mc_dropout: add the deviation over so many passes with dropout; depends on ``rows`` and ``batch_size``.
+        batch_size: maximum number of samples; ``None`` for the run's evaluation batch size.
+        rows: maximum number of rows in memory.
+        workers: processes that read molecules; ``None`` for one per core, or one for few molecules.
+        smiles_column: column of SMILES; default the run's.
+        similarity: add the Tanimoto similarity to the nearest training molecule; reads the run's data.
+        others: folders of runs of the same recipe with other seeds, whose models are added.
+        interval: add conformal intervals with this coverage (regression).
+        calibrate: calibrate probabilities with "platt" or "isotonic" (classification).
+        spread: add the standard deviation over models.
+        mc_dropout: add the standard deviation over this many passes with dropout; depends on ``rows`` and
+            ``batch_size``.
 
     Raises:
-        ConfigurationError: there is no such run or model, or an argument is out of range.
+        ConfigurationError: unknown run or model, or an argument out of range.
         CheckpointError: a file of the run is damaged.
-        DataError: the run's data, opened for ``similarity``, are not there.
+        DataError: the run's data, needed for ``similarity``, cannot be read.
 
     Attributes:
         run: the run.
-        models: those that predict.
+        models: the loaded models.
     """
 
+    @checked
     def __init__(
         self,
         run: str | Path,
@@ -89,9 +90,9 @@ class RunPredictor:
         model: str | None = None,
         trust: bool = False,
         accelerator: str = "auto",
-        batch_size: int | None = None,
-        rows: int = 2_000,
-        workers: int | None = None,
+        batch_size: Count | None = None,
+        rows: Count = 2_000,
+        workers: Count | None = None,
         smiles_column: str | None = None,
         similarity: bool = False,
         others: Sequence[str | Path] = (),
@@ -100,7 +101,6 @@ class RunPredictor:
         spread: bool = False,
         mc_dropout: int | None = None,
     ) -> None:
-        check_counts(self, batch_size=batch_size, rows=rows, workers=workers)
         self._uncertainty = Uncertainty(interval, calibrate, spread, mc_dropout)
         self.run = TrainedRun.read(Path(run).expanduser())
         self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
@@ -109,17 +109,17 @@ class RunPredictor:
                 rank_zero_warn(f"{self.run.folder}: {name} evaluated models {note}. These predictions lack that.")
         self._data = made.data
         self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
-        # The other cores read molecules, for which a model waits; several threads would take them away.
+        # The other cores read molecules, which takes longer than the model.
         own = 1 if isinstance(made.data, MoleculeDataModule) else None
         self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
-        runs = [(each.measured_as, self.run) for each in self.models]
+        runs = [(each.calibration_name, self.run) for each in self.models]
         for number, folder in enumerate(others, start=2):
             other = TrainedRun.read(Path(folder).expanduser())
             check_same_data(self.run, other)
             found, _ = load_models(other, choose_models(other, model), trust=trust, accelerator=accelerator)
             self.models += [replace(each, name=f"{each.name}_{number}") for each in found]
-            runs += [(each.measured_as, other) for each in found]
+            runs += [(each.calibration_name, other) for each in found]
         self._uncertainty.check_models(len(self.models))
         self._predictors = [
             Predictor(
@@ -131,22 +131,23 @@ class RunPredictor:
             )
             for each in self.models
         ]
-        self._learn_uncertainty(runs)
+        self._prepare_uncertainty(runs)
         self._similarity = None
         if similarity:
             from lightning_fl.inference.similarity import TrainingSimilarity
 
             self._similarity = TrainingSimilarity(made.data, self.run.summary["seed"])
 
-    def _learn_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
-        """Read what the runs measured of the models, and find layers of dropout, as far as it is asked for.
+    def _prepare_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
+        """Read calibrations and find dropout layers, if requested.
 
-        ``runs``: of each model the name of its file and the run that it is of.
+        Args:
+            runs: for each model its name in ``calibration.json`` and its run.
         """
         asked, naming = self._uncertainty, self._naming
         self._widths: list[float] | None = None
         if asked.interval is not None:
-            measured = calibrations_of(self.run, self.models[0].measured_as, "--interval", "regression", naming)
+            measured = calibrations_of(self.run, self.models[0].calibration_name, "--interval", "regression", naming)
             self._widths = half_widths(measured, asked.interval, naming)
         self._calibrations = [
             calibrations_of(run, name, "--calibrate", "classification", naming)
@@ -160,7 +161,7 @@ class RunPredictor:
         ]
 
     def _predict(self, chunk: Unlabelled, number: int) -> _Predicted:
-        """What the models say of a chunk, the ``number``-th."""
+        """Predict the chunk with this number."""
         with isolated_draws():
             seed_default_generators(self.run.summary["seed"], number, "predictions")
             models = [self._outputs(place, chunk) for place in range(len(self.models))]
@@ -174,24 +175,25 @@ class RunPredictor:
         return _Predicted(models, total_spread(members))
 
     def _outputs(self, place: int, chunk: Unlabelled) -> Outputs:
-        """One model's, corrected where that is asked for."""
+        """Outputs of one model, calibrated if requested."""
         outputs = self._predictors[place](chunk)
         if self._uncertainty.calibrate is None:
             return outputs
         return calibrated(outputs, self._calibrations[place], self._uncertainty.calibrate)
 
     def chunks(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
-        """The table in chunks, in the order of the rows.
+        """Predict in chunks, in the order of the rows.
 
         Args:
-            source: a file, ``-`` for standard input, a table, or a list of SMILES; a folder or ``.npz`` file of images.
+            source: a CSV file, ``-`` for standard input, a table, or a list of SMILES; a folder or ``.npz`` file of
+                images.
 
         Yields:
-            All columns and rows that were given; then, for each target, the predictions; then ``error``, empty where
-            there is a prediction. A name that is taken becomes ``NAME_predicted``.
+            All input columns, the predictions of each target, and ``error``, empty if there is a prediction. A name
+            that is already used becomes ``NAME_predicted``.
 
         Raises:
-            DataError: the source is missing, damaged or empty, or of none of its rows there is a prediction.
+            DataError: the source is missing, damaged or empty, or no row could be predicted.
         """
         tables = self._tables(source)
         while True:
@@ -211,19 +213,19 @@ class RunPredictor:
                 outputs = self._predict(chunk, number) if chunk.kept else None
                 waiting.append((chunk, outputs))
                 if known is None:
-                    if outputs is None:  # the columns are not known yet
+                    if outputs is None:  # columns still unknown
                         continue
                     known = list(self._columns(outputs))
                 yield from (self._table(each, of_models, known) for each, of_models in waiting)
                 waiting = []
         if known is None:
+            count = sum(len(chunk.frame) for chunk, _ in waiting)
             raise DataError(
-                f"{name_of_source(source)}: no prediction can be made for any of its"
-                f" {sum(len(chunk.frame) for chunk, _ in waiting)} rows; the first: {first_error}."
+                f"{name_of_source(source)}: none of its {count} rows can be predicted; first error: {first_error}."
             )
 
     def _columns(self, predicted: _Predicted) -> dict[str, np.ndarray]:
-        """The k predictions under the names that they would have alone."""
+        """Columns of k predictions, before names are made unique."""
         outputs = predicted.models
         mean = outputs[0] if len(outputs) == 1 else mean_outputs(outputs)
         columns = model_columns(mean, self._naming)
@@ -254,37 +256,21 @@ class RunPredictor:
         return table
 
 
-def predict(
-    run: str | Path,
-    samples: NewSamples,
-    *,
-    model: str | None = None,
-    trust: bool = False,
-    accelerator: str = "auto",
-    batch_size: int | None = None,
-    workers: int | None = None,
-    smiles_column: str | None = None,
-    similarity: bool = False,
-    others: Sequence[str | Path] = (),
-    interval: float | None = None,
-    calibrate: CalibrationMethod | None = None,
-    spread: bool = False,
-    mc_dropout: int | None = None,
-) -> "pd.DataFrame":
-    """Predict new samples with a finished run's model: ``lightning-fl predict RUN FILE`` from Python.
+def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFrame":
+    """Predict new samples with a finished run's model, like ``lightning-fl predict RUN FILE``.
 
     Args:
         run: the run's folder.
-        samples: a CSV file, a table, or a list of SMILES; a folder or ``.npz`` file of images. No targets are needed.
-        model: the shared model, unless another is named; for this and all that follow see :class:`RunPredictor`.
+        samples: a CSV file, a table, or a list of SMILES; a folder or ``.npz`` file of images. Needs no targets.
+        **options: of :class:`RunPredictor`, such as ``model`` and ``interval``.
 
     Returns:
-        The rows and columns that were given, the predictions under the targets' names (``TARGET_predicted`` where the
-        samples have that column), and ``error``.
+        The input columns, the predictions under the targets' names (``TARGET_predicted`` if the samples have that
+        column), and ``error``.
 
     Raises:
-        ConfigurationError, CheckpointError: as for :class:`RunPredictor`.
-        DataError: the samples are missing, damaged or empty, or nothing can be predicted for any.
+        ConfigurationError, CheckpointError: as :class:`RunPredictor`.
+        DataError: the samples are missing, damaged or empty, or none can be predicted.
 
     Example::
 
@@ -294,22 +280,7 @@ def predict(
     """
     import pandas as pd
 
-    predictor = RunPredictor(
-        run,
-        model=model,
-        trust=trust,
-        accelerator=accelerator,
-        batch_size=batch_size,
-        workers=workers,
-        smiles_column=smiles_column,
-        similarity=similarity,
-        others=others,
-        interval=interval,
-        calibrate=calibrate,
-        spread=spread,
-        mc_dropout=mc_dropout,
-    )
-    table = pd.concat(list(predictor.chunks(samples)))
+    table = pd.concat(list(RunPredictor(run, **options).chunks(samples)))
     if isinstance(samples, pd.DataFrame):
         table.index = samples.index
     return table
@@ -317,7 +288,7 @@ def predict(
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Meanwhile torch uses so many threads; ``None`` for as many as before."""
+    """Set torch's number of threads temporarily; ``None`` changes nothing."""
     before = torch.get_num_threads()
     try:
         if number is not None:
@@ -328,7 +299,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarray:
-    """Values [k] at their rows of n; NaN, or ``None`` for anything but floating numbers, where there is none."""
+    """Values [k] at their rows of n; missing ones are NaN, or ``None`` if not floating point."""
     if values is not None and values.dtype.kind != "f":
         column = np.full(count, None, dtype=object)
     else:

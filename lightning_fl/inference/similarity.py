@@ -1,4 +1,4 @@
-"""How near a new molecule lies to the molecules that a run was trained on."""
+"""Similarity of new molecules to a run's training molecules."""
 
 from typing import Any
 
@@ -21,41 +21,41 @@ _RADIUS, _BITS = 2, 2048
 class TrainingSimilarity:
     """Tanimoto similarity of Morgan fingerprints to each client's nearest training molecule.
 
-    Fingerprints of radius 2, 2048 bits (Rogers and Hahn 2010, https://doi.org/10.1021/ci100050t); 1 for equal
-    fingerprints, 0 for nothing in common. Of a client's data nothing but this number is told.
+    Fingerprints of radius 2 with 2048 bits (Rogers and Hahn 2010, https://doi.org/10.1021/ci100050t); 1 for equal
+    fingerprints, 0 for no common bits. Reveals nothing else of a client's data.
 
     Args:
-        data: the run's data module, not set up; its data are opened again, by the recipe.
-        seed: the run's, by which clients got them.
+        data: the run's data module, before ``setup``; its data are read again.
+        seed: of the run.
 
     Raises:
-        ConfigurationError: the run's data are no molecules.
-        DataError: they are not there.
+        ConfigurationError: the data are not molecules.
+        DataError: the data cannot be read.
 
     Attributes:
-        columns: ``similarity``, the largest over clients, and ``similarity@CLIENT`` where there are several.
+        columns: ``similarity``, the maximum over clients, and ``similarity@CLIENT`` for several clients.
     """
 
     def __init__(self, data: FederatedDataModule, seed: int) -> None:
         if not isinstance(data, MoleculeDataModule):
-            raise ConfigurationError("similarity: the run's data are no molecules; leave it out.")
+            raise ConfigurationError("similarity: the run's data are not molecules; remove this option.")
         try:
             with seeded_as(seed):
                 data.prepare_data()
                 data.setup("fit")
         except FederatedError as error:
-            raise DataError(f"similarity: the run's own data are opened for it, and that failed: {error}") from error
+            raise DataError(f"similarity: the run's data cannot be read: {error}") from error
         smiles = data.dataset.smiles
         self._clients: dict[str, list[Any]] = {}
         for client, name in enumerate(data.client_names()):
-            part = SharedDataModule.client_data(data, client, "train")  # of molecules, whatever graphs clients get
+            part = SharedDataModule.client_data(data, client, "train")  # molecules, not graphs
             places = part.indices if isinstance(part, Subset) else []
             self._clients[name] = [found for place in places if (found := _fingerprint(smiles[place])) is not None]
         several = [f"similarity@{name}" for name in self._clients] if len(self._clients) > 1 else []
         self.columns = ["similarity", *several]
 
     def __call__(self, chunk: Unlabelled) -> dict[str, np.ndarray]:
-        """The columns [k] of a chunk of molecules."""
+        """Columns [k] for a chunk of molecules."""
         from rdkit.DataStructs import BulkTanimotoSimilarity
 
         smiles = chunk.data.smiles

@@ -1,22 +1,23 @@
-"""How far predictions can be trusted: conformal intervals, calibrated probabilities, the spread of several models.
+"""Uncertainty of predictions: conformal intervals, calibrated probabilities, the spread of several models.
 
-Of M models whose N passes with dropout have means m_j and variances v_j, the spread is the root of
-``mean_j v_j + mean_j (m_j - m)^2``, the law of total variance with each model as likely; v_j is 0 without dropout.
-Dropout as a sample of models: Y. Gal, Z. Ghahramani, Dropout as a Bayesian approximation (ICML 2016,
-https://arxiv.org/abs/1506.02142). It is the models' disagreement, not the error: measurements' noise is not in it.
+For M equally likely models whose N passes with dropout have means m_j and variances v_j, the spread is the root of
+``mean_j v_j + mean_j (m_j - m)^2`` by the law of total variance; v_j is 0 without dropout. Dropout as a sample of
+models: Y. Gal, Z. Ghahramani, Dropout as a Bayesian approximation (ICML 2016, https://arxiv.org/abs/1506.02142). The
+spread measures the disagreement of models and does not include the noise of measurements.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Lt, doc
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.seeding import derive_seed, isolated_draws
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import check_fields
 from lightning_fl.functional.conformal import quantile_of_counts
 from lightning_fl.functional.probability_calibration import apply_isotonic, apply_platt
 from lightning_fl.inference.columns import Naming, model_columns
@@ -39,95 +40,84 @@ __all__ = [
 
 CalibrationMethod = Literal["platt", "isotonic"]
 
-#: What of the record of a run's data says who holds which samples, and not how a sample is read.
-_OF_SHARES = frozenset(
+#: Recorded fields that describe the distribution over clients and not how a sample is read.
+_DISTRIBUTION_FIELDS = frozenset(
     {"client_names", "client_sizes", "num_clients", "partitioner", "split", "split_seed", "stratified", "train_shares"}
 )
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """What is asked for beside the predictions.
+    """Options for the uncertainty of predictions.
 
     Attributes:
-        interval: wanted coverage of intervals, in (0, 1); columns ``TARGET_lower`` and ``TARGET_upper``.
-        calibrate: how probabilities are corrected.
-        spread: the standard deviation over the models that predict; columns ``TARGET_std``.
-        mc_dropout: passes with dropout, at least 2, whose deviation is in ``TARGET_std``.
+        interval: coverage of intervals; columns ``TARGET_lower`` and ``TARGET_upper``.
+        calibrate: calibration method of probabilities.
+        spread: standard deviation over models; columns ``TARGET_std``.
+        mc_dropout: number of passes with dropout, whose deviation is part of ``TARGET_std``.
     """
 
-    interval: float | None = None
+    interval: Annotated[float, Gt(0), Lt(1), doc("such as 0.9")] | None = None
     calibrate: CalibrationMethod | None = None
     spread: bool = False
-    mc_dropout: int | None = None
+    mc_dropout: Annotated[int, Ge(2)] | None = None
 
     def __post_init__(self) -> None:
-        check_numbers("", interval=self.interval, above=0, below=1, mend=", such as 0.9")
-        check_counts("", mc_dropout=self.mc_dropout, at_least=2)
-        if self.calibrate not in (None, *get_args(CalibrationMethod)):
-            raise ConfigurationError(
-                f"calibrate={self.calibrate!r}: choose one of {', '.join(get_args(CalibrationMethod))}."
-            )
+        check_fields(self)
 
     def check_models(self, count: int) -> None:
-        """Refuse what ``count`` models together cannot give."""
+        """Refuse options that do not apply to ``count`` models."""
         if self.spread and self.mc_dropout is None and count < 2:
             raise ConfigurationError(
-                "--spread is over several predictions, and one model predicts: add --model all or snapshots, --with"
-                " RUN (a run with another seed) or --mc_dropout N."
+                "--spread needs several models: add --model all or snapshots, --with RUN (a run with another seed) or"
+                " --mc_dropout N."
             )
         if self.interval is not None and count > 1:
-            raise ConfigurationError(
-                f"--interval is measured for each model alone, and the mean of {count} models predicts: name one with"
-                " --model."
-            )
+            raise ConfigurationError(f"--interval needs a single model, not {count}: choose one with --model.")
 
     @property
     def has_spread(self) -> bool:
-        """Whether there are columns of it."""
+        """Whether a spread is requested."""
         return self.spread or self.mc_dropout is not None
 
 
-def calibrations_of(run: TrainedRun, model: str, asked: str, kind: str, naming: Naming) -> list[TargetCalibration]:
-    """What the run measured of a model's T targets.
+def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:
+    """Read the calibrations of a model's T targets.
 
     Args:
         run: the run.
-        model: its name.
-        asked: the option that needs it, for messages.
-        kind: of targets that it is for.
+        model: its name in ``calibration.json``.
+        option: that needs the calibration, for messages.
+        kind: required kind of the targets.
         naming: of the targets.
 
     Raises:
-        ConfigurationError: the run measured nothing, not this model, or targets of the other kind.
+        ConfigurationError: no calibration of this model, or targets of another kind.
         CheckpointError: the file is damaged.
     """
     found = read_calibration(run.folder)
     if found is None:
         raise ConfigurationError(
-            f"{asked}: {run.folder} has no calibration.json: train with the callback Calibration (in"
-            " trainer.callbacks), which measures the models on validation data."
+            f"{option}: {run.folder} has no calibration.json: train with Calibration in trainer.callbacks."
         )
     if model not in found:
         raise ConfigurationError(
-            f"{asked}: {run.folder / 'calibration.json'} says nothing of the model {model}, which had no validation"
-            f" data or is not of the end of the run. It knows {listed(list(found), most=8)}."
+            f"{option}: {run.folder / 'calibration.json'} lacks the model {model}, which had no validation data or is"
+            f" not a final model. It has {listed(list(found), most=8)}."
         )
     targets = found[model]
     names = naming.targets if len(naming.targets) == len(targets) else tuple(map(str, range(len(targets))))
     other = [name for name, target in zip(names, targets, strict=True) if target.kind != kind]
     if other:
-        mend = "--calibrate" if kind == "regression" else "--interval"
-        what = "numbers" if kind == "regression" else "labels 0 and 1"
+        instead = "--calibrate" if kind == "regression" else "--interval"
         raise ConfigurationError(
-            f"{asked} is for {what}, which {listed(other, most=8)} {'is' if len(other) == 1 else 'are'} not: there is"
-            f" {mend} for these."
+            f"{option} is for {kind}, {listed(other, most=8)} {'is' if len(other) == 1 else 'are'} not: use {instead}."
         )
     return targets
 
 
 def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Naming) -> list[float]:
-    """Half the widths of the intervals of T targets, in their units.
+    """Half-widths of the intervals of T targets, in their units.
 
     Raises:
         ConfigurationError: a target has too few validation samples for the level.
@@ -139,20 +129,20 @@ def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Nami
             name = naming.targets[place] if len(naming.targets) == len(targets) else str(place)
             most = target.num_samples / (target.num_samples + max(target.num_clients, 1))
             reason = (
-                f"such intervals reach to {most:.3g} at most"
+                f"at most {most:.3g} is possible"
                 if quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
                 else "too few of their predictions are finite"
             )
             raise ConfigurationError(
                 f"--interval {level:g}: {name} has {target.num_samples} validation samples of {target.num_clients}"
-                f" clients, with which {reason}: ask for less, or train with more validation data."
+                f" clients, {reason}: lower the level, or train with more validation data."
             )
         widths.append(width)
     return widths
 
 
 def calibrated(outputs: Outputs, targets: Sequence[TargetCalibration], method: CalibrationMethod) -> Outputs:
-    """Probabilities [k, T], corrected; NaN for a target that had no label in validation."""
+    """Calibrated probabilities [k, T]; NaN for a target without validation labels."""
     values = _one_output(outputs, len(targets), "--calibrate")
     columns = []
     for place, target in enumerate(targets):
@@ -168,7 +158,7 @@ def calibrated(outputs: Outputs, targets: Sequence[TargetCalibration], method: C
 
 
 def interval_columns(outputs: Outputs, widths: Sequence[float], naming: Naming) -> dict[str, np.ndarray]:
-    """``TARGET_lower`` and ``TARGET_upper`` of each of T targets."""
+    """``TARGET_lower`` and ``TARGET_upper`` for each of T targets."""
     values = _one_output(outputs, len(widths), "--interval")
     width = values.new_tensor(widths)
     lower, upper = ({"": side.reshape(outputs[""].shape)} for side in (values - width, values + width))
@@ -177,17 +167,13 @@ def interval_columns(outputs: Outputs, widths: Sequence[float], naming: Naming) 
 
 
 def spread_columns(spread: Outputs, naming: Naming) -> dict[str, np.ndarray]:
-    """``COLUMN_std`` for every column of numbers that the models have."""
+    """``COLUMN_std`` for every numeric column."""
     found = model_columns(spread, naming)
     return {f"{name}_std": values for name, values in found.items() if values.dtype.kind == "f"}
 
 
 def total_spread(members: Sequence[Sequence[Outputs]]) -> Outputs:
-    """The standard deviation by the law of total variance, entry by entry.
-
-    Args:
-        members: of each of M models its passes, one or more.
-    """
+    """Standard deviation by the law of total variance, entry by entry, of M models with one or more passes each."""
     spread: Outputs = {}
     for name, first in members[0][0].items():
         if not first.is_floating_point():
@@ -200,7 +186,7 @@ def total_spread(members: Sequence[Sequence[Outputs]]) -> Outputs:
 
 
 class DropoutPasses:
-    """Predictions of a model with its dropout layers as in training, and all else as in evaluation.
+    """Predictions with dropout layers in training mode and all other layers in evaluation mode.
 
     Args:
         module: in evaluation mode.
@@ -208,7 +194,7 @@ class DropoutPasses:
         seed: of the run.
 
     Raises:
-        ConfigurationError: the module has no layer of dropout, or none that zeroes anything.
+        ConfigurationError: the module has no dropout layer with positive probability.
     """
 
     def __init__(self, module: nn.Module, count: int, seed: int) -> None:
@@ -217,12 +203,12 @@ class DropoutPasses:
         if not self._layers:
             raise ConfigurationError(
                 f"--mc_dropout {count}: {type(module).__name__} has no dropout layer with a probability above 0: train"
-                " with dropout (model.init_args.dropout of this package's models), or take --spread over several."
+                " with dropout (model.init_args.dropout), or use --spread with several models."
             )
         self._count, self._seed = count, seed
 
     def __call__(self, predict: Callable[[], Outputs], chunk: int) -> list[Outputs]:
-        """The passes over the chunk of this number, the same whenever it is asked for."""
+        """Predict the chunk with this number in all passes; deterministic."""
         found = []
         for layer in self._layers:
             layer.train()
@@ -238,33 +224,29 @@ class DropoutPasses:
 
 
 def check_same_data(run: TrainedRun, other: TrainedRun) -> None:
-    """Refuse a run whose models would see the samples in another way.
-
-    Who held which samples may differ; a table's scale, which clients' shares decide, may not.
+    """Refuse a run that reads samples differently; the distribution over clients may differ.
 
     Raises:
-        ConfigurationError: its record of the data, or the class of its model or data, is another one.
+        ConfigurationError: another data record, or another class of model or data.
     """
-    if _plain(run.summary["data"]) != _plain(other.summary["data"]) or _kinds(run) != _kinds(other):
+    if _identity(run) != _identity(other):
         raise ConfigurationError(
-            f"--with {other.folder}: its data or its kind of model are not those of {run.folder}: give runs of one"
-            " recipe that differ in their seed."
+            f"--with {other.folder}: its data or model differs from {run.folder}: use runs of one recipe with different"
+            " seeds."
         )
 
 
-def _plain(record: Mapping[str, object]) -> str:
-    """What a record says of how samples are read."""
-    return repr(sorted((name, value) for name, value in record.items() if name not in _OF_SHARES))
-
-
-def _kinds(run: TrainedRun) -> tuple[str, ...]:
+def _identity(run: TrainedRun) -> tuple[str, ...]:
+    """Everything that determines how samples are read, and the classes of model and data."""
+    record = sorted((name, value) for name, value in run.summary["data"].items() if name not in _DISTRIBUTION_FIELDS)
     named = (run.recipe[part] for part in ("model", "data"))
-    return tuple(str(part.get("class_path")) if isinstance(part, dict) else str(part) for part in named)
+    classes = [str(part.get("class_path")) if isinstance(part, dict) else str(part) for part in named]
+    return repr(record), *classes
 
 
-def _one_output(outputs: Outputs, num_targets: int, asked: str) -> Tensor:
-    """Values [k, T] of a model that returns one tensor."""
+def _one_output(outputs: Outputs, num_targets: int, option: str) -> Tensor:
+    """Values [k, T] of a model with a single output tensor."""
     values = outputs.get("")
     if len(outputs) != 1 or values is None or values.numel() != len(values) * num_targets:
-        raise ConfigurationError(f"{asked}: the model does not return one tensor with {num_targets} values per sample.")
+        raise ConfigurationError(f"{option}: the model must return one tensor with {num_targets} values per sample.")
     return values.reshape(len(values), num_targets)

@@ -52,12 +52,10 @@ def test_gains_are_drawn_of_the_last_validation_and_of_tests(tmp_path):
 
 
 def test_pictures_of_nothing_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"CoalitionFigure\.every_n_rounds=-1"):
-        CoalitionFigure(every_n_rounds=-1)
-    with pytest.raises(ConfigurationError, match="CoalitionFigure: no callback of this run forms coalitions"):
+    with pytest.raises(ConfigurationError, match="CoalitionFigure"):
         trainer(CoalitionFigure(), root=tmp_path).fit(TinyModule(), TinyClients())
     for callbacks in ([GainFigure()], [GainFigure(), LocalReference()]):
-        with pytest.raises(ConfigurationError, match="put LocalReference before it"):
+        with pytest.raises(ConfigurationError, match="GainFigure .*LocalReference"):
             trainer(*callbacks, root=tmp_path).fit(TinyModule(), TinyClients())
     run = trainer(LocalTraining(), LocalReference(), GainFigure(metric="auc"), root=tmp_path)
     with pytest.raises(ConfigurationError, match=r"GainFigure\.metric='auc' is not logged in val. Logged are: loss"):

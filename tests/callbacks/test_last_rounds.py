@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 
-from lightning_fl import CheckpointError, ConfigurationError, FederatedTrainer
+from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, LastRounds, ModelCheckpoint
 from lightning_fl.study.finished_run import FinishedRun
 
@@ -83,13 +83,3 @@ def test_a_resumed_run_has_the_same_figures(tmp_path: Path) -> None:
     run(tmp_path / "parts", LastRounds(num=3), Stop())
     resumed = run(tmp_path / "parts", LastRounds(num=3), ckpt="last")
     assert last_rounds(resumed) == last_rounds(whole)
-
-
-def test_a_checkpoint_of_something_else_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="it does not say which rounds LastRounds had evaluated"):
-        LastRounds().load_state_dict({})
-
-
-def test_no_round_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="LastRounds.num=0: give a number of at least 1"):
-        LastRounds(num=0)

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, displayed_metric
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.metrics import MetricSummary
 from lightning_fl.data.source import STAND_IN_LABEL
 
@@ -242,8 +242,3 @@ class TestTerminal:
         output = terminal.close()
         assert "hello from round 0" in output
         assert "hello from round 1" in output
-
-
-def test_every_n_rounds_is_checked():
-    with pytest.raises(ConfigurationError, match=r"ProgressDisplay\.every_n_rounds=0: give a number of at least 1"):
-        ProgressDisplay(every_n_rounds=0)

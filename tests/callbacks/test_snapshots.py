@@ -82,10 +82,10 @@ def test_what_cannot_be_asked_for():
             {"class_path": "Calibration"},
         ],
     )
-    with pytest.raises(ConfigurationError, match="snapshots of 2 shared models: name one .* such as shared_0_round_1"):
+    with pytest.raises(ConfigurationError, match="snapshots of 2 shared models.* shared_0_round_1"):
         predict(several, NEW, model="snapshots")
     assert len(list(several.glob("models/snapshots/round_*/shared_1.ckpt"))) == 5
-    with pytest.raises(ConfigurationError, match="nothing of the model shared_1_round_2, which .* not of the end of"):
+    with pytest.raises(ConfigurationError, match="shared_1_round_2"):
         predict(several, NEW, model="shared_1_round_2", interval=0.5)
-    with pytest.raises(ConfigurationError, match="holds no snapshots: train with the callback Snapshots"):
+    with pytest.raises(ConfigurationError, match="no snapshots.* Snapshots"):
         predict(fit("none", rounds=1, callbacks=()), NEW, model="snapshots")

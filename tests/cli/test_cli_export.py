@@ -61,7 +61,7 @@ def test_the_card_says_what_the_record_says(run, command):
     shown = {row[0]: row[1 + column] for row in rows[2:]}
     wanted = {**rmse["clients"], "**mean**": rmse["mean"], "**worst**": rmse["worst"]}
     assert shown == {name: f"{value:.4g}" for name, value in wanted.items()}
-    assert "3 clients trained it together by FedAvg in 3 rounds" in text
+    assert "3 clients trained it by FedAvg in 3 rounds" in text
     recipe = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     assert recipe == yaml.safe_load(Path("out/config.yaml").read_text())
     assert recipe["model"]["init_args"]["hidden_dim"] == 8
@@ -71,7 +71,7 @@ def test_the_card_says_what_the_record_says(run, command):
 def test_a_client_s_model_has_its_own_row_only(run, command):
     assert command("export", run, "--to-folder", "out", "--model", "assay_1")[0] == 0
     _, text = card()
-    assert "the model of the client assay_1" in text
+    assert "the model of client assay_1" in text
     assert "assay_0" not in text.partition("## Results")[2].partition("## Data")[0]
     assert Path("out/models/shared_0.ckpt").read_bytes() == (run / "models" / "assay_1.ckpt").read_bytes()
 
@@ -82,7 +82,7 @@ def test_nothing_is_overwritten(run, command):
     code, _, err = command("export", run, "--to-folder", "out")
     assert (code, err) == (
         2,
-        "error: out is there already and not empty: name a new folder with --to-folder.\n",
+        "error: out is not empty: choose a new folder with --to-folder.\n",
     )
     assert os.listdir("out") == ["mine.txt"]
     code, _, err = command("export", run, "--to-folder", "out/mine.txt/x")

@@ -11,7 +11,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph
 from lightning_fl.callbacks.figures.plots.run import make_figure
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -37,8 +37,8 @@ class GraphFigure(Callback):
 
     only_shows = True
 
-    def __init__(self, *, panels: int = 6) -> None:
-        check_counts(self, panels=panels)
+    @checked
+    def __init__(self, *, panels: Count = 6) -> None:
         self.panels = panels
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
+from lightning_fl.core.errors import did_you_mean, listed
 from lightning_fl.core.metrics import ClientMetrics
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
@@ -43,12 +43,8 @@ class HeldOutFigure(Callback):
     #: Of the file.
     picture: str
 
-    def __init__(self, *, split: Literal["test", "val"] = "test", target: int | str | None = None) -> None:
-        whose = type(self).__name__
-        if split not in ("test", "val"):
-            raise ConfigurationError(f"{whose}.split={split!r}: choose one of test, val.")
-        if not isinstance(target, str):
-            check_counts(self, target=target, at_least=0, mend=": a column of the targets, counted from 0")
+    @checked
+    def __init__(self, *, split: Literal["test", "val"] = "test", target: Size | str | None = None) -> None:
         self.split: Split = split
         self.target = target
 

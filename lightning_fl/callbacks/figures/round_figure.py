@@ -1,7 +1,7 @@
 """What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Size, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["RoundFigure"]
@@ -16,8 +16,8 @@ class RoundFigure(Callback):
 
     only_shows = True
 
-    def __init__(self, *, every_n_rounds: int = 0) -> None:
-        check_counts(self, every_n_rounds=every_n_rounds, at_least=0)
+    @checked
+    def __init__(self, *, every_n_rounds: Size = 0) -> None:
         self.every_n_rounds = every_n_rounds
 
     def on_round_end(self, trainer: TrainerSurface) -> None:

@@ -1,4 +1,4 @@
-"""Every client ends with the model of its own best round by validation, as in DPFL (Kharrat et al. 2025, section 4)."""
+"""Best model of each client by its own validation, as in DPFL (Kharrat et al. 2025, section 4)."""
 
 import math
 from collections.abc import Collection
@@ -7,6 +7,7 @@ from typing import Literal
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
+from lightning_fl.core.validation import checked
 from lightning_fl.data.module import Split
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
@@ -15,26 +16,25 @@ __all__ = ["BestClientModels"]
 
 
 class BestClientModels(Callback):
-    """Keeps each client's model of the round in which its validation was best; they are what fit ends with.
+    """Keeps each client's model of its own best round, in contrast to ``ModelCheckpoint`` with one best round for all.
 
-    ``ModelCheckpoint`` keeps one best round for all; here every client has its own. What is tested after fit and
-    written to ``models/`` are the kept models; ``FineTuning`` starts from them. Costs the memory of one more model a
-    client. A run that goes on from its last checkpoint goes on from the models of the last round, and remembers the
-    best ones.
+    The kept models are tested after fit and written to ``models/``; ``FineTuning`` starts from them. Takes the memory
+    of one more model per client. A resumed run continues with the models of the last round.
 
     Args:
-        monitor: validation metric; default the first one with "loss" in its name, else the first.
+        monitor: validation metric; default the first with "loss" in its name, else the first.
         mode: "min", "max", or "auto" for the metric's own direction.
-        before_averaging: judge also what a client's local training leaves, before it is averaged with others: one more
-            evaluation of each client in every round. For algorithms in which clients have models of their own (DPFL);
-            with FedAvg, a client's result would be a fine-tuned model.
+        before_averaging: also evaluate models after local training, before they are averaged, which takes one more
+            evaluation per client and round. For algorithms with a model per client (DPFL); with FedAvg the results
+            would be fine-tuned models.
 
     Raises:
-        ConfigurationError: the mode is unknown; in a run, the metric is not logged or validation is switched off.
+        ConfigurationError: in a run, the metric is not logged or validation is switched off.
     """
 
     role = "best models"
 
+    @checked
     def __init__(
         self,
         *,
@@ -42,26 +42,24 @@ class BestClientModels(Callback):
         mode: Literal["auto", "min", "max"] = "auto",
         before_averaging: bool = False,
     ) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise ConfigurationError(f"BestClientModels.mode={mode!r}: choose one of auto, min, max.")
         self.monitor = monitor
         self.mode = mode
         self.before_averaging = before_averaging
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Without validation there is no best round."""
+        """Refuse a run without validation."""
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluates("val"):
             raise ConfigurationError(
-                "BestClientModels goes by validation: set trainer.check_val_every_n_rounds to 1 or more, and give the"
-                " module a validation_step."
+                "BestClientModels needs validation: set trainer.check_val_every_n_rounds to at least 1, and define a"
+                " validation_step."
             )
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """A resumed run trains the models of the last round."""
+        """Continue a resumed run with the models of the last round."""
         trainer.federation.client_stores.pop("final_models", None)
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """Judge what local training left."""
+        """Evaluate the model after local training."""
         due = trainer.federation.current_round + 1
         if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
             return
@@ -75,7 +73,7 @@ class BestClientModels(Callback):
             self._keep_better(trainer, client, metric.value, higher, weights, due)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Keep the models of the clients that improved."""
+        """Keep the models of clients that improved."""
         if split != "val" or not trainer.round.fitting or not metrics:
             return
         metric = metrics[self._metric(metrics)]
@@ -97,12 +95,12 @@ class BestClientModels(Callback):
             kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """The kept ones, once the rounds are over."""
+        """Name the kept models, after the last round."""
         return f"{model}, of its best round" if trainer.federation.models_are_final else model
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """The kept models are the run's result."""
-        if trainer.federation.interrupted_by:  # the rounds are not over; a resumed run will come here
+        """Make the kept models final."""
+        if trainer.federation.interrupted_by:  # a resumed run will get here
             return
         for client, best in trainer.client_store("best_models").items():
             trainer.client_store("final_models").setdefault(client, best["weights"])  # fine-tuned ones stay

@@ -1,4 +1,4 @@
-"""What FedSoft asks of the turns of a round: whose they are, and the pull of a client's model to the cluster models.
+"""FedSoft's drawing of participants and its proximal term.
 
 Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
 https://arxiv.org/abs/2112.06053, algorithm 1.
@@ -19,20 +19,20 @@ __all__ = ["drawn_participants", "proximal_pull"]
 
 
 def drawn_participants(trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
-    """``Sel_s`` of every model s: so many clients for each, who feed the models that they are drawn for.
+    """Draw ``Sel_s``, the K contributors of every model s.
 
     Args:
         trainer: before a round.
-        possible: those who may be drawn, by their weights in the run's collaboration.
+        possible: candidates, drawn by their weights in the collaboration.
         number: K.
 
     Returns:
-        Those who are drawn for some model, counting alike, in the order of ``possible``.
+        Clients drawn for at least one model, with equal weights, in the order of ``possible``.
     """
     if any(one.weight is not None for one in possible):
         raise ConfigurationError(
-            "FedSoft.clients_per_model draws the clients of a model, who count alike; the callback that selects"
-            " clients gives them weights. Leave one of the two out."
+            "FedSoft.clients_per_model conflicts with the callback that selects clients, which sets their weights:"
+            " remove one of the two."
         )
     feeds: dict[int, list[int]] = {}
     clients = [one.client for one in possible]
@@ -46,13 +46,13 @@ def drawn_participants(trainer: TrainerSurface, possible: Sequence[Participant],
 def proximal_pull(
     models: Sequence[Weights], importance: Tensor, lam: float, spans: Sequence[Span]
 ) -> Callable[[Weights, Weights], None]:
-    """What adds ``λ (Σ_s u_ks w - Σ_s u_ks c_s)``, the gradient of ``λ/2 Σ_s u_ks |w - c_s|²``, to a client's.
+    """Gradient correction ``λ (Σ_s u_ks w - Σ_s u_ks c_s)`` of the proximal term ``λ/2 Σ_s u_ks |w - c_s|²``.
 
     Args:
         models: c_s, S of them.
         importance: u_k, shape [S].
         lam: λ.
-        spans: the parameters that are pulled.
+        spans: regularised parameters.
     """
     centre = linear_combination(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
     strength = lam * float(importance.sum())

@@ -1,4 +1,4 @@
-"""Fine-tuning: after the last round, or before every evaluation, clients train their models a little further."""
+"""Fine-tuning of clients' models after the last round or before every evaluation."""
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
@@ -6,7 +6,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.client import ClientState, LocalWork
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
@@ -15,38 +15,39 @@ __all__ = ["FineTuning"]
 
 
 class FineTuning(Callback):
-    """Makes every client's model personal by training on its own data: FedAvg + fine-tuning and its kin.
+    """Trains every client's model further on its own data, such as in FedAvg + fine-tuning.
 
-    At the end of the fit, it starts from the models of the best round (of each client's own, with
-    ``BestClientModels``; of the last, where nothing is monitored). What is tested after fit and written to ``models/``
-    are the fine-tuned models. A run that goes on from its last checkpoint goes on from the shared models.
+    At the end of the fit it starts from the models of the best round (with ``BestClientModels`` of each client's own,
+    without validation of the last). The fine-tuned models are tested after fit and written to ``models/``. A resumed
+    run continues with the shared models.
 
-    With ``every_evaluation`` it starts from what the client would be evaluated with, each time anew, and is thrown away
-    (Bao et al. 2023, FedCollab: two steps). What is monitored, tested and written to ``models/`` is then fine-tuned.
-    Rounds are trained to the same bits as without it.
+    With ``every_evaluation`` it fine-tunes temporarily before each evaluation (Bao et al. 2023, FedCollab: two steps);
+    then monitored, tested and exported models are all fine-tuned. The rounds have the same bits as without it.
 
     Args:
-        epochs: passes over a client's data; default (without ``steps`` either) twice the local work of a round.
+        epochs: passes over a client's data; without ``epochs`` and ``steps`` twice the local work of a round.
         steps: optimiser steps, instead of epochs.
         every_evaluation: before every evaluation and prediction instead of at the end of the fit.
 
     Raises:
-        ConfigurationError: a number is less than 1, or both are given.
+        ConfigurationError: both ``epochs`` and ``steps`` are set.
     """
 
     method_name = "+ fine-tuning"
     role = "fine-tuning"
 
-    def __init__(self, *, epochs: int | None = None, steps: int | None = None, every_evaluation: bool = False) -> None:
-        check_counts(self, epochs=epochs, steps=steps)
+    @checked
+    def __init__(
+        self, *, epochs: Count | None = None, steps: Count | None = None, every_evaluation: bool = False
+    ) -> None:
         if epochs is not None and steps is not None:
-            raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: drop one.")
+            raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: remove one.")
         self.epochs = epochs
         self.steps = steps
         self.every_evaluation = every_evaluation
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """What was fine-tuned, and how far."""
+        """Name the amount of fine-tuning."""
         if not (self.every_evaluation or trainer.federation.models_are_final):
             return model
         work = self._work(trainer)
@@ -54,7 +55,7 @@ class FineTuning(Callback):
         return f"{model}, fine-tuned by {count} {unit}{'s' * (count > 1)}"
 
     def evaluation_weights(self, trainer: TrainerSurface, client: int, weights: Weights) -> Weights:
-        """The client's model after its steps."""
+        """Fine-tune the client's model."""
         if not self.every_evaluation:
             return weights
         try:
@@ -72,14 +73,12 @@ class FineTuning(Callback):
         return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """A resumed run trains the shared models."""
+        """Continue a resumed run with the shared models."""
         trainer.federation.client_stores.pop("final_models", None)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Train every client's model."""
-        if (
-            self.every_evaluation or trainer.federation.interrupted_by
-        ):  # the rounds are not over; a resumed run will come here
+        """Fine-tune every client's model."""
+        if self.every_evaluation or trainer.federation.interrupted_by:  # a resumed run will get here
             return
         work = self._work(trainer)
         starts = self._starts(trainer)
@@ -99,7 +98,7 @@ class FineTuning(Callback):
         trainer.federation.models_are_final = True
 
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
-        """What each hosted client uses before fine-tuning."""
+        """Each hosted client's model before fine-tuning."""
         clients = [client for client in trainer.hosted_clients if client not in trainer.federation.absent_clients]
         if trainer.callback(BestClientModels) is not None:
             kept, device = trainer.client_store("best_models"), trainer.fabric.device

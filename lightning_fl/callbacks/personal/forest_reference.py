@@ -1,4 +1,4 @@
-"""What a random forest on fingerprints makes of each client's own data: what a graph network must be worth."""
+"""Random forests on fingerprints of each client's own molecules, as a reference for graph networks."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.functional.task_metrics import TaskName, task_scores
@@ -21,38 +21,37 @@ __all__ = ["ForestReference"]
 
 
 class ForestReference(Callback):
-    """Trains scikit-learn's random forest on Morgan counts for every client, on its own training molecules alone.
+    """Trains scikit-learn's random forest on Morgan counts for every client, on its own training molecules.
 
-    A forest on fingerprints (counts of Morgan environments of radius 2, folded to 2,048) is what chemists try first,
-    and often not beaten. Its metrics are logged as ``SPLIT/forest/NAME``, for each metric that the model logs too (of
-    :func:`~lightning_fl.functional.task_metrics.task_scores`), and stand in the table and in ``summary.json``. It is
-    trained once, when a split is first evaluated; of a client nothing but the metrics is told. A target of which a
-    client has one class only, or one value, is predicted to be that.
+    Features are counts of Morgan environments of radius 2, folded to 2,048. Metrics that the model logs as well (of
+    :func:`~lightning_fl.functional.task_metrics.task_scores`) are logged as ``SPLIT/forest/NAME`` and included in the
+    table and ``summary.json``; nothing else leaves a client. Forests are trained at the first evaluation. A target with
+    a single value in a client's training data is predicted as that value.
 
-    Needs molecules with SMILES and targets that are numbers or 0 and 1.
+    Needs molecules with SMILES, and targets that are numbers or 0 and 1.
 
     Args:
         num_trees: of each forest.
 
     Raises:
-        ConfigurationError: the number is out of range; at the first evaluation, if the data are no molecules.
+        ConfigurationError: at the first evaluation, the data are not molecules.
     """
 
     only_shows = True
 
-    def __init__(self, *, num_trees: int = 200) -> None:
-        check_counts(self, num_trees=num_trees)
+    @checked
+    def __init__(self, *, num_trees: Count = 200) -> None:
         self.num_trees = num_trees
         self._found: dict[tuple[int, Split], dict[str, float]] = {}
         self._forests: dict[int, list[Any]] = {}
         self._task: TaskName = "regression"
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Forget the forests of a run before."""
+        """Clear the forests."""
         self._found, self._forests = {}, {}
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Add the forests' metrics to those of the models."""
+        """Add the forests' metrics."""
         if not self._forests:
             self._fit(trainer)
         own = {}
@@ -68,7 +67,7 @@ class ForestReference(Callback):
                 metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=better)
 
     def _fit(self, trainer: TrainerSurface) -> None:
-        """The hosted clients' forests, one for each target."""
+        """Fit a forest for each hosted client and target."""
         data = trainer.datamodule
         summaries = trainer.target_summaries(_is_binary)
         self._task = "classification" if bool(summaries.all()) else "regression"
@@ -97,7 +96,7 @@ class ForestReference(Callback):
         return kind(n_estimators=self.num_trees, random_state=seed % 2**32, n_jobs=1).fit(rows, known)
 
     def _evaluate(self, data: FederatedDataModule, client: int, split: Split) -> dict[str, float]:
-        """The metrics of a hosted client's forests on a split; nothing where it has no sample."""
+        """Metrics of a hosted client's forests on a split; empty without samples."""
         if data.client_data(client, split) is None:
             return {}
         smiles, targets = _molecules(data, client, split)
@@ -134,7 +133,7 @@ def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[li
     smiles = getattr(base, "smiles", None)
     if smiles is None:
         raise ConfigurationError(
-            f"ForestReference: the data of {type(data).__name__} have no SMILES to take fingerprints of. Leave it out."
+            f"ForestReference needs SMILES, which the data of {type(data).__name__} lack: remove ForestReference."
         )
     targets = dataset_targets(part)
     chosen = part.indices if isinstance(part, Subset) else range(len(smiles))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, page
-from lightning_fl.core.validation import check_counts, check_numbers
+from lightning_fl.core.validation import Count, Fraction, Positive, checked
 from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records
 from lightning_fl.engine.probes.layer_trial import layer_misses_targets
 from lightning_fl.engine.probes.on_hosts import clients_without
@@ -64,21 +64,16 @@ class KNNPer(Callback):
     method_name = "kNN-Per"
     prediction_note = f"mixed with their clients' neighbours, which are not in a file: see {page('predict#neighbours')}"
 
+    @checked
     def __init__(
         self,
         *,
-        k: int = 10,
-        interpolation: float | Literal["validation"] = 0.5,
-        scale: float = 1.0,
+        k: Count = 10,
+        interpolation: Fraction | Literal["validation"] = 0.5,
+        scale: Positive = 1.0,
         layer: str | None = None,
         task: Literal["auto", "classes", "binary", "values"] = "auto",
     ) -> None:
-        check_counts(self, k=k)
-        if interpolation != "validation":
-            check_numbers(self, interpolation=interpolation, at_least=0, at_most=1)
-        check_numbers(self, scale=scale, above=0)
-        if task not in ("auto", "classes", "binary", "values"):
-            raise ConfigurationError(f"KNNPer.task={task!r}: give auto, classes, binary or values.")
         self.k, self.interpolation, self.scale, self.layer, self.task = k, interpolation, scale, layer, task
         self._tried = False
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, FederatedError, listed
-from lightning_fl.core.validation import check_counts
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.tensors import read_torch
@@ -41,6 +41,7 @@ class PretrainedWeights(Callback):
 
     several = True
 
+    @checked
     def __init__(
         self,
         *,
@@ -48,9 +49,8 @@ class PretrainedWeights(Callback):
         module: str = "encoder",
         prefix: str | None = None,
         freeze: bool = False,
-        unfreeze_after: int | None = None,
+        unfreeze_after: Count | None = None,
     ) -> None:
-        check_counts(self, unfreeze_after=unfreeze_after)
         if unfreeze_after is not None and not freeze:
             raise ConfigurationError(
                 f"PretrainedWeights.unfreeze_after={unfreeze_after}: it is for freeze=true; leave it out or freeze."

@@ -36,9 +36,9 @@ from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, shuffled
-from lightning_fl.core.validation import check_counts, warn_beyond_end
+from lightning_fl.core.validation import Count, checked, warn_beyond_end
 from lightning_fl.data.module import Split
-from lightning_fl.engine.probes.on_hosts import check_samples, check_split
+from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
@@ -83,25 +83,17 @@ class SoftAveraging(Callback):
     #: What curves are logged under.
     _curve = "soft_averaging"
 
+    @checked
     def __init__(
         self,
         *,
-        num_models: int,
-        every_n_rounds: int = 1,
-        initial_rounds: int = 1,
-        num_samples: int | None = 256,
+        num_models: Count,
+        every_n_rounds: Count = 1,
+        initial_rounds: Count = 1,
+        num_samples: Count | None = 256,
         split: Literal["train", "val"] = "train",
         personal_split: Literal["train", "val"] | None = None,
     ) -> None:
-        check_counts(
-            self,
-            num_models=num_models,
-            every_n_rounds=every_n_rounds,
-            initial_rounds=initial_rounds,
-            num_samples=num_samples,
-        )
-        check_split(f"{self._name}.split", split)
-        check_split(f"{self._name}.personal_split", personal_split or split)
         self.num_models = num_models
         self.every_n_rounds = every_n_rounds
         self.initial_rounds = initial_rounds

@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 from lightning_fl.callbacks import CalibrationFigure, ParityFigure, PrecisionRecallFigure, ROCFigure
 from lightning_fl.callbacks.figures.held_out import pair_outputs
 from lightning_fl.callbacks.figures.plots.classification import classification_curve, draw_classification
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.trainer.trainer import FederatedTrainer
 
@@ -150,5 +149,3 @@ def test_a_target_that_is_not_there_is_said(tmp_path):
         run(tmp_path, ROCFigure(target="toxik"))
     with pytest.warns(UserWarning, match="target=2, but there are 2 columns of targets"):
         run(tmp_path, ROCFigure(target=2))
-    with pytest.raises(ConfigurationError, match=r"ROCFigure\.split='train': choose one of test, val"):
-        ROCFigure(split="train")

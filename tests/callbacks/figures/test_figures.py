@@ -170,10 +170,6 @@ class TestCollaborationFigure:
         picture = trainer.run_log.directory / "figures" / "collaboration.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_option_is_checked(self):
-        with pytest.raises(ConfigurationError, match=r"CollaborationFigure\.every_n_rounds=-1: give a number of at"):
-            CollaborationFigure(every_n_rounds=-1)
-
 
 class Scripted(Callback):
     """Everybody takes part; after r rounds the weights are [1 + r, 1, 1] / (3 + r)."""
@@ -232,10 +228,6 @@ class TestSamplingWeightsFigure:
         ):
             make_trainer(SamplingWeightsFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
 
-    def test_option_is_checked(self):
-        with pytest.raises(ConfigurationError, match=r"SamplingWeightsFigure\.every_n_rounds=-2: give a number of at"):
-            SamplingWeightsFigure(every_n_rounds=-2)
-
 
 class TestContributionFigure:
     def test_lines_are_cumulated_and_bars_sorted(self, make_trainer, line_clients, line_module, shown):
@@ -265,10 +257,6 @@ class TestContributionFigure:
     def test_needs_values(self, make_trainer, line_clients, line_module):
         with pytest.raises(ConfigurationError, match=r"ContributionFigure draws the values of ShapleyRewards: add it"):
             make_trainer(ContributionFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
-
-    def test_option_is_checked(self):
-        with pytest.raises(ConfigurationError, match=r"ContributionFigure\.every_n_rounds=-1: give a number of at"):
-            ContributionFigure(every_n_rounds=-1)
 
 
 class TestParityFigure:
@@ -342,14 +330,6 @@ class TestParityFigure:
 
     def test_a_target_that_is_not_there(self):
         assert "target=3" in ParityFigure(target=3)._chosen(["only"])
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [({"split": "train"}, "ParityFigure.split='train': choose one of"), ({"target": -1}, "ParityFigure.target=-1")],
-    )
-    def test_options_are_checked(self, options, message):
-        with pytest.raises(ConfigurationError, match=message):
-            ParityFigure(**options)
 
 
 class TestLearningCurves:

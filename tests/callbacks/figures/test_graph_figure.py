@@ -44,7 +44,5 @@ def test_a_run_draws_it(tmp_path):
 
 
 def test_refusals():
-    with pytest.raises(ConfigurationError, match=r"panels=0: give a number of at least 1"):
-        GraphFigure(panels=0)
-    with pytest.raises(ConfigurationError, match="GraphFigure draws the choices of CollaborationGraph: put it before"):
+    with pytest.raises(ConfigurationError, match="GraphFigure .*CollaborationGraph"):
         trainer(GraphFigure(), CollaborationGraph()).fit(TinyModule(), TwoKinds())

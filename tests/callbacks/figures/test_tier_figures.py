@@ -228,13 +228,9 @@ class TestCallback:
         assert files == ["personal_acc.png", "tier_contributions.png"]
 
     def test_refuses_a_run_with_nothing_to_draw(self):
-        with pytest.raises(ConfigurationError, match="TierFigures draws what TierBidding and ShapleyRewards keep"):
+        with pytest.raises(ConfigurationError, match="TierFigures .*TierBidding"):
             fit(TierFigures())
 
     def test_comes_after_what_it_draws(self):
-        with pytest.raises(ConfigurationError, match="what TierBidding kept of a round: put it after them"):
+        with pytest.raises(ConfigurationError, match="TierFigures .*TierBidding"):
             fit(ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2))
-
-    def test_range(self):
-        with pytest.raises(ConfigurationError, match=r"TierFigures.every_n_rounds=-1: give a number of at least 0"):
-            TierFigures(every_n_rounds=-1)

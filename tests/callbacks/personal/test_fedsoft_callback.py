@@ -229,18 +229,9 @@ def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    for name, value, message in (
-        ("lam", -1, "a number of at least 0"),
-        ("sigma", 2, "a number from 0 to 1"),
-        ("clients_per_model", 0, "a number of at least 1"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"FedSoft.{name}={value}: give {message}"):
-            FedSoft(**{"num_models": 2, "lam": 0.1, name: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="FedSoft.num_models=7 for 6 clients"):
         fit(FedSoft(num_models=7, lam=0.1))
-    with pytest.raises(ConfigurationError, match="FedSoft.split='test'"):
-        FedSoft(num_models=2, lam=0.1, split="test")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="FedSoft.initial_rounds=4: a run of 3 rounds would never"):
+    with pytest.raises(ConfigurationError, match="FedSoft.initial_rounds=4"):
         fit(FedSoft(num_models=2, lam=0.1, initial_rounds=4))
 
     class Names(Callback):
@@ -251,7 +242,7 @@ def test_bad_settings_are_named() -> None:
         def select_clients(self, trainer: Any) -> Cohort:
             return Cohort(tuple(Participant(client, weight=1.0) for client in range(6)))
 
-    with pytest.raises(ConfigurationError, match="FedSoft lets clients feed several models.*Keep one of the two"):
+    with pytest.raises(ConfigurationError, match="FedSoft conflicts with"):
         fit(FedSoft(num_models=2, lam=0.1), Names())
-    with pytest.raises(ConfigurationError, match="clients_per_model draws .* gives them weights. Leave one"):
+    with pytest.raises(ConfigurationError, match="FedSoft.clients_per_model conflicts with"):
         fit(FedSoft(num_models=2, lam=0.1, clients_per_model=2), Weighs())

@@ -158,8 +158,6 @@ def test_a_personal_model_is_evaluated_kept_and_exported(tmp_path):
 
 
 def test_layers_that_are_not_there_are_named():
-    with pytest.raises(ConfigurationError, match=r"PersonalLayers\.layers=\[\]"):
-        PersonalLayers(layers=[])
     with pytest.raises(ConfigurationError, match=r"'linera' matches no layer.*did you mean 'linear'"):
         trainer(PersonalLayers(layers=["linera"])).fit(TinyModule(), TinyClients())
     with pytest.raises(ConfigurationError, match="whole model"):
@@ -213,11 +211,6 @@ def test_the_fine_tuned_models_are_tested_and_exported_and_a_longer_run_forgets_
 
 
 def test_fine_tuning_names_bad_settings_and_failures():
-    with pytest.raises(ConfigurationError, match=r"FineTuning\.epochs=0"):
-        FineTuning(epochs=0)
-    with pytest.raises(ConfigurationError, match=r"FineTuning\.epochs=1 and steps=2"):
-        FineTuning(epochs=1, steps=2)
-
     class Fragile(TinyModule):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)

@@ -144,12 +144,12 @@ def test_a_classification_has_no_scale_to_keep(tmp_path):
 
 def test_classes_are_not_weighed_over_different_targets(tmp_path):
     model = make_model(task="classification", class_weights="balanced")
-    with pytest.raises(ConfigurationError, match="class_weights='balanced' counts classes over all clients"):
+    with pytest.raises(ConfigurationError, match="class_weights='balanced'"):
         fit(tmp_path, model, [PrivateHeads()], laboratories(binary=True))
 
 
 def test_the_reference_is_named_after_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="name PrivateHeads first"):
+    with pytest.raises(ConfigurationError, match="PrivateHeads.*LocalReference"):
         fit(tmp_path, make_model(), [LocalReference(), PrivateHeads()])
 
 

@@ -213,16 +213,9 @@ def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    for name in ("num_models", "every_n_rounds", "initial_rounds", "num_samples"):
-        with pytest.raises(ConfigurationError, match=f"SoftAveraging.{name}=0: give a number of at least 1"):
-            SoftAveraging(**{"num_models": 2, name: 0})
-    with pytest.raises(ConfigurationError, match="SoftAveraging.split='test': choose train or val"):
-        SoftAveraging(num_models=2, split="test")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="SoftAveraging.personal_split='test': choose train or val"):
-        SoftAveraging(num_models=2, personal_split="test")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="SoftAveraging.num_models=7 for 6 clients"):
         fit(SoftAveraging(num_models=7))
-    with pytest.raises(ConfigurationError, match="SoftAveraging.initial_rounds=4: a run of 3 rounds would never"):
+    with pytest.raises(ConfigurationError, match="SoftAveraging.initial_rounds=4"):
         fit(SoftAveraging(num_models=2, initial_rounds=4))
     with pytest.raises(ConfigurationError, match=r"split='val': 4 of 6 clients have no .* is client_1\)"):
         fit(SoftAveraging(num_models=2, split="val"), data=MixedClients(with_val={0, 4}))
