@@ -94,5 +94,5 @@ def test_nothing_is_overwritten(run, command):
     path.unlink()  # it may be the same file as the shared one's
     torch.save(content, path)
     code, _, err = command("export", run, "--to-folder", "two", "--model", "all")
-    assert (code, err) == (2, "error: --model all: an export is of one model, not of 2: name one.\n")
+    assert (code, err) == (2, "error: --model all selects 2 models: choose one.\n")
     assert not Path("two").exists()

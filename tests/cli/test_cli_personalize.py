@@ -210,7 +210,7 @@ def test_faults_of_the_run(run, fault, tmp_path):
     recipe = yaml.safe_load(config.read_text())
     text = config.read_text()
     config.write_text(text.replace("hidden_dim: 4", "hidden_dim: 5"))
-    assert "shared_0.ckpt is of another model than MoleculeModel" in fault(run, "new.csv")
+    assert "shared_0.ckpt does not fit MoleculeModel" in fault(run, "new.csv")
     recipe["trainer"]["callbacks"] = [{"class_path": "PersonalLayers", "init_args": {"layers": ["head"]}}]
     config.write_text(yaml.safe_dump(recipe))
     assert "kept the layers ['head'] for themselves (PersonalLayers)" in fault(run, "new.csv")
@@ -328,7 +328,7 @@ def test_a_record_that_was_changed_is_named(run, fault):
         assert "summary.json is damaged (" in fault(run, "new.csv")
     data = {key: value for key, value in content["data"].items() if key != "target_names"}
     record.write_text(json.dumps(content | {"data": data}))
-    assert "summary.json does not say 'target_names' of the run's data" in fault(run, "new.csv")
+    assert "summary.json lacks 'target_names' of the run's data" in fault(run, "new.csv")
     record.write_text(json.dumps(content))
     recipe = yaml.safe_load(text)
     config.write_text(yaml.safe_dump({"data": recipe["data"]}))

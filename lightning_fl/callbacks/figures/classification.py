@@ -1,4 +1,4 @@
-"""Pictures of classifications: receiver operating characteristic, precision over recall, calibration."""
+"""Figures of classifications: ROC, precision-recall and calibration curves."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ __all__ = ["CalibrationFigure", "PrecisionRecallFigure", "ROCFigure"]
 
 
 class _ClassificationFigure(HeldOutFigure):
-    """Of probabilities: of class 1 [n] or [n, T] for targets 0 and 1, or of all classes [n, C] or [n, T, C].
+    """Base for predicted probabilities: of class 1 [n] or [n, T], or of all classes [n, C] or [n, T, C].
 
-    A panel for every target, or for every class of every target against the others. A client with labels of one class
-    only has no curve; a panel without any curve is left out, and its title says of whom.
+    Draws a panel per target, or per class of a target against the others. Clients with a single class have no curve;
+    panels without curves are left out.
     """
 
     kind: CurveKind
@@ -27,10 +27,10 @@ class _ClassificationFigure(HeldOutFigure):
         predictions, labels = found
         measured = labels[~labels.isnan()]
         if len(predictions) and not (float(predictions.min()) >= 0 and float(predictions.max()) <= 1):
-            return "predict_step returned values outside of 0 to 1; return probabilities."
+            return "predict_step returned values outside [0, 1]; return probabilities."
         most = predictions.shape[2] if predictions.ndim == 3 else 2
         if not bool(((measured == measured.round()) & (measured >= 0) & (measured < most)).all()):
-            return f"the targets are no classes from 0 to {most - 1}."
+            return f"the targets are not classes from 0 to {most - 1}."
         return found
 
     def _draw(
@@ -51,9 +51,9 @@ class _ClassificationFigure(HeldOutFigure):
 
 
 class ROCFigure(_ClassificationFigure):
-    """True over false positive rate of every client, and of all together, with the areas (AUROC).
+    """ROC curves of every client and of all together, with AUROC.
 
-    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
     """
 
     picture = "roc"
@@ -61,9 +61,9 @@ class ROCFigure(_ClassificationFigure):
 
 
 class PrecisionRecallFigure(_ClassificationFigure):
-    """Precision over recall of every client, and of all together, with average precision; dashed: the rate by chance.
+    """Precision-recall curves of every client and of all together, with average precision and the chance rate (dashed).
 
-    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
     """
 
     picture = "precision_recall"
@@ -71,9 +71,9 @@ class PrecisionRecallFigure(_ClassificationFigure):
 
 
 class CalibrationFigure(_ClassificationFigure):
-    """Share of positives over the mean probability, in ten bins of equal width, of every client and of all together.
+    """Calibration curves with ten bins of equal width, of every client and of all together.
 
-    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
     """
 
     picture = "calibration"

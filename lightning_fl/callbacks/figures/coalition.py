@@ -1,4 +1,4 @@
-"""Pictures of coalitions: distances, HCCT's merge tree, who was with whom over the rounds."""
+"""Figures of coalitions: distances, HCCT's merge tree, and the partition over rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,27 +18,27 @@ __all__ = ["CoalitionFigure"]
 
 
 class CoalitionFigure(RoundFigure):
-    """What the callback that forms coalitions found, in TensorBoard and in ``figures/``.
+    """Draws coalitions in TensorBoard and ``figures/``.
 
-    ``distances.png`` where it measures distances between clients (``FedCollab``): drawn before the first round, with
-    the clients of a coalition side by side. ``merge_tree.png`` of the last hierarchical partition (``HCCT``), and
-    ``partition.png``, every client's coalition over the rounds: drawn at the end of the fit.
+    ``distances.png`` shows distances between clients, ordered by coalition, before the first round (``FedCollab``);
+    ``merge_tree.png`` the last hierarchical partition (``HCCT``) and ``partition.png`` every client's coalition over
+    rounds, both at the end of the fit.
 
     Args:
-        every_n_rounds: also draw every n rounds; 0 for the times above only.
+        every_n_rounds: also draw every n rounds; 0 for never.
 
     Raises:
-        ConfigurationError: ``every_n_rounds`` is negative; at the start of a run, no callback forms coalitions.
+        ConfigurationError: at the start of a run, no callback forms coalitions.
     """
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
         super().__init__(every_n_rounds=every_n_rounds)
-        #: Rounds done, and every client's coalition then; kept when coalitions change, and in the last round.
+        #: Rounds done, and every client's coalition after each.
         self.rounds: list[int] = []
         self.assignments: list[list[int]] = []
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """A new fit starts an empty history."""
+        """Clear the history."""
         if stage == "fit":
             self.rounds, self.assignments = [], []
             if not any(callback.role == "collaboration" for callback in trainer.callbacks):
@@ -48,12 +48,12 @@ class CoalitionFigure(RoundFigure):
                 )
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Draw the distances that the first coalitions come from."""
+        """Draw the distances before the first round."""
         if trainer.federation.current_round == 0:
             self._draw_distances(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Keep the round's coalitions; draw what is due."""
+        """Keep the round's coalitions; draw if due."""
         labels = [coalition_of(trainer, client) for client in range(trainer.num_clients)]
         self.rounds.append(trainer.federation.current_round)
         self.assignments.append(labels)
@@ -64,7 +64,7 @@ class CoalitionFigure(RoundFigure):
         return {"rounds": list(self.rounds), "assignments": [list(labels) for labels in self.assignments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         self.rounds = list(state["rounds"])
         self.assignments = [list(labels) for labels in state["assignments"]]
 
@@ -120,7 +120,7 @@ class CoalitionFigure(RoundFigure):
 
 
 def _final_labels(hcct: HCCT) -> Sequence[int]:
-    """The groups after the last merge, as positions among the clients that were merged."""
+    """Groups after the last merge, as positions among the merged clients."""
     groups = {position: position for position in range(len(hcct.merged_clients))}
     for merge in hcct.merges:
         for position in (*merge.first, *merge.second):

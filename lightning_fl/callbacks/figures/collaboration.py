@@ -1,4 +1,4 @@
-"""A picture of who collaborates with whom."""
+"""Figure of the collaboration matrix."""
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -12,22 +12,21 @@ __all__ = ["CollaborationFigure"]
 
 
 class CollaborationFigure(RoundFigure):
-    """The collaboration matrix ``P A`` [N, N] as a heat map, in TensorBoard and as ``figures/collaboration.png``.
+    """Draws ``P A`` [N, N] as a heat map at the end of the fit, in TensorBoard and as ``figures/collaboration.png``.
 
-    Row i shows how much of each client's update is in what client i uses. Drawn at the end of the fit. Where all
-    clients use the same average there is nothing to see: a line of the log says so, and no picture is made.
+    Row i shows the share of each client's update in client i's model. Not drawn if all clients use the same average.
 
     Args:
-        every_n_rounds: also draw it every n rounds; 0 for the end only.
+        every_n_rounds: also draw every n rounds; 0 for the end only.
     """
 
     def draw(self, trainer: TrainerSurface) -> None:
-        """Draw the collaboration of now."""
+        """Draw the current collaboration."""
         if not trainer.is_global_zero:
             return
         matrix = trainer.federation.collaboration.matrix
         if torch.allclose(matrix, matrix[:1].expand_as(matrix)):
-            rank_zero_info("CollaborationFigure: all clients use the same average, of which there is nothing to draw")
+            rank_zero_info("CollaborationFigure draws nothing: all clients use the same average")
             return
         with drawing("collaboration"):
             figure = draw_matrix(

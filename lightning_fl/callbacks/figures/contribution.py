@@ -1,4 +1,4 @@
-"""A picture of what every client has contributed, over rounds."""
+"""Figure of the clients' contributions over rounds."""
 
 import torch
 from torch import Tensor
@@ -14,20 +14,19 @@ __all__ = ["ContributionFigure"]
 
 
 class ContributionFigure(RoundFigure):
-    """The clients' cumulated contributions, as lines over rounds and as sorted bars, in TensorBoard and as a file.
+    """Draws cumulated values of ``ShapleyRewards`` over rounds and as sorted bars.
 
-    They are those of ``ShapleyRewards``. Drawn at the end of the fit as ``figures/contributions.png``.
+    Drawn at the end of the fit, in TensorBoard and as ``figures/contributions.png``.
 
     Args:
-        every_n_rounds: also draw it every n rounds; 0 for the end only.
+        every_n_rounds: also draw every n rounds; 0 for the end only.
 
     Raises:
-        ConfigurationError: ``every_n_rounds`` is negative; at the start of a fit, ``ShapleyRewards`` is not among the
-            callbacks.
+        ConfigurationError: at the start of a fit, ``ShapleyRewards`` is missing.
     """
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run in which nothing can be drawn."""
+        """Refuse a run without ``ShapleyRewards``."""
         if stage == "fit":
             _rewards(trainer)
 
@@ -50,7 +49,7 @@ class ContributionFigure(RoundFigure):
 
 
 def _cumulated(values: list[dict[int, float]], num_clients: int) -> Tensor:
-    """[R, N], float64; NaN where a client has no value yet."""
+    """Cumulated values [R, N], float64; NaN before a client's first value."""
     rows, row = [], torch.full((num_clients,), torch.nan, dtype=torch.float64)
     for of_round in values:
         row = row.clone()
@@ -68,7 +67,6 @@ def _rewards(trainer: TrainerSurface) -> ShapleyRewards:
     rewards = trainer.callback(ShapleyRewards)
     if rewards is None:
         raise ConfigurationError(
-            "ContributionFigure draws the values of ShapleyRewards: add it to trainer.callbacks, or remove"
-            " ContributionFigure."
+            "ContributionFigure needs ShapleyRewards: add it to trainer.callbacks, or remove ContributionFigure."
         )
     return rewards

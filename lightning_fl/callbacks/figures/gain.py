@@ -1,4 +1,4 @@
-"""A picture of what every client gains over training alone."""
+"""Figure of each client's gain over training alone."""
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
@@ -13,16 +13,16 @@ __all__ = ["GainFigure"]
 
 
 class GainFigure(Callback):
-    """Each client's metric beside that of its local model, and the difference, in TensorBoard and ``figures/``.
+    """Draws each client's metric, that of its local model, and the difference, in TensorBoard and ``figures/``.
 
-    Drawn of the last validation of a fit (``gain_val.png``) and of every test (``gain_test.png``).
+    Drawn for the last validation of a fit (``gain_val.png``) and every test (``gain_test.png``).
 
     Args:
-        metric: its name without the split ("acc", "rmse"); ``None`` for the first that is no loss, else the first.
+        metric: name without the split ("acc", "rmse"); ``None`` for the first that is not a loss, else the first.
 
     Raises:
-        ConfigurationError: at the start of a run, ``LocalReference`` is not among the callbacks before this one; at an
-            evaluation, there is no such metric.
+        ConfigurationError: at the start of a run, ``LocalReference`` does not precede this callback; at an evaluation,
+            the metric is not logged.
     """
 
     only_shows = True
@@ -31,12 +31,11 @@ class GainFigure(Callback):
         self.metric = metric
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run in which nothing can be drawn."""
+        """Refuse a run without ``LocalReference``."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         if not any(isinstance(callback, LocalReference) for callback in before):
             raise ConfigurationError(
-                "GainFigure draws gains over local training: put LocalReference before it in trainer.callbacks, or"
-                " remove GainFigure."
+                "GainFigure needs LocalReference: put it before GainFigure in trainer.callbacks, or remove GainFigure."
             )
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
@@ -51,7 +50,7 @@ class GainFigure(Callback):
 
     def _draw(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         names = {metric_name(name, split): name for name in trainer.federation.gains.get(split, {})}
-        if not names:  # a checkpoint without local models; LocalReference said so
+        if not names:  # a checkpoint without local models, about which LocalReference has warned
             return
         chosen = self.metric or next((short for short in names if "loss" not in short), next(iter(names)))
         if chosen not in names:

@@ -1,4 +1,4 @@
-"""A picture of whom clients choose, over the rounds."""
+"""Figure of the collaborators that clients choose over the rounds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,16 +23,13 @@ _MEANINGS = ("", "may be chosen", "chosen", "itself")
 
 
 class GraphFigure(Callback):
-    """``figures/graph.png``, also in TensorBoard: row k shows whom client k takes models from, in some of the rounds.
-
-    Drawn at the end of the fit, of ``CollaborationGraph``'s choices.
+    """Draws the choices of ``CollaborationGraph`` at the end of the fit, in TensorBoard and as ``figures/graph.png``.
 
     Args:
-        panels: rounds shown, the first and the last among them.
+        panels: number of rounds shown, from the first to the last.
 
     Raises:
-        ConfigurationError: ``panels`` is less than 1; at the start of a run, ``CollaborationGraph`` is not among the
-            callbacks before this one.
+        ConfigurationError: at the start of a run, ``CollaborationGraph`` does not precede this callback.
     """
 
     only_shows = True
@@ -42,7 +39,7 @@ class GraphFigure(Callback):
         self.panels = panels
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run in which nothing can be drawn."""
+        """Refuse a run without ``CollaborationGraph``."""
         self._graph(trainer)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
@@ -67,8 +64,8 @@ class GraphFigure(Callback):
             if isinstance(callback, CollaborationGraph):
                 return callback
         raise ConfigurationError(
-            "GraphFigure draws the choices of CollaborationGraph: put it before GraphFigure in trainer.callbacks, or"
-            " remove GraphFigure."
+            "GraphFigure needs CollaborationGraph: put it before GraphFigure in trainer.callbacks, or remove"
+            " GraphFigure."
         )
 
 
@@ -81,15 +78,15 @@ def draw_graph(
     *,
     panels: int = 6,
 ) -> Figure:
-    """Who chose whom as a matrix per round: chosen, not chosen though a candidate, never asked.
+    """Draw a matrix per round: row k shows the collaborators and candidates of client k.
 
     Args:
         rounds: R round numbers.
-        chosen: of each round, client -> whom it chose.
-        candidates: client -> whom it may choose from.
+        chosen: for each round, client -> chosen collaborators.
+        candidates: client -> candidates.
         names: N client names.
-        source: where the data came from.
-        panels: rounds shown at most, evenly spread.
+        source: of the data.
+        panels: maximum number of rounds, evenly spread.
     """
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(panels, len(rounds))).round().astype(int)).tolist()
     columns = min(len(shown), 3)

@@ -1,4 +1,4 @@
-"""What pictures of held-out data have in common: every client's predictions and targets, brought to rank zero."""
+"""Base class of figures of held-out data, which collects predictions and targets of all clients on rank zero."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -19,28 +19,27 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HeldOutFigure", "Pairs", "pair_outputs"]
 
-#: client -> (predictions [n] or [n, C], targets [n]) of one target, missing values left out.
+#: client -> (predictions [n] or [n, C], targets [n]) of one target, without missing values.
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
 
 
 class HeldOutFigure(Callback):
-    """A picture of predictions against held-out targets, each client's own model on its own data.
+    """Figure of predictions against held-out targets, each client's own model on its own data.
 
-    Drawn after ``test`` (for ``split="val"``: after ``fit`` and ``validate``) as ``figures/NAME_SPLIT.png`` and in
-    TensorBoard. Missing targets (NaN) are left out. Where ``predict_step`` does not return what fits the targets, a
-    warning says what it returned and nothing is drawn.
+    Drawn after ``test`` (for ``split="val"`` after ``fit`` and ``validate``) as ``figures/NAME_SPLIT.png`` and in
+    TensorBoard. Missing targets (NaN) are ignored. If ``predict_step`` does not fit the targets, it warns and draws
+    nothing.
 
-    This brings every client's held-out targets and predictions to rank zero: do not use it where they must not leave
-    a silo.
+    Sends every client's held-out targets and predictions to rank zero: do not use it if they must not leave a silo.
 
     Args:
-        split: "test" or "val".
-        target: which of several targets: its number from 0 or its name; ``None`` for a panel of each.
+        split: of the data.
+        target: number from 0 or name of a target; ``None`` for a panel of each.
     """
 
     only_shows = True
-    several = True  # a picture for each split and target
-    #: Of the file.
+    several = True  # one for each split and target
+    #: File name.
     picture: str
 
     @checked
@@ -52,22 +51,22 @@ class HeldOutFigure(Callback):
     def _draw(
         self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str
     ) -> Figure | str:
-        """The picture, or what keeps it from being drawn.
+        """Return the figure, or the reason why it cannot be drawn.
 
         Args:
-            panels: target's name -> client -> its predictions and targets, n >= 1.
-            units: target's name -> its unit, "" if none is known.
+            panels: target -> client -> predictions and targets, n >= 1.
+            units: target -> unit; "" if unknown.
             names: of the clients.
-            source: where the data came from.
+            source: of the data.
         """
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Draw after ``test`` or ``validate``; a fit's own validations are left to :meth:`on_fit_end`."""
+        """Draw after ``test`` or ``validate``, not after a fit's validations."""
         if split == self.split and not trainer.round.fitting:
             self._show(trainer)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Draw the validation data under the last models, where that split is asked for."""
+        """Draw the validation data with the last models, if requested."""
         if self.split == "val":
             self._show(trainer)
 
@@ -81,7 +80,7 @@ class HeldOutFigure(Callback):
             return
         points = {client: found for client, found in collected.items() if isinstance(found, tuple)}
         data: Any = trainer.datamodule
-        # Data modules may name their targets and units; the contract does not ask for it.
+        # Optional attributes of data modules.
         known, units = getattr(data, "target_names", None), getattr(data, "target_units", None)
         count = next((targets.shape[1] for _, targets in points.values()), 1)
         named = list(known) if known else ["target"] if count == 1 else [f"target {number}" for number in range(count)]
@@ -114,16 +113,16 @@ class HeldOutFigure(Callback):
         rank_zero_warn(f"{type(self).__name__} draws nothing: {problem}")
 
     def _chosen(self, named: list[str]) -> list[int] | str:
-        """The numbers of the targets that are drawn."""
+        """Numbers of the drawn targets, or an error message."""
         if self.target is None:
             return list(range(len(named)))
         if isinstance(self.target, str):
             if self.target not in named:
                 hint = did_you_mean(self.target, named)
-                return f"target={self.target!r}: there is no such target{hint}, there are {listed(named)}."
+                return f"target={self.target!r}: unknown{hint}; the targets are {listed(named)}."
             return [named.index(self.target)]
         if self.target >= len(named):
-            return f"target={self.target}, but there are {len(named)} columns of targets (counted from 0)."
+            return f"target={self.target}: there are {len(named)} targets, counted from 0."
         return [self.target]
 
     def _file_name(self, named: list[str]) -> str:
@@ -131,9 +130,9 @@ class HeldOutFigure(Callback):
         return f"{self.picture}_{self.split}" + (f"_{number}" if number else "")
 
     def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
-        """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client; ``None`` for no data.
+        """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, ``None`` without data.
 
-        A text says what is wrong: errors become texts so that every rank still takes part in the exchange.
+        Errors are returned as texts, so that every rank takes part in the exchange.
         """
         batches = trainer.client_batches(client, self.split)
         if batches is None:
@@ -141,7 +140,7 @@ class HeldOutFigure(Callback):
         try:
             targets = batches.targets.cpu()
             outputs = trainer.predict_client(client, self.split)
-        except Exception as error:  # the user's predict_step may raise anything; a picture must not end a test
+        except Exception as error:  # an error in the user's predict_step must not end the test
             return f"{type(error).__name__}: {error}"
         return self._paired(outputs, targets)
 
@@ -150,13 +149,13 @@ class HeldOutFigure(Callback):
 
 
 def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor] | str:
-    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, or what keeps them from being paired.
+    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, or an error message.
 
     Args:
-        outputs: what ``predict_step`` returned, batch by batch: tensors [b, T] or [b]; with ``classes`` also [b, T, C],
-            or [b, C] for one target.
+        outputs: of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C] for one
+            target.
         targets: [n, T] or [n].
-        classes: a further dimension may be that of classes.
+        classes: allow a dimension of classes.
     """
     other = next((output for output in outputs if not isinstance(output, Tensor)), None)
     if other is not None:
@@ -174,14 +173,14 @@ def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) 
     found = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
     if found != tuple(columns.shape):
         return (
-            f"predict_step returned values of shape {found} in all, the targets have {tuple(columns.shape)}; return a"
-            " tensor shaped like the targets."
+            f"predict_step returned shape {found}, the targets have {tuple(columns.shape)}; return a tensor shaped like"
+            " the targets."
         )
     return torch.cat(rows).double(), columns.double()
 
 
 def present(points: Mapping[int, tuple[Tensor, Tensor]], number: int) -> dict[int, tuple[Tensor, Tensor]]:
-    """Predictions and measured values of one target, of the clients that have some."""
+    """Predictions and measured values of one target, for clients with any."""
     found = {}
     for client, (predictions, targets) in points.items():
         measured = ~targets[:, number].isnan()

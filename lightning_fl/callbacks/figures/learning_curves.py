@@ -1,4 +1,4 @@
-"""A picture of what the clients learned, over rounds."""
+"""Figure of learning curves over rounds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,12 @@ __all__ = ["LearningCurves"]
 
 
 class LearningCurves(Callback):
-    """The training loss and one validation metric over rounds: every client, their average and the worst client.
+    """Draws the training loss and a validation metric over rounds: every client, their mean and the worst client.
 
-    Drawn at the end of the fit, in TensorBoard and as ``figures/learning_curves.png``; the values are kept in the
-    run's checkpoints.
+    Drawn at the end of the fit, in TensorBoard and as ``figures/learning_curves.png``.
 
     Args:
-        monitor: the validation metric; ``None`` for the first loss, else the first that is logged.
+        monitor: validation metric; ``None`` for the first loss, else the first metric.
 
     Raises:
         ConfigurationError: at the first validation, ``monitor`` is not logged.
@@ -35,7 +34,7 @@ class LearningCurves(Callback):
         self.history: dict[str, dict[int, dict[str, Any]]] = {}
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """A new fit starts an empty history."""
+        """Clear the history."""
         if stage == "fit":
             self.history = {}
 
@@ -77,7 +76,7 @@ class LearningCurves(Callback):
         return {"history": {name: dict(rounds) for name, rounds in self.history.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         self.history = {name: dict(rounds) for name, rounds in state["history"].items()}
 
     def _record(self, done: int, name: str, metric: MetricSummary) -> None:
@@ -89,7 +88,7 @@ class LearningCurves(Callback):
         return list(rounds), [values[part] for values in rounds.values()]
 
     def _client_curves(self, name: str) -> dict[int, Curve]:
-        """Each client's curve over the rounds it took part in."""
+        """Curve of each client over its rounds."""
         curves: dict[int, tuple[list[int], list[float]]] = {}
         for done, values in self.history[name].items():
             for client, value in values["clients"].items():

@@ -1,4 +1,4 @@
-"""A picture of predictions against measurements."""
+"""Figure of predictions against measurements."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,9 +12,9 @@ __all__ = ["ParityFigure"]
 
 
 class ParityFigure(HeldOutFigure):
-    """Predicted over measured held-out values, coloured by client, each client's own model on its own data.
+    """Parity plot of held-out values, coloured by client.
 
-    See :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure` for its arguments and what leaves a client.
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
     """
 
     picture = "parity"

@@ -1,4 +1,4 @@
-"""What pictures of a run have in common: they are drawn at its end, and every few rounds if wanted."""
+"""Base class of figures that are drawn at the end of a run and every few rounds."""
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.validation import Size, checked
@@ -8,7 +8,7 @@ __all__ = ["RoundFigure"]
 
 
 class RoundFigure(Callback):
-    """Base of callbacks that draw what has happened up to a round.
+    """Base of callbacks that draw the history of a run.
 
     Args:
         every_n_rounds: also draw every n rounds; 0 for the end of the fit only.
@@ -21,13 +21,13 @@ class RoundFigure(Callback):
         self.every_n_rounds = every_n_rounds
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Draw what is due; the last round is drawn by :meth:`on_fit_end`."""
+        """Draw if due; :meth:`on_fit_end` draws the last round."""
         done = trainer.federation.current_round
         if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
             self.draw(trainer)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Draw all that happened."""
+        """Draw the whole run."""
         self.draw(trainer)
 
     def draw(self, trainer: TrainerSurface) -> None:

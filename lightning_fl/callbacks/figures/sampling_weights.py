@@ -1,4 +1,4 @@
-"""A picture of whom the sampling of clients favours, over rounds."""
+"""Figure of the clients' sampling weights over rounds."""
 
 from typing import Any
 
@@ -15,17 +15,16 @@ __all__ = ["SamplingWeightsFigure"]
 
 
 class SamplingWeightsFigure(RoundFigure):
-    """The sampling weights lambda [N] over rounds, a line per client, in TensorBoard and as a file.
+    """Draws the sampling weights lambda [N] over rounds, a line per client.
 
-    They are read after every round from the callback that decides the participation and has ``weights`` (such as
-    ``DROClientSampling``), and kept in the run's checkpoints: 8 bytes per round and client. Drawn at the end of the
-    fit as ``figures/sampling_weights.png``.
+    The weights are those of a callback for the participation, such as ``DROClientSampling``. Drawn at the end of the
+    fit, in TensorBoard and as ``figures/sampling_weights.png``. Checkpoints contain 8 bytes per round and client.
 
     Args:
-        every_n_rounds: also draw it every n rounds; 0 for the end only.
+        every_n_rounds: also draw every n rounds; 0 for the end only.
 
     Raises:
-        ConfigurationError: ``every_n_rounds`` is negative; at the start of a run, no callback has sampling weights.
+        ConfigurationError: at the start of a run, no callback has sampling weights.
     """
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
@@ -36,22 +35,22 @@ class SamplingWeightsFigure(RoundFigure):
 
     @property
     def history(self) -> Tensor:
-        """The weights, shape [R, N]; the first row is that of the start."""
+        """Weights, shape [R, N]; the first row is of the start."""
         return torch.stack(self._rows) if self._rows else torch.empty(0, 0, dtype=torch.float64)
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Find the callback to read from; a new fit starts an empty history."""
+        """Refuse a run without sampling weights; clear the history."""
         _sampling_weights(trainer)
         if stage == "fit":
             self.rounds, self._rows = [], []
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Keep the weights that the first round starts with."""
+        """Keep the initial weights."""
         if not self.rounds:
             self._record(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Keep the round's weights; draw what is due."""
+        """Keep the round's weights; draw if due."""
         self._record(trainer)
         super().on_round_end(trainer)
 
@@ -60,7 +59,7 @@ class SamplingWeightsFigure(RoundFigure):
         return {"rounds": list(self.rounds), "history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         self.rounds, self._rows = list(state["rounds"]), list(state["history"])
 
     def _record(self, trainer: TrainerSurface) -> None:
@@ -90,6 +89,6 @@ def _sampling_weights(trainer: TrainerSurface) -> Tensor:
         if callback.role == "participation" and isinstance(weights, Tensor):
             return weights
     raise ConfigurationError(
-        "SamplingWeightsFigure: no callback of this run has sampling weights. Add DROClientSampling to"
-        " trainer.callbacks, or remove SamplingWeightsFigure."
+        "SamplingWeightsFigure needs a callback with sampling weights: add DROClientSampling to trainer.callbacks, or"
+        " remove SamplingWeightsFigure."
     )

@@ -1,4 +1,4 @@
-"""Pictures of tiers, tokens and contributions during and after a run."""
+"""Figures of tiers, tokens and contributions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,36 +31,34 @@ __all__ = ["TierFigures"]
 
 
 class TierFigures(RoundFigure):
-    """What happened in a run of PI-FL, in TensorBoard and as files in ``figures/``; drawn at the end of the fit.
+    """Draws a run of PI-FL at the end of the fit, in TensorBoard and ``figures/``.
 
-    Of ``TierBidding``: ``tier_membership.png``, who trained which tier in which round, and ``tier_importance.png``, how
-    well the tiers' models do on the clients' data; with tokens ``token_balances.png`` and ``token_payments.png``. Of
-    ``ShapleyRewards``: ``tier_contributions.png``. And ``personal_METRIC.png``, how the validation of the clients' own
-    models is spread, against their local training where ``LocalReference`` has it.
+    For ``TierBidding``: ``tier_membership.png`` (tiers trained by each client over rounds), ``tier_importance.png``
+    (scores of the tiers' models on the clients' data), and with tokens ``token_balances.png`` and
+    ``token_payments.png``. For ``ShapleyRewards``: ``tier_contributions.png``. Always ``personal_METRIC.png``, the
+    distribution of the clients' validation results, and of their local models with ``LocalReference``.
 
     Args:
-        every_n_rounds: also draw them every n rounds; 0 for the end only.
+        every_n_rounds: also draw every n rounds; 0 for the end only.
 
     Raises:
-        ConfigurationError: ``every_n_rounds`` is negative; at the start of a fit, none of the callbacks named above is
-            there, or one comes after this one.
+        ConfigurationError: at the start of a fit, ``TierBidding`` and ``ShapleyRewards`` are missing, or one follows
+            this callback.
     """
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run in which nothing can be drawn."""
+        """Refuse a run without ``TierBidding`` and ``ShapleyRewards``."""
         if stage != "fit":
             return
         drawn = [callback for callback in trainer.callbacks if isinstance(callback, (TierBidding, ShapleyRewards))]
         if not drawn:
             raise ConfigurationError(
-                "TierFigures draws what TierBidding and ShapleyRewards keep: add one of them to trainer.callbacks, or"
-                " remove TierFigures."
+                "TierFigures needs TierBidding or ShapleyRewards: add one of them to trainer.callbacks, or remove"
+                " TierFigures."
             )
         later = trainer.callbacks[trainer.callbacks.index(self) :]
         if late := [type(callback).__name__ for callback in drawn if callback in later]:
-            raise ConfigurationError(
-                f"TierFigures draws what {' and '.join(late)} kept of a round: put it after them in trainer.callbacks."
-            )
+            raise ConfigurationError(f"TierFigures must follow {' and '.join(late)} in trainer.callbacks.")
 
     def draw(self, trainer: TrainerSurface) -> None:
         """Draw the whole history."""
@@ -128,10 +126,10 @@ def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callab
 
 
 def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]":
-    """The leading metric of the clients' own models, and of their local training."""
+    """The main metric of the clients' models and of their local training."""
     metrics = trainer.federation.metrics.get("val") or ClientMetrics()
     own = [name for name in metrics if not name.startswith("val/local/")]
-    # Accuracy and the like before a loss: the figures of the paper are of accuracy.
+    # Prefer accuracy to a loss, as in the paper.
     leading = next((name for name in own if metrics[name].higher_is_better), own[0] if own else None)
     if leading is None:
         return {}
@@ -152,7 +150,7 @@ def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]"
 
 
 def _cumulated(by_model: Sequence[Mapping[int, Mapping[int, float]]], num_clients: int) -> Tensor:
-    """Each client's contributions to each model, summed over rounds: [N, K], float64, NaN where there is none."""
+    """Contributions of each client to each model, summed over rounds: [N, K], float64, NaN without any."""
     num_models = 1 + max(model for of_round in by_model for model in of_round)
     totals = torch.full((num_clients, num_models), torch.nan, dtype=torch.float64)
     for of_round in by_model:

@@ -1,4 +1,4 @@
-"""kNN-Per: every client's predictions are mixed with those of its own nearest training samples.
+"""kNN-Per: interpolation of a model's predictions with those of the client's nearest training samples.
 
 Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022
 (https://arxiv.org/abs/2111.09360), Algorithm 1 and equations 4 to 6.
@@ -13,10 +13,9 @@ lambda_m    ``interpolation``, or the best of 0, 0.1, ..., 1 on the client's   s
             validation samples
 ==========  ==================================================================  ==============
 
-Differs from the paper: regression, by the neighbours' weighted mean; of shares with as many right answers that of the
-least loss. The layer's outputs are replaced while the run evaluates clients or predicts for them, inside and outside of
-a fit. Models that are exported are those of training: the neighbours tell of a client's training samples, and are in no
-file. docs/predict.md tells how :mod:`lightning_fl.functional.neighbors` mixes them in by hand.
+Differs from the paper: also regression, by the neighbours' weighted mean; ties between shares are broken by the loss.
+The layer's outputs are replaced while the run evaluates clients or predicts. Exported models lack the neighbours, which
+would reveal training samples; docs/predict.md shows how to add them with :mod:`lightning_fl.functional.neighbors`.
 """
 
 from collections.abc import Iterator
@@ -37,28 +36,26 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["KNNPer"]
 
-#: What modules of molecules call their tasks.
+#: Task names of molecule models.
 _TASKS: dict[object, Task] = {"regression": "values", "classification": "binary"}
 
 
 class KNNPer(Callback):
-    """Evaluates ``lambda p_knn(y | x) + (1 - lambda) p_model(y | x)``; training knows nothing of it.
+    """Evaluates ``lambda p_knn(y | x) + (1 - lambda) p_model(y | x)``; training is not affected.
 
     Args:
-        k: neighbours; all samples of a client that has fewer.
-        interpolation: the neighbours' share; "validation" for each client's best one on its validation samples.
+        k: number of neighbours, at most the number of a client's samples.
+        interpolation: lambda; "validation" for the best one of each client on its validation samples.
         scale: of squared distances, relative to the number of features.
-        layer: the submodule whose input is the embedding and whose output are logits, or values on the scale of the
-            targets (on that of the buffers ``target_mean`` and ``target_scale`` of a module that has them). ``None``
-            for the last ``nn.Linear``.
-        task: "classes" for whole numbers, "binary" for yes and no in any number of columns, "values" for regression;
-            "auto" by the module's ``task``, else by the targets.
+        layer: submodule with the embedding as input, and logits or target values as output (scaled by the module's
+            buffers ``target_mean`` and ``target_scale``, if present). ``None`` for the last ``nn.Linear``.
+        task: "classes" for class indices, "binary" for binary columns, "values" for regression; "auto" by the module's
+            ``task``, else by the targets.
 
     Raises:
-        ConfigurationError: an argument is out of range; before training, there is no such layer or no
-            ``validation_step``, the layer is given something else than one vector for each sample or gives something
-            else than what ``validation_step`` predicts by, steps are compiled, or a client has no validation samples
-            to choose its share by.
+        ConfigurationError: before training, the layer or ``validation_step`` is missing, the layer's input is not a
+            vector per sample or its output is not what ``validation_step`` predicts with, steps are compiled, or a
+            client lacks the validation samples for its lambda.
     """
 
     method_name = "kNN-Per"
@@ -78,15 +75,15 @@ class KNNPer(Callback):
         self._tried = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Compiled steps do not ask a layer for its hooks."""
+        """Refuse compiled steps, which bypass the hooks of layers."""
         self._tried = False
         if trainer.settings.compile:
             raise ConfigurationError(
-                "KNNPer replaces what a layer gives, and compiled steps do not ask layers: leave out trainer.compile."
+                "KNNPer replaces a layer's outputs, which compiled steps do not allow: remove trainer.compile."
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Look for the layer, and for validation samples where they choose the share."""
+        """Look up the layer, and check validation samples if they are needed."""
         self._found(trainer)
         if self.interpolation != "validation":
             return
@@ -94,14 +91,14 @@ class KNNPer(Callback):
             raise _no_choice(lacking)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Before the first round, try the layer on the first client."""
+        """Test the layer on the first client before the first round."""
         if self._tried or self.interpolation == 0:
             return
         self._tried = True
         trainer.on_hosts([0], lambda client: self._try(trainer, client), "KNNPer tries its layer")
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """How many neighbours have a say."""
+        """Name the number and share of neighbours."""
         if self.interpolation == 0:
             return model
         share = "chosen by validation" if self.interpolation == "validation" else f"{self.interpolation:g}"
@@ -133,7 +130,7 @@ class KNNPer(Callback):
             handle.remove()
 
     def _try(self, trainer: TrainerSurface, client: int) -> None:
-        """Refuse a layer that is not what the module predicts by."""
+        """Refuse a layer whose output is not what the module predicts with."""
         name, layer = self._found(trainer)
         weights = trainer.client_model(client)
         records = layer_records(trainer.loop, client, weights, "train", name, layer)
@@ -142,23 +139,23 @@ class KNNPer(Callback):
         fault = layer_misses_targets(trainer.loop, client, weights, layer, store.task, store.target_scales)
         if fault:
             raise ConfigurationError(
-                f"KNNPer, of the layer {name!r}: {fault}. Name the layer whose output are logits or values on the scale"
-                " of the targets (KNNPer.layer), or what they are (KNNPer.task); a module that learns targets on"
-                " another scale has buffers target_mean and target_scale."
+                f"KNNPer, of the layer {name!r}: {fault}. Set KNNPer.layer to the layer whose outputs are logits or"
+                " target values, or set KNNPer.task; a module with scaled targets needs the buffers target_mean and"
+                " target_scale."
             )
 
     def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
         module = trainer.module
         if not trainer.loop.evaluates("val"):
             raise ConfigurationError(
-                f"KNNPer embeds training samples by validation_step, and {type(module).__name__} has none: give it one."
+                f"KNNPer embeds training samples with validation_step, which {type(module).__name__} must define."
             )
         layers = dict(module.named_modules())
         linear = [name for name, part in layers.items() if isinstance(part, nn.Linear)]
         if self.layer is None and not linear:
             raise ConfigurationError(
-                f"KNNPer.layer: {type(module).__name__} has no nn.Linear; name the submodule whose input is the"
-                f" embedding, of {', '.join(name for name in layers if name)}."
+                f"KNNPer.layer: {type(module).__name__} has no nn.Linear; choose the submodule whose input is the"
+                f" embedding from {', '.join(name for name in layers if name)}."
             )
         name = linear[-1] if self.layer is None else self.layer
         if name not in layers or not name:
@@ -181,13 +178,13 @@ class KNNPer(Callback):
 
 def _no_choice(clients: list[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"KNNPer.interpolation=validation: {', '.join(clients)} without validation samples to choose the share by. Give"
-        " the data some (data.init_args.split), or KNNPer a number."
+        f"KNNPer.interpolation=validation: {', '.join(clients)} have no validation samples: set data.init_args.split"
+        " or a number."
     )
 
 
 def _target_scales(trainer: TrainerSurface, weights: Weights) -> tuple[Tensor, Tensor] | None:
-    """The mean and deviation that a module with some weights brings targets to its outputs' scale by."""
+    """Mean and deviation by which a module with these weights scales its targets."""
     flat = trainer.loop.flat
     present = flat.collect().clone()
     flat.load(weights)

@@ -1,4 +1,4 @@
-"""What each client gains over training alone.
+"""Gains of each client over training alone.
 
 Cho, Jhunjhunwala, Li, Smith, Joshi: To Federate or Not To Federate, 2022 (https://arxiv.org/abs/2205.14840), for the
 incentivised participation rate; Bao et al.: Optimizing the Collaboration Structure in Cross-Silo Federated Learning,
@@ -26,24 +26,22 @@ _STORE = "local_reference"
 
 
 class LocalReference(Callback):
-    """Trains every client's local model beside the federation and measures each client's gain over it.
+    """Trains a local model for every client alongside the federation and measures the gain over it.
 
-    The local model starts from the same initial weights and does in every round what a client's turn is (the same
-    batches in the same order, mixup and noise as configured, an optimiser of its own), but never meets another
-    client; a strategy's proximal term does not apply. It costs as much as the clients' own training and keeps one
-    model per client on the client's rank. Its metrics are logged as ``val/local/NAME``; the gains, as
-    ``val/NAME/gain`` (mean over clients), ``/ipr`` (share of clients that gain), ``/rsd`` (standard deviation of the
-    gains) and ``/harmed`` (share of clients that lose), for every metric and split, in the table and ``summary.json``.
+    The local model starts from the same initial weights and takes the same turns (batches, mixup, noise) with its own
+    optimiser, but without averaging and without the strategy's proximal term. This doubles the training time and keeps
+    one more model per client on its rank. Metrics are logged as ``val/local/NAME``, gains as ``val/NAME/gain`` (mean
+    over clients), ``/ipr`` (share of clients that gain), ``/rsd`` (standard deviation of the gains) and ``/harmed``
+    (share of clients that lose), for every metric and split, and included in the table and ``summary.json``.
 
-    The local models compared with are those of the same round as the federation's: those of the best round, where
-    that is what is tested.
+    Models of the same round are compared: in a test those of the best round.
 
     Args:
-        run: a finished run of ``LocalTraining`` on the same data, whose figures serve instead of training anew: its
-            folder or its ``summary.json``.
+        run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, whose metrics replace
+            the local training.
 
     Raises:
-        ConfigurationError: at the start of a run: ``run`` has no summary, or its data are others.
+        ConfigurationError: at the start of a run, ``run`` has no summary or other data.
         TrainingError: a client's local training fails.
     """
 
@@ -52,7 +50,7 @@ class LocalReference(Callback):
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Start every client's local model; or read the other run."""
+        """Initialise the local models, or read the other run."""
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
@@ -64,7 +62,7 @@ class LocalReference(Callback):
             trainer.client_store(_STORE)[client] = {"weights": own, "state": ClientState().state_dict()}
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """One turn of every client's local model."""
+        """Train every local model for one turn."""
         if self.run is not None:
             return
         store = trainer.client_store(_STORE)
@@ -95,7 +93,7 @@ class LocalReference(Callback):
             trainer.log("train/local/loss", math.fsum(known) / len(known))
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Evaluate the local models likewise and take the differences."""
+        """Evaluate the local models and compute gains."""
         reference = self._reference(trainer, split, metrics)
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
@@ -109,7 +107,7 @@ class LocalReference(Callback):
             return self._from_run(trainer, split, metrics)
         sizes = trainer.strategy.exchange({trainer.fabric.global_rank: len(trainer.client_store(_STORE))})
         if not any(sizes.values()):
-            rank_zero_warn("LocalReference: the checkpoint holds no local models; it is of a run without them.")
+            rank_zero_warn("LocalReference: the checkpoint contains no local models, its run did not train any.")
             return ClientMetrics()
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
@@ -148,13 +146,13 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"LocalReference.run={str(run)!r}: {path} is not the summary of a finished run ({type(error).__name__}:"
-            f" {error}). Give the folder of a run that LocalTraining was part of."
+            f" {error}). Name the folder of a run with LocalTraining."
         ) from error
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
     different = sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key))
     if different:
         raise ConfigurationError(
-            f"LocalReference.run={str(run)!r}: its data differ from this run's in {', '.join(different)}. Give a run on"
+            f"LocalReference.run={str(run)!r}: its data differ from this run's in {', '.join(different)}. Use a run on"
             " the same data with the same seed."
         )
     return figures

@@ -1,4 +1,4 @@
-"""Local training: every client alone, the baseline that collaboration has to beat."""
+"""Local training without collaboration, as a baseline."""
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
@@ -8,14 +8,11 @@ __all__ = ["LocalTraining"]
 
 
 class LocalTraining(Callback):
-    """Nobody collaborates: N models, each trained by its own client on its own data, from one initial model.
-
-    For a reference inside another algorithm's run see ``LocalReference``.
-    """
+    """Trains N models from one initial model, each by its own client; see also ``LocalReference``."""
 
     method_name = "training alone"
     role = "collaboration"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Everybody alone."""
+        """Set the collaboration to clients alone."""
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)

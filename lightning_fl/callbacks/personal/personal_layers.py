@@ -1,4 +1,4 @@
-"""Layers that stay with each client while the others are shared.
+"""Personal layers of each client; the other layers are shared.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019
 (https://arxiv.org/abs/1912.00818), Algorithms 1 and 2 (FedPer). With the normalisation layers it is FedBN (Li et al.:
@@ -20,19 +20,17 @@ __all__ = ["PersonalLayers"]
 
 
 class PersonalLayers(Callback):
-    """Some layers are never averaged; each client keeps its own, and is evaluated and exported with them.
+    """Excludes layers from averaging; each client keeps its own, for evaluation and export as well.
 
     A client that has not trained yet uses the initial ones.
 
     Args:
-        layers: names of submodules, parameters or buffers, as ``named_modules`` gives them, with the wildcards ``*``
-            and ``?``: ["classifier"], ["*.bn*"]. Or "normalization" for all layers that keep statistics of the data,
-            BatchNorm and InstanceNorm of any dimension, whatever their names: FedBN. Those that hold neither
-            parameters nor statistics count for nothing.
+        layers: names of submodules, parameters or buffers, with wildcards ``*`` and ``?``: ["classifier"], ["*.bn*"].
+            "normalization" for all BatchNorm and InstanceNorm layers with parameters or statistics: FedBN.
 
     Raises:
-        ConfigurationError: nothing is named; at the start of a run, a name matches nothing or everything, or no layer
-            of normalisation holds anything.
+        ConfigurationError: no layers; at the start of a run, a name matches nothing or everything, or there is no
+            normalisation layer.
     """
 
     method_name = "+ personal layers"
@@ -47,7 +45,7 @@ class PersonalLayers(Callback):
             self.method_name = "FedBN"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Lay the layers aside."""
+        """Separate the layers."""
         names = self.names(trainer.module)
         try:
             trainer.keep_local(names)
@@ -55,18 +53,18 @@ class PersonalLayers(Callback):
             raise ConfigurationError(f"PersonalLayers.layers={self.layers}: {error}") from error
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """A shared trunk, own layers."""
+        """Mention the personal layers."""
         return f"{model}, with each client's own layers"
 
     def names(self, module: nn.Module) -> list[str]:
-        """What stays with the clients, as patterns of names."""
+        """Patterns of the personal layers' names."""
         if self.layers != "normalization":
             return list(self.layers)
         norms = [(name, part) for name, part in module.named_modules() if isinstance(part, _NormBase)]
-        found = [name for name, part in norms if part.state_dict()]  # else it has nothing to keep
+        found = [name for name, part in norms if part.state_dict()]
         if not found:
             raise ConfigurationError(
                 f"PersonalLayers.layers='normalization': {type(module).__name__} has no BatchNorm or InstanceNorm layer"
-                " with parameters or statistics. Name the layers that are to stay with the clients."
+                " with parameters or statistics. Name the personal layers instead."
             )
         return found

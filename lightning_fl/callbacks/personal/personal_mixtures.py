@@ -1,4 +1,4 @@
-"""What clients use of several shared models: when that is set, and by which of their samples."""
+"""Personal mixtures of several shared models for evaluation and the end of a run."""
 
 from collections.abc import Callable
 
@@ -13,15 +13,15 @@ __all__ = ["PersonalMixtures"]
 
 
 class PersonalMixtures:
-    """Sets P of the collaboration for evaluations and for the end of a run: a part of a callback with K shared models.
+    """Sets P of the collaboration before evaluations and at the end of a run, for callbacks with K shared models.
 
-    Validation samples may have another mixture than training samples: they say what a client wants to be good at.
+    Validation samples may have another distribution than training samples, which a client's model should fit.
 
     Args:
-        split: samples that clients choose models for the training by.
-        personal_split: samples that they choose what they use by; a client that has none goes by the others.
-        weigh: the clients' rows of P by their samples in a split, float64 [N, K]; NaN for those that are not there or
-            have none. Called on every rank.
+        split: samples for the choice of models to train.
+        personal_split: samples for the choice of models to use; clients without any use ``split``.
+        weigh: computes the clients' rows of P on a split, float64 [N, K]; NaN for absent clients and those without
+            samples. Called on every rank.
 
     Attributes:
         round: rounds done when P was last set.
@@ -34,18 +34,13 @@ class PersonalMixtures:
         self.round = 0
 
     def set_where_evaluated(self, trainer: TrainerSurface, by_split: Tensor) -> None:
-        """In ``on_aggregate_end``: where clients are evaluated after the round, or it is the last.
-
-        Args:
-            trainer: its collaboration is changed.
-            by_split: what ``weigh`` gives for ``split``.
-        """
+        """Set P in ``on_aggregate_end`` before an evaluation or the end, given ``weigh(trainer, split)``."""
         done = trainer.federation.current_round + 1
         if done == trainer.max_rounds or trainer.evaluates_after(done):
             self._set(trainer, by_split, done)
 
     def set_at_the_end(self, trainer: TrainerSurface, by_split: Callable[[], Tensor]) -> None:
-        """In ``on_fit_end``: of a run that ended early, in a round after which nobody was evaluated."""
+        """Set P in ``on_fit_end`` of a run that ended in a round without evaluation."""
         if trainer.federation.current_round != self.round:
             self._set(trainer, by_split(), trainer.federation.current_round)
 

@@ -1,4 +1,4 @@
-"""A run that begins with weights from a file: a foundation model's encoder, or what another run has learned."""
+"""Initial weights from a file, such as a foundation model's encoder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,26 +17,25 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PretrainedWeights", "pretrained_state"]
 
-_MEND = "Give a state dict or a Lightning checkpoint that torch.save wrote."
+_REMEDY = "Use a state dict or a Lightning checkpoint written by torch.save."
 
 
 class PretrainedWeights(Callback):
-    """Initial weights of the module, or of a part of it, from a file.
+    """Loads initial weights of the module, or of a submodule, from a file.
 
-    Rank zero reads the file, once, and the others have the weights from it. What is frozen is not trained, keeps its
-    bits, and is counted as received by each client once, not in every round. The file's SHA-256 stands in the run's
-    ``summary.json``. A run that goes on needs the file no more.
+    Rank zero reads the file and sends the weights to the others. Frozen parameters keep their bits and count as
+    received by each client once. ``summary.json`` records the file's SHA-256. A resumed run does not need the file.
 
     Args:
-        path: a Lightning checkpoint or a state dict, also with the state dict under "state_dict".
-        module: name of the submodule that gets the weights, as ``named_modules`` gives it; "" for the whole module.
-        prefix: what the file's keys begin with before the names inside that submodule; ``None`` for the submodule's
-            own name where there are such keys, and else nothing. Keys that begin otherwise are not read.
+        path: a Lightning checkpoint or a state dict, also under the key "state_dict".
+        module: name of the submodule; "" for the whole module.
+        prefix: of the file's keys for this submodule; ``None`` for the submodule's name if there are such keys, else
+            "". Other keys are ignored.
         freeze: do not train these parameters.
-        unfreeze_after: rounds after which they are trained; ``None`` for never. Only with ``freeze``.
+        unfreeze_after: number of rounds after which they are trained; ``None`` for never. Only with ``freeze``.
 
     Raises:
-        ConfigurationError: at the start of a run: there is no such file or submodule, or their keys and shapes differ.
+        ConfigurationError: at the start of a run, the file or submodule does not exist, or keys or shapes differ.
     """
 
     several = True
@@ -53,7 +52,7 @@ class PretrainedWeights(Callback):
     ) -> None:
         if unfreeze_after is not None and not freeze:
             raise ConfigurationError(
-                f"PretrainedWeights.unfreeze_after={unfreeze_after}: it is for freeze=true; leave it out or freeze."
+                f"PretrainedWeights.unfreeze_after={unfreeze_after} needs freeze=true: set freeze or remove it."
             )
         self.path = path
         self.module = module
@@ -64,7 +63,7 @@ class PretrainedWeights(Callback):
         self._names: list[str] = []
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give the models these weights."""
+        """Load the weights into the models."""
         part = self._part(trainer)
         own = {id(parameter) for parameter in part.parameters()}
         self._names = [name for name, parameter in trainer.module.named_parameters() if id(parameter) in own]
@@ -78,20 +77,20 @@ class PretrainedWeights(Callback):
                 trainer.federation.communication.add(dict.fromkeys(range(trainer.num_clients), size), {})
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Begin to train what was frozen so long."""
+        """Unfreeze the parameters when due."""
         if self.unfreeze_after is not None and trainer.federation.current_round == self.unfreeze_after:
             self._hold(trainer, trainer.federation.constant - {*self._names})
 
     def state_dict(self) -> dict[str, Any]:
-        """The file's sum."""
+        """The file's checksum."""
         return {"sha256": self._sha256}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the sum."""
+        """Restore the checksum."""
         self._sha256 = str(state.get("sha256", ""))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Note the file, also of a run that goes on."""
+        """Record the file."""
         self._record(trainer)
 
     def _part(self, trainer: TrainerSurface) -> nn.Module:
@@ -140,35 +139,35 @@ class PretrainedWeights(Callback):
 
 
 def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None = None) -> dict[str, Tensor]:
-    """The state dict in a file that fits a part of a module.
+    """Read the state dict of a submodule from a file.
 
     Args:
         path: the file.
         part: the submodule.
         name: its name in the module.
-        prefix: as of :class:`PretrainedWeights`.
+        prefix: as for :class:`PretrainedWeights`.
 
     Raises:
-        ConfigurationError: there is no such file, it holds no tensors, or keys and shapes are not those of the part.
+        ConfigurationError: the file is missing or has no tensors, or keys or shapes do not match.
     """
     place = f"PretrainedWeights.path={str(path)!r}"
     if not path.is_file():
-        raise ConfigurationError(f"{place}: there is no such file.")
-    content = read_torch(path, "a file of weights", _MEND, error=ConfigurationError, place=place)
+        raise ConfigurationError(f"{place}: no such file.")
+    content = read_torch(path, "a file of weights", _REMEDY, error=ConfigurationError, place=place)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        raise ConfigurationError(f"{place} holds no state dict. {_MEND}")
+        raise ConfigurationError(f"{place} has no state dict. {_REMEDY}")
     prefixes = [prefix] if prefix is not None else [f"{name}." if name else "", ""]
     begin = next((p for p in prefixes if any(str(key).startswith(p) for key in content)), prefixes[-1])
     given = {str(key)[len(begin) :]: value for key, value in content.items() if str(key).startswith(begin)}
     expected = part.state_dict()
     words = [
         f"the file lacks {listed(sorted(expected.keys() - given.keys()), 5)}" if expected.keys() - given.keys() else "",
-        f"it has besides {listed(sorted(given.keys() - expected.keys()), 5)}" if given.keys() - expected.keys() else "",
+        f"it also has {listed(sorted(given.keys() - expected.keys()), 5)}" if given.keys() - expected.keys() else "",
     ]
     words += [
-        f"{key} is of shape {_shape(given[key])} in the file and {_shape(expected[key])} in the model"
+        f"{key} has shape {_shape(given[key])} in the file and {_shape(expected[key])} in the model"
         for key in expected
         if key in given and _shape(given[key]) != _shape(expected[key])
     ][:3]
@@ -178,7 +177,7 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
             " sizes of the file, or name another PretrainedWeights.module or prefix."
         )
     if wrong := [key for key, value in given.items() if value.is_floating_point() and not value.isfinite().all()]:
-        raise ConfigurationError(f"{place}: {listed(wrong, 5)} hold numbers that are not finite. Give another file.")
+        raise ConfigurationError(f"{place}: {listed(wrong, 5)} have values that are not finite. Use another file.")
     return given
 
 
@@ -187,7 +186,7 @@ def _shape(value: Any) -> list[int] | str:
 
 
 def _agreed(trainer: TrainerSurface, weights: Weights) -> Weights:
-    """Rank zero's."""
+    """Rank zero's weights, on every rank."""
     if trainer.processes.several:
         for vector in weights.vectors.values():
             trainer.strategy.broadcast_bytes_(vector, 0)

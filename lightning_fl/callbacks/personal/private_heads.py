@@ -1,10 +1,10 @@
-"""A shared trunk with a private head for every client: clients that measure different targets.
+"""Shared trunk with a private head per client, for clients with different targets.
 
 The setting of MELLODDY (Heyndrickx et al.: Cross-pharma Federated Learning at Unprecedented Scale, J. Chem. Inf. Model.
-2024, https://doi.org/10.1021/acs.jcim.3c00799): every company has assays of its own, whose heads never leave it, on a
-trunk that all train. The personal layers are those of :class:`PersonalLayers`.
+2024, https://doi.org/10.1021/acs.jcim.3c00799): companies have their own assays, whose heads stay private, on a common
+trunk. Based on :class:`PersonalLayers`.
 
-Differs from the paper: averages are by samples, as in any federation here, and clients' updates are not hidden.
+Differs from the paper: averages are weighted by samples, and updates are not encrypted.
 """
 
 import torch
@@ -17,24 +17,23 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PrivateHeads"]
 
-#: The buffers in which a model keeps the scale of its targets.
+#: Buffers with the scale of a model's targets.
 _SCALE = ["target_mean", "target_scale"]
 
 
 class PrivateHeads(PersonalLayers):
-    """Personal layers, and every client's targets on a scale of their own.
+    """Personal layers with each client's own scale of targets.
 
-    For clients whose target columns mean different things: column t of one client is another quantity than column t of
-    the next. Heads are never averaged, and where the module has the method ``set_target_statistics`` (and the buffers
-    ``target_mean`` and ``target_scale``) each client's are the mean and deviation of its own training targets, which
-    stay with it. A column without a value keeps 0 and 1.
+    For clients whose target columns are different quantities. Heads are not averaged. If the module has the method
+    ``set_target_statistics`` and the buffers ``target_mean`` and ``target_scale``, these hold the mean and deviation of
+    the client's own training targets and stay with it; a column without values keeps 0 and 1.
 
     Args:
-        layers: as of :class:`PersonalLayers`.
+        layers: as for :class:`PersonalLayers`.
 
     Raises:
-        ConfigurationError: at the start of a run: as :class:`PersonalLayers`; the module weighs classes over all
-            clients; or ``LocalReference`` is named before it.
+        ConfigurationError: at the start of a run, as :class:`PersonalLayers`; the module weights classes over all
+            clients, or ``LocalReference`` precedes this callback.
     """
 
     method_name = "+ private heads"
@@ -43,17 +42,16 @@ class PrivateHeads(PersonalLayers):
         super().__init__(layers=["head"] if layers is None else layers)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Lay the layers aside, and give every client its scale."""
+        """Separate the layers and set every client's scale."""
         module = trainer.module
         if module.hparams.get("class_weights") == "balanced":
             raise ConfigurationError(
-                "PrivateHeads: class_weights='balanced' counts classes over all clients, whose targets are different"
-                " ones here; give numbers, or leave it out."
+                "PrivateHeads: class_weights='balanced' counts classes over all clients, whose targets differ: use"
+                " numbers, or remove it."
             )
         if trainer.federation.client_stores.get("local_reference"):
             raise ConfigurationError(
-                "PrivateHeads: LocalReference is named before it and would start without the clients' own scales; name"
-                " PrivateHeads first."
+                "PrivateHeads must precede LocalReference in trainer.callbacks, which needs the clients' scales."
             )
         super().on_fit_start(trainer)
         personal, flat = trainer.federation.personal, trainer.loop.flat
@@ -67,7 +65,7 @@ class PrivateHeads(PersonalLayers):
             trainer.client_store("personal_layers")[client] = personal.extract(flat.collect())
 
     def names(self, module: nn.Module) -> list[str]:
-        """With the scale of the targets, where the module has one."""
+        """Patterns of the personal layers' names, with the scale of the targets."""
         return [*super().names(module), *(_SCALE if _is_scaled(module) else ())]
 
 

@@ -1,4 +1,4 @@
-"""Several models, each the average of all clients weighted by how much of their data it explains best.
+"""Soft averaging: several models, each a mean over clients weighted by the share of data that it fits best.
 
 FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
 https://arxiv.org/abs/2112.06053.
@@ -15,13 +15,12 @@ tau                    ``every_n_rounds``
 
 A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s. The paper's
 proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is ``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant, u summing to 1:
-FedProx's. It is the strategy's part, which with FedAvg has none (lambda = 0).
+FedProx's; the strategy adds it, FedAvg does not (lambda = 0).
 
-Differs from the paper, which :class:`~lightning_fl.callbacks.FedSoft` follows: all clients of a round count in all
-models by their importance, while it draws clients for each cluster by importance, and they go on from their own last
-models; u has no lower bound. Where the paper's models start from different initial weights, which an
-average of networks does not get out of, here all start from the module's: in the first ``initial_rounds`` clients are
-dealt out at random and each model is the average of its part.
+Differs from the paper, which :class:`~lightning_fl.callbacks.FedSoft` follows: all clients of a round contribute to all
+models by their importance, instead of being drawn for each cluster; they start from their mixture instead of their last
+models; u has no lower bound. All models start from the module's weights instead of different ones, which averaging
+could not overcome: in the first ``initial_rounds`` each model is the mean of a random group of clients.
 """
 
 from collections.abc import Sequence
@@ -48,39 +47,35 @@ __all__ = ["SoftAveraging"]
 
 
 class SoftAveraging(Callback):
-    """Shared models that every client uses and contributes to, by how much of its data each of them explains best.
+    """Shared models that every client uses and contributes to, weighted by the share of its data that each fits best.
 
-    Works with any strategy, with sampled clients, ``PersonalLayers`` and ``ClientArrivals``: a newcomer uses and feeds
-    the models as the others do until its importance weights are first estimated. A model of no use to anybody is the
-    average of all clients by samples until it is.
+    Works with any strategy, sampled clients, ``PersonalLayers`` and ``ClientArrivals``; newcomers use all models until
+    their importance weights are estimated. A model that no client uses is the mean over all clients by samples.
 
     Args:
         num_models: S, at most the number of clients.
-        every_n_rounds: rounds between two estimates of the importance weights; the first is after the first
-            ``initial_rounds``.
-        initial_rounds: rounds, at least 1, for which clients stay in the parts that they are dealt out to at random.
-        num_samples: of each client, drawn anew for every estimate, each given to ``training_step`` as a batch of its
-            own under every model; ``None`` for all. Of data that come from a ``DataLoader``, its first batches that
-            hold as many, each compared as a whole.
-        split: samples that models are compared on, "train" or "val".
-        personal_split: those that decide what a client uses when it is evaluated; by default the same. Validation
-            samples may have another mixture than training samples: they say what the client wants to be good at.
+        every_n_rounds: rounds between two estimates of the importance weights.
+        initial_rounds: rounds before the first estimate, with fixed random groups of clients.
+        num_samples: number of samples per client, drawn for every estimate, each a batch for ``training_step`` of every
+            model; ``None`` for all. From a ``DataLoader``, its first batches with as many samples, each as a whole.
+        split: samples on which models are compared.
+        personal_split: samples that determine a client's mixture in evaluations; default ``split``. Use "val" if
+            validation samples follow the distribution that matters.
 
-    Attributes (a list entry per estimate):
+    Attributes (one list entry per estimate):
         rounds: rounds done.
         importance: u, float64 [N, S], rows sum to 1.
 
     Raises:
-        ConfigurationError: a value is out of range; at the start of a run, there are more models than clients or
-            more initial rounds than rounds, the module optimises manually or a client has no samples in the
-            split.
+        ConfigurationError: at the start of a run, more models than clients or more initial rounds than rounds, manual
+            optimisation, or a client without samples in the split.
         TrainingError: the loss of a sample is not finite.
     """
 
     method_name = "soft averaging"
     role = "collaboration"
     traits = ("soft_assignment",)
-    #: What curves are logged under.
+    #: Prefix of logged curves.
     _curve = "soft_averaging"
 
     @checked
@@ -112,7 +107,7 @@ class SoftAveraging(Callback):
         self._mixtures = PersonalMixtures(self.split, self.personal_split, self._weigh)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Deal clients out: a part of them for each model."""
+        """Assign clients to random groups."""
         self._reset()
         warn_beyond_end(
             self, trainer.max_rounds, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds
@@ -134,14 +129,14 @@ class SoftAveraging(Callback):
         trainer.federation.collaboration = Collaboration.coalitions(labels, trainer.federation.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Train from the mixtures by importance, whatever clients were evaluated with."""
+        """Train from the mixtures by importance, also if clients were evaluated with others."""
         if self.importance and self.personal_split != self.split:
             trainer.federation.collaboration = Collaboration(
                 trainer.federation.collaboration.aggregation, self.importance[-1]
             )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Estimate the importance weights anew, where that is due."""
+        """Estimate the importance weights if due."""
         since = trainer.federation.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
             trainer.federation.communication.receive(trainer.active_clients, trainer.federation.models)
@@ -156,16 +151,16 @@ class SoftAveraging(Callback):
             self._mixtures.set_where_evaluated(trainer, self.importance[-1])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Personal models of a run that ended early."""
+        """Set the mixtures of a run that ended early."""
         if self.importance:
             self._mixtures.set_at_the_end(trainer, lambda: self.importance[-1])
 
     def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
-        """What follows from importance weights [N, S]: ``A_sk`` in proportion to ``u_ks n_k``."""
+        """Collaboration for importance weights [N, S]: ``A_sk`` proportional to ``u_ks n_k``."""
         return Collaboration.from_shares(importance, num_samples)
 
     def _weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
-        """u on a split's samples, NaN for clients that are away or rest."""
+        """u on a split's samples, NaN for inactive clients."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = trainer.on_hosts(
             trainer.active_clients,
@@ -178,11 +173,11 @@ class SoftAveraging(Callback):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The history; what is in use is the run's collaboration."""
+        """The history."""
         return {"rounds": self.rounds, "importance": self.importance, "personal_round": self._mixtures.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the history."""
+        """Restore the history."""
         self.rounds = list(state["rounds"])
         self.importance = [one.clone() for one in state["importance"]]
         self._mixtures.round = state["personal_round"]
@@ -194,11 +189,11 @@ def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor
 
 
 def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:
-    """``u_s``: the share of samples of which model s has the smallest loss; equal ones share a sample.
+    """Share ``u_s`` of samples for which model s has the smallest loss; ties share a sample.
 
     Args:
-        losses: of every model on every sample, shape [S, n].
-        num_samples: samples behind each loss, shape [n]; one each unless given.
+        losses: shape [S, n].
+        num_samples: weights of the losses, shape [n]; default 1.
 
     Returns:
         float64, shape [S], sums to 1.

@@ -145,7 +145,7 @@ def test_what_is_no_probability_is_said(tmp_path, kind):
 
 
 def test_a_target_that_is_not_there_is_said(tmp_path):
-    with pytest.warns(UserWarning, match=r"target='toxik': there is no such target \(did you mean 'toxic'\?\)"):
+    with pytest.warns(UserWarning, match=r"target='toxik'.*did you mean 'toxic'"):
         run(tmp_path, ROCFigure(target="toxik"))
-    with pytest.warns(UserWarning, match="target=2, but there are 2 columns of targets"):
+    with pytest.warns(UserWarning, match="target=2"):
         run(tmp_path, ROCFigure(target=2))

@@ -223,9 +223,7 @@ class TestSamplingWeightsFigure:
         assert figure.rounds == [0, 1, 2]
 
     def test_needs_sampling_weights(self, make_trainer, line_clients, line_module):
-        with pytest.raises(
-            ConfigurationError, match=r"no callback of this run has sampling weights\. Add DROClientSam"
-        ):
+        with pytest.raises(ConfigurationError, match="SamplingWeightsFigure .*DROClientSampling"):
             make_trainer(SamplingWeightsFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
 
 
@@ -255,7 +253,7 @@ class TestContributionFigure:
         assert len(bars.patches) == 29
 
     def test_needs_values(self, make_trainer, line_clients, line_module):
-        with pytest.raises(ConfigurationError, match=r"ContributionFigure draws the values of ShapleyRewards: add it"):
+        with pytest.raises(ConfigurationError, match="ContributionFigure .*ShapleyRewards"):
             make_trainer(ContributionFigure(), max_rounds=1).fit(line_module(), line_clients([1.0]))
 
 

@@ -1,4 +1,4 @@
-"""Curves of classifications as functions: numbers in, a ``matplotlib.figure.Figure`` out."""
+"""Curves of classifications, see ``run.py`` for common arguments."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _AXES: dict[CurveKind, tuple[str, str]] = {
 
 
 def classification_curve(kind: CurveKind, probability: Tensor, label: Tensor) -> tuple[np.ndarray, np.ndarray, float]:
-    """x, y and the curve's figure: AUROC, average precision, or expected calibration error (bins of equal width).
+    """x, y and summary of a curve: AUROC, average precision, or expected calibration error (bins of equal width).
 
     Args:
         kind: of the curve.
@@ -53,16 +53,14 @@ def classification_curve(kind: CurveKind, probability: Tensor, label: Tensor) ->
 def draw_classification(
     kind: CurveKind, panels: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]], names: Sequence[str], *, source: str
 ) -> Figure | str:
-    """A panel for each target: every client thin, all samples together thick and black.
+    """Draw a panel per target: every client thin, all samples together thick and black.
 
     Args:
         kind: of the curves.
         panels: target -> client -> (probabilities of class 1 [n], labels [n]).
-        names: client names.
-        source: where the data came from.
 
     Returns:
-        The picture; a text where no target has both classes.
+        The figure, or a message if no target has both classes.
     """
     drawn = {target: points for target, points in panels.items() if _has_both(list(points.values()))}
     if not drawn:
@@ -83,7 +81,7 @@ def draw_classification(
 
 
 def grid_of(count: int, title: str, source: str) -> tuple[Figure, list[Axes]]:
-    """A picture of ``count`` panels, as nearly square as they go."""
+    """A figure with ``count`` panels in a nearly square grid."""
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     size = (7.2, 5.0) if count == 1 else (3.1 * columns, 2.9 * rows + 0.6)

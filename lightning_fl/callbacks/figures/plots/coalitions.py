@@ -1,6 +1,6 @@
-"""Pictures of coalitions as functions: how far clients are apart, how they merged, who was with whom, who gained.
+"""Figures of coalitions: distances, merges, partitions and gains; see ``run.py`` for common arguments.
 
-A coalition of several clients has a colour, the same in every picture of a partition; a client alone is grey.
+A coalition of several clients has the same colour in every figure of a partition; clients alone are grey.
 """
 
 import colorsys
@@ -19,7 +19,7 @@ from matplotlib.typing import ColorType
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
-from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, make_figure
+from lightning_fl.callbacks.figures.plots.run import MOST_VALUES, hide_spines, make_figure
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import summarize_gains
 from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE
@@ -33,25 +33,17 @@ _MOST_TICKS = 60
 _MOST_NAMED = 20
 _ALONE = "0.72"
 _BETTER, _HARMED = GOOD, BAD
-#: Told apart by hue and lightness; no grey, which is for clients alone.
+#: Without grey, which is for clients alone.
 _COLORS = tuple(color for color in PALETTE if color not in (BAD, "#000000"))
 
 
 def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str], title: str, source: str) -> Figure:
-    """Distances between clients as a heat map, the clients of a coalition side by side and framed.
-
-    Args:
-        distances: [N, N], at least 0.
-        labels: every client's coalition, N of them.
-        names: N client names.
-        title: what and when.
-        source: where the data came from.
-    """
+    """Draw distances [N, N] between clients as a heat map, ordered and framed by coalition, length N."""
     count = len(names)
     if tuple(distances.shape) != (count, count) or len(labels) != count:
         raise ConfigurationError(
-            f"distances of shape {list(distances.shape)}, {len(labels)} labels, {count} names: give a square matrix and"
-            " one label and one name for each of its rows."
+            f"distances of shape {list(distances.shape)}, {len(labels)} labels, {count} names: needs a square matrix"
+            " with a label and a name for each row."
         )
     order = sorted(range(count), key=lambda client: (labels[client], client))
     values = distances.detach().cpu().double().numpy()[np.ix_(order, order)]
@@ -60,7 +52,7 @@ def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str
     axes = figure.add_subplot()
     finite = values[np.isfinite(values)]
     highest = float(finite.max()) if len(finite) else 1.0
-    highest = max(highest, 1.0)  # distances of distributions are from 0 to 1: one scale for all of them
+    highest = max(highest, 1.0)  # distances of distributions are in [0, 1]
     image = axes.imshow(values, cmap="Blues", vmin=0.0, vmax=highest)
     figure.colorbar(image, ax=axes, label="distance", shrink=0.8)
     client_label = _name_clients(axes, "y", order, names, labels)
@@ -94,28 +86,21 @@ def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str
 def draw_merge_tree(
     merges: Sequence[MergeStep], labels: Sequence[int], names: Sequence[str], title: str, source: str
 ) -> Figure:
-    """How coalitions grew: a tree per coalition whose joints are the merges, beside it what every merge gained.
+    """Draw a tree of merges per coalition, and the gain in total utility of each merge.
 
-    A joint's height is the merge's number in their order, so that trees of a hundred clients stay readable; the panel
-    on the right has the same height axis and shows the gain in total utility. Leaves are ordered so that no branches
-    cross.
+    A joint's height is the number of its merge. Leaves are ordered so that branches do not cross.
 
     Args:
-        merges: in the order they were made, each of two groups that were there at that time; there may be none.
-        labels: every client's coalition after the last merge, N of them; a coalition's branches have its colour.
-        names: N client names.
-        title: what and when.
-        source: where the data came from.
+        merges: in order, each of two existing groups; may be empty.
+        labels: every client's coalition after the last merge, length N.
 
     Raises:
-        ConfigurationError: a merge is of groups that were not there, or its clients end in different coalitions.
+        ConfigurationError: a merge of groups that do not exist, or of clients with different labels.
     """
     count = len(names)
     if len(labels) != count:
-        raise ConfigurationError(
-            f"{len(labels)} labels for {count} names: give one label and one name for each client."
-        )
-    order, joints = _lay_out(merges, labels)
+        raise ConfigurationError(f"{len(labels)} labels for {count} names: needs one of each per client.")
+    order, joints = _place_merges(merges, labels)
     width = min(4.5 + 0.22 * count, 16.0)
     figure = make_figure(title, source, (width, 5.2))
     tree, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width - 3.2, 1.1])
@@ -133,14 +118,12 @@ def draw_merge_tree(
     tree.set_ylim(0, max(len(merges), 1) + 0.6)
     tree.yaxis.set_major_locator(MaxNLocator(integer=True))
     tree.set_ylabel("merge, in their order")
-    for side in ("top", "right", "bottom"):
-        tree.spines[side].set_visible(False)
+    hide_spines(tree, sides=("top", "right", "bottom"))
     tree.tick_params(axis="x", length=0, pad=6)
     bars.set_xlabel("gain in\ntotal utility")
     bars.tick_params(axis="y", left=False)
     bars.xaxis.set_major_locator(MaxNLocator(3))
-    for side in ("top", "right"):
-        bars.spines[side].set_visible(False)
+    hide_spines(bars)
     if not merges:
         tree.text(
             0.5, 0.5, "no merge gained:\nevery client is alone", transform=tree.transAxes, ha="center", color="0.4"
@@ -152,28 +135,25 @@ def draw_merge_tree(
 def draw_partition(
     rounds: Sequence[int], assignments: Sequence[Sequence[int]], names: Sequence[str], title: str, source: str
 ) -> Figure:
-    """Who was with whom over rounds: a row per client, a column per round, a colour per coalition.
+    """Draw coalitions over rounds: a row per client, a column per round, a colour per coalition.
 
-    A coalition has one colour through the rounds in which it keeps most of its clients, whatever numbers the algorithm
-    gave it, see :func:`~lightning_fl.callbacks.collaboration.coalition_tracking.track_coalitions`. Clients that end in
-    the same coalition are side by side.
+    A coalition keeps its colour while it keeps most of its clients, see
+    :func:`~lightning_fl.callbacks.collaboration.coalition_tracking.track_coalitions`. Rows are ordered by the final
+    coalition.
 
     Args:
         rounds: R round numbers, at least one.
-        assignments: every client's coalition in each of these rounds, [R][N].
-        names: N client names.
-        title: what is shown.
-        source: where the data came from.
+        assignments: every client's coalition in each round, [R][N].
     """
     count = len(names)
     if not rounds or len(assignments) != len(rounds) or any(len(labels) != count for labels in assignments):
         raise ConfigurationError(
             f"{len(rounds)} rounds, assignments of {[len(labels) for labels in assignments]} clients, {count} names:"
-            " give one assignment per round, at least one, and in it one label per name."
+            " needs one assignment per round, at least one, with a label per name."
         )
     tracked = np.array(track_coalitions(assignments)).T
     order = sorted(range(count), key=lambda client: (tracked[client, -1], client))
-    # A client alone has no colour, whichever number it was given.
+    # Clients alone have no colour.
     alone = np.array([[(now == label).sum() == 1 for label in now] for now in tracked.T]).T
     last = list(
         coalitions(assignments[-1])
@@ -212,28 +192,23 @@ def draw_gains(
     labels: Sequence[int] | None = None,
     sort: bool = False,
 ) -> Figure:
-    """What each client gets and what it had alone, and below the difference: blue gains, red losses.
-
-    IPR and RSD (:mod:`lightning_fl.core.metrics`) stand in the title.
+    """Draw each client's metric, that of its local training, and the gain, with IPR and RSD in the title.
 
     Args:
-        values: client -> the metric of the model it uses.
-        reference: client -> the same of its local training.
-        names: client names.
-        metric: its name.
-        higher_is_better: its direction. Gains are positive for better in either.
-        title: what and when.
-        source: where the data came from.
-        labels: every client's coalition, to colour its value by.
-        sort: from the largest gain to the least, instead of in the order of the clients.
+        values: client -> metric of its model.
+        reference: client -> metric of its local training.
+        metric: name of the metric.
+        higher_is_better: its direction; positive gains are better in either case.
+        labels: every client's coalition, for its colour.
+        sort: by decreasing gain instead of by client.
 
     Raises:
-        ConfigurationError: no client has a value and a reference.
+        ConfigurationError: no client has both a value and a reference.
     """
     summary = summarize_gains(values, reference, higher_is_better)
     gains = summary.clients
     if not gains:
-        raise ConfigurationError(f"values and reference of {metric}: no client has both; evaluate the same clients.")
+        raise ConfigurationError(f"values and reference of {metric}: no client has both.")
     order = sorted(gains, key=lambda client: -gains[client]) if sort else sorted(gains)
     places = np.arange(len(order))
     text = (
@@ -261,9 +236,7 @@ def draw_gains(
     if not np.nan_to_num(heights).any():
         lower.set_ylim(-1, 1)
     lower.set_xlabel(_name_clients(lower, "x", order, names, labels))
-    for axes in (upper, lower):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+    hide_spines(upper, lower)
     several = [] if labels is None else [label for label in coalitions(labels) if label in {labels[i] for i in order}]
     handles = [_dot("white", "0.35", "local training")]
     if colors is None or labels is None:
@@ -277,13 +250,13 @@ def draw_gains(
 
 
 def coalition_colors(labels: Sequence[int]) -> dict[int, tuple[float, float, float]]:
-    """Coalition -> colour: one of its own for each that has several clients, grey for the others."""
+    """Coalition -> colour; grey for a single client."""
     several = coalitions(labels)
     return dict.fromkeys(labels, to_rgb(_ALONE)) | dict(zip(several, _palette(len(several)), strict=True))
 
 
 def _palette(count: int) -> list[tuple[float, float, float]]:
-    """So many colours; beyond the chosen ones by the golden angle around the hues, in three lightnesses."""
+    """Distinct colours; further ones by the golden angle around the hues, in three lightnesses."""
     further = (
         colorsys.hls_to_rgb(0.07 + 0.618034 * i % 1.0, (0.25, 0.36, 0.47)[i % 3], 0.75)
         for i in range(count - len(_COLORS))
@@ -297,23 +270,22 @@ def _blocks(labels: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(labels[start], start, stop) for start, stop in zip(starts, [*starts[1:], len(labels)], strict=True)]
 
 
-def _lay_out(
+def _place_merges(
     merges: Sequence[MergeStep], labels: Sequence[int]
 ) -> tuple[list[int], list[tuple[tuple[float, int], tuple[float, int], int]]]:
-    """The order of the leaves; for each merge the (place, height) of both branches and a client below it."""
-    # Leaves of each present group from left to right, by its set of clients.
+    """Order of the leaves; for each merge the (place, height) of both branches and a client below it."""
+    # Group -> its leaves from left to right.
     groups: dict[frozenset[int], list[int]] = {frozenset([client]): [client] for client in range(len(labels))}
     for step, (first, second, _) in enumerate(merges, start=1):
         pair = (frozenset(first), frozenset(second))
         if pair[0] == pair[1] or any(members not in groups for members in pair):
             raise ConfigurationError(
-                f"merge {step} of {sorted(pair[0])} and {sorted(pair[1])}: give two groups that are there after the"
-                " merges before it, starting with every client alone."
+                f"merge {step} of {sorted(pair[0])} and {sorted(pair[1])}: these groups do not exist after the merges"
+                " before it."
             )
         if len({labels[client] for client in pair[0] | pair[1]}) > 1:
             raise ConfigurationError(
-                f"merge {step} of {sorted(pair[0])} and {sorted(pair[1])}: its clients have different labels; give the"
-                " labels after the last merge."
+                f"merge {step} of {sorted(pair[0])} and {sorted(pair[1])}: its clients have different labels."
             )
         left, right = sorted((groups.pop(members) for members in pair), key=min)
         groups[pair[0] | pair[1]] = left + right
@@ -330,7 +302,7 @@ def _lay_out(
 
 
 def _label_rounds(axes: Axes, rounds: Sequence[int], order: Sequence[int], names: Sequence[str]) -> None:
-    """Rounds along x and clients along y of an image, with white lines between the cells where there is room."""
+    """Label rounds along x and clients along y of an image, with lines between cells if there is room."""
     every = -(-len(rounds) // 25)
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
     axes.set_xlabel("round")
@@ -345,7 +317,7 @@ def _label_rounds(axes: Axes, rounds: Sequence[int], order: Sequence[int], names
 def _name_clients(
     axes: Axes, along: Literal["x", "y"], order: Sequence[int], names: Sequence[str], labels: Sequence[int] | None
 ) -> str:
-    """Put clients' names along an axis, in their coalition's colour, as many as there is room for; the axis label."""
+    """Label an axis with as many client names as fit, in their coalition's colour; returns the axis title."""
     every = -(-len(order) // _MOST_TICKS)
     ticks = list(range(0, len(order), every))
     fontsize = 9 if len(ticks) <= 25 else 7 if len(ticks) <= 40 else 6
@@ -364,7 +336,7 @@ def _name_clients(
 
 
 def _drawable(values: Sequence[float]) -> np.ndarray:
-    """The values, NaN for those without a place on an axis: the loss of a client that diverged is infinite."""
+    """The values, with NaN for infinite ones."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -380,7 +352,7 @@ def _coalition_legend(axes: Axes, labels: Sequence[int]) -> None:
 
 
 def _legend(axes: Axes, handles: Iterable[Artist], alone: bool, most: int = _MOST_NAMED) -> None:
-    """A legend right of the axes, of at most so many entries and one for clients alone where there are any."""
+    """Add a legend with at most ``most`` entries, and one for clients alone."""
     handles = list(handles)
     shown = handles[:most]
     if len(handles) > len(shown):

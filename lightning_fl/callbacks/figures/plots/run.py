@@ -1,4 +1,7 @@
-"""The pictures of a run as functions: numbers in, a ``matplotlib.figure.Figure`` out. No pyplot, no display needed."""
+"""Figures of a run, drawn without pyplot and display.
+
+All functions take ``names`` of the N clients, the figure's ``title``, and the ``source`` of the data.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,32 +25,26 @@ __all__ = [
     "draw_matrix",
     "draw_parities",
     "draw_parity",
+    "hide_spines",
     "make_figure",
 ]
 
-#: Clients with a colour and a place in the legend; the others are grey.
+#: Clients with a colour and a legend entry; the others are grey.
 MOST_NAMES = 12
-#: Small panels of a picture; of more targets the first are drawn.
+#: Panels of a figure.
 MOST_PANELS = 30
-#: Values are written into a matrix of up to so many clients.
+#: Largest matrix with written values.
 MOST_VALUES = 12
 _MOST_TICKS = 60
 GREY = "0.75"
 COLORS = PALETTE
 
-#: One quantity over rounds for one client: rounds and values, equally long.
+#: Rounds and values of a curve.
 Curve = tuple[Sequence[int], Sequence[float]]
 
 
 def draw_matrix(matrix: Tensor, names: Sequence[str], title: str, source: str) -> Figure:
-    """Who uses whose updates, as a heat map.
-
-    Args:
-        matrix: [N, N]; row i says how much of each client is in what client i uses.
-        names: N client names.
-        title: what and when.
-        source: where the data came from.
-    """
+    """Draw a matrix [N, N] as a heat map; row i has the share of each client's update in client i's model."""
     values = matrix.detach().cpu().numpy()
     count = len(names)
     side = min(5.0 + 0.2 * count, 10.0)
@@ -81,16 +78,13 @@ def draw_client_curves(
     source: str,
     reference: tuple[str, float] | None = None,
 ) -> Figure:
-    """A line per client over rounds; of more than 12 clients those highest on average are coloured and named.
+    """Draw a line per client over rounds; of more than 12 clients the highest on average are coloured and named.
 
     Args:
         rounds: R round numbers.
         values: [R, N].
-        names: N client names.
-        title: what is shown.
         ylabel: the quantity and its unit.
-        source: where the data came from.
-        reference: name and height of a dotted line to compare with.
+        reference: name and height of a dotted line.
     """
     table = values.detach().cpu().numpy()
     figure = make_figure(title, source, (7.5, 4.5))
@@ -115,17 +109,14 @@ def draw_client_curves(
 def draw_contributions(
     rounds: Sequence[int], cumulated: Tensor, names: Sequence[str], *, title: str, ylabel: str, source: str
 ) -> Figure:
-    """Cumulated contributions: a line per client over rounds, and the totals as bars, the largest at the top.
+    """Draw cumulated contributions over rounds, and the totals as sorted bars.
 
-    Of more than 12 clients the six with the largest and the six with the least totals are coloured and named.
+    Of more than 12 clients the six with the largest and the six with the smallest totals are coloured and named.
 
     Args:
         rounds: R round numbers.
-        cumulated: [R, N]; NaN where a client has no value yet.
-        names: N client names.
-        title: what is shown.
+        cumulated: [R, N]; NaN before a client's first value.
         ylabel: the quantity and its unit.
-        source: where the data came from.
     """
     table = cumulated.detach().cpu().numpy()
     clients = [client for client in range(len(names)) if np.isfinite(table[-1, client])]
@@ -163,13 +154,12 @@ def draw_contributions(
 def draw_learning_curves(
     panels: Mapping[str, Mapping[int, Curve]], averages: Mapping[str, Curve], worst: Mapping[str, Curve], source: str
 ) -> Figure:
-    """One panel per metric over rounds: every client thin, the average and the worst client thick.
+    """Draw a panel per metric over rounds: every client thin, mean and worst client thick.
 
     Args:
-        panels: metric -> client -> its curve.
-        averages: metric -> the mean over clients.
-        worst: metric -> the worst client's value.
-        source: where the data came from.
+        panels: metric -> client -> curve.
+        averages: metric -> mean over clients.
+        worst: metric -> worst client.
     """
     figure = make_figure("Learning curves", source, (5.5 * max(len(panels), 1), 4.2))
     for position, (metric, clients) in enumerate(panels.items(), start=1):
@@ -189,14 +179,12 @@ def draw_learning_curves(
 def draw_parity(
     points: Mapping[int, tuple[Tensor, Tensor]], names: Sequence[str], *, quantity: str, unit: str, source: str
 ) -> Figure:
-    """Predicted over measured values with the line of equality; RMSE over the samples of all clients in the title.
+    """Draw predicted over measured values, with the RMSE over all samples in the title.
 
     Args:
         points: client -> (predictions [n], targets [n]), without missing values.
-        names: client names.
-        quantity: what is predicted.
-        unit: its unit; "" if none is known.
-        source: where the data came from.
+        quantity: predicted quantity.
+        unit: of the quantity; "" if unknown.
     """
     errors = {client: _rmse(*pair) for client, pair in points.items()}
     predictions = np.concatenate([prediction.numpy() for prediction, _ in points.values()])
@@ -206,7 +194,7 @@ def draw_parity(
     truth = "computed" if source == "stand-in" else "measured"
     figure = make_figure(f"{quantity}: RMSE {overall:.3g}{suffix} over all {len(targets)} samples", source, (6.8, 5.4))
     axes = figure.add_subplot()
-    # The named ones are the worst: those a reader wants to find.
+    # The worst clients are named.
     named = sorted(sorted(points, key=lambda client: -errors[client])[:MOST_NAMES])
     others = [client for client in points if client not in named]
     style: dict[str, Any] = {"s": 14, "linewidths": 0, "rasterized": len(targets) > 2000}
@@ -237,12 +225,11 @@ def draw_parity(
 def draw_parities(
     panels: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]], units: Mapping[str, str], *, source: str
 ) -> Figure:
-    """A small panel for each target: predicted over measured values of all clients, RMSE in its title.
+    """Draw a small panel per target with predicted over measured values of all clients and their RMSE.
 
     Args:
         panels: target -> client -> (predictions [n], targets [n]), without missing values.
-        units: target -> its unit, "" if none is known.
-        source: where the data came from.
+        units: target -> unit; "" if unknown.
     """
     shown = dict(list(panels.items())[:MOST_PANELS])
     title = "predicted over " + ("computed" if source == "stand-in" else "measured")
@@ -267,13 +254,20 @@ def draw_parities(
 
 
 def make_figure(title: str, source: str, size: tuple[float, float]) -> Figure:
-    """An empty picture that says where its data came from."""
+    """Create an empty figure with the source of its data."""
     figure = Figure(figsize=size, layout="constrained")
     standin = source == "stand-in"
     note = STAND_IN_LABEL if standin else f"data: {source}"
     figure.suptitle(title, fontsize=11)
     figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
     return figure
+
+
+def hide_spines(*panels: Axes, sides: Sequence[str] = ("top", "right")) -> None:
+    """Hide sides of the frame."""
+    for axes in panels:
+        for side in sides:
+            axes.spines[side].set_visible(False)
 
 
 def _legend(axes: Axes) -> None:

@@ -1,14 +1,12 @@
-"""Pictures of tiers and tokens as functions: who trained which tier, who paid whom, who has how much, who is served.
+"""Figures of tiers and tokens in PI-FL, see ``run.py`` for common arguments. A tier has the same colour in all of them.
 
-A tier has the same colour in every picture. They show a run of PI-FL: Khan et al., "PI-FL: Personalized and
-Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514.
+Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -16,21 +14,29 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
-from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_VALUES, _legend, make_figure
+from lightning_fl.callbacks.figures.plots.run import (
+    COLORS,
+    GREY,
+    MOST_NAMES,
+    MOST_VALUES,
+    _legend,
+    hide_spines,
+    make_figure,
+)
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
 from lightning_fl.runtime.drawing import marked
 
 __all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
 
-#: What flows into a pool is drawn above zero, what flows out of it below. None of the colours is a tier's.
+#: Kind of transaction -> label and colour, none of which is a tier's.
 _FLOWS = {
     "bid": ("bids", "#4c5b7a"),
     "reward": ("rewards", "#2a9d8f"),
     "reimbursement": ("reimbursements", "#e9c46a"),
     "refund": ("refunds", "#b58fd0"),
 }
-#: A cell of the picture of who trained which tier is so many lines high: two, three and four tiers share it evenly.
+#: Height of a cell of the membership figure, divisible among two, three and four tiers.
 _LINES = 12
 _MOST_TIERS = 12
 
@@ -38,20 +44,17 @@ _MOST_TIERS = 12
 def draw_balances(
     rounds: Sequence[int], balances: Sequence[Mapping[int, float]], names: Sequence[str], *, title: str, source: str
 ) -> Figure:
-    """What every client has: a line per client over rounds, their mean, and below what all have together.
+    """Draw balances over rounds: a line per client, their mean, and their sum below.
 
-    Of more than 12 clients the six that have most at the end and the six that have least are coloured and named.
+    Of more than 12 clients the six with the largest and the six with the smallest final balance are coloured and named.
 
     Args:
         rounds: R round numbers, at least one.
-        balances: of each of these rounds, client -> tokens; a client that has not come yet is not in it.
-        names: N client names.
-        title: what is shown.
-        source: where the data came from.
+        balances: for each round, client -> tokens, without clients that have not arrived.
     """
     if not rounds or len(balances) != len(rounds):
         raise ConfigurationError(
-            f"{len(rounds)} rounds, {len(balances)} balances: give the clients' balances for each round, at least one."
+            f"{len(rounds)} rounds, {len(balances)} balances: there must be one for each round, at least one."
         )
     table = np.array([[of_round.get(client, np.nan) for client in range(len(names))] for of_round in balances])
     known = np.isfinite(table)
@@ -80,22 +83,20 @@ def draw_balances(
     total.set_ylabel("all clients\n(tokens)")
     total.set_xlabel("round")
     total.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _open(lines, total)
+    hide_spines(lines, total)
     return figure
 
 
 def draw_payments(transactions: Sequence[Transaction], *, title: str, source: str) -> Figure:
-    """What was paid into each tier's pool in every round (above zero) and out of it (below), in tokens.
+    """Draw payments into each tier's pool (above zero) and out of it (below) over rounds, in tokens.
 
     Of more than 12 tiers those with the largest payments are shown.
 
     Args:
-        transactions: those with a tier, at least one.
-        title: what is shown.
-        source: where the data came from.
+        transactions: with a tier, at least one.
     """
     if not transactions:
-        raise ConfigurationError("transactions: there is none, so that there is nothing to draw; draw it later.")
+        raise ConfigurationError("transactions: there is nothing to draw yet.")
     flows: dict[int, dict[str, Counter[int]]] = {}
     for one in transactions:
         assert one.tier is not None
@@ -123,7 +124,7 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
         axes.yaxis.set_major_locator(MaxNLocator(4))
     panels[-1].set_xlabel("round")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    _open(*panels)
+    hide_spines(*panels)
     figure.supylabel("tokens into (+) and out of (-) the pool", fontsize=9)
     handles = [Patch(color=color, label=label) for kind, (label, color) in _FLOWS.items() if kind in kinds]
     if len(tiers) < len(flows):
@@ -133,26 +134,21 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
 
 
 def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: str, label: str, source: str) -> Figure:
-    """What each client has contributed to each tier, as a heat map.
-
-    Clients that contributed most to the same tier are side by side, the largest contribution first.
+    """Draw each client's contribution to each tier as a heat map, ordered by its main tier.
 
     Args:
-        cumulated: [N, K]; NaN where a client never trained a tier.
-        names: N client names.
-        title: what and when.
+        cumulated: [N, K]; NaN if a client never trained a tier.
         label: the quantity and its unit.
-        source: where the data came from.
     """
     if cumulated.ndim != 2 or len(cumulated) != len(names) or not cumulated.shape[1]:
         raise ConfigurationError(
-            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: give one row per client and one column"
-            " per tier, at least one."
+            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: needs a row per client and a column per"
+            " tier."
         )
     values = cumulated.detach().cpu().double().numpy()
     count, num_tiers = values.shape
     known = np.nan_to_num(values, nan=-np.inf)
-    best = np.where(np.isfinite(known.max(1)), known.argmax(1), num_tiers)  # after all tiers who trained none
+    best = np.where(np.isfinite(known.max(1)), known.argmax(1), num_tiers)  # clients without a tier come last
     order = sorted(range(count), key=lambda client: (int(best[client]), -known[client].max(), client))
     finite = values[np.isfinite(values)]
     highest = float(np.abs(finite).max()) if len(finite) and np.abs(finite).max() > 0 else 1.0
@@ -191,9 +187,6 @@ def draw_tier_membership(
     Args:
         rounds: R round numbers, at least one.
         cohorts: of each of these rounds, tier -> ``{"best": clients, "random": clients}``.
-        names: N client names.
-        title: what is shown.
-        source: where the data came from.
     """
     if not rounds or len(cohorts) != len(rounds):
         raise ConfigurationError(
@@ -243,20 +236,16 @@ def draw_tier_membership(
 
 
 def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str, source: str) -> Figure:
-    """How a quantity is spread over clients: the share of clients that have at most so much, a line per series.
-
-    The means stand in the legend. The first series is drawn thickest.
+    """Draw the cumulative distribution over clients, a line per series, with means in the legend.
 
     Args:
-        series: name -> the clients' values; those that are not finite are left out.
-        quantity: what the values are.
-        title: what and when.
-        source: where the data came from.
+        series: name -> the clients' values; non-finite ones are ignored.
+        quantity: name of the values.
     """
     finite = {name: np.array([v for v in values if np.isfinite(v)], dtype=float) for name, values in series.items()}
     finite = {name: values for name, values in finite.items() if len(values)}
     if not finite:
-        raise ConfigurationError(f"series={list(series)}: no client has a value of {quantity}; evaluate before.")
+        raise ConfigurationError(f"series={list(series)}: no client has a value of {quantity}.")
     figure = make_figure(title, source, (6.8, 4.4))
     axes = figure.add_subplot()
     shown = list(finite.items())[: len(COLORS)]
@@ -271,12 +260,5 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     _legend(axes)
-    _open(axes)
+    hide_spines(axes)
     return figure
-
-
-def _open(*panels: Axes) -> None:
-    """Without the upper and the right side of the frame."""
-    for axes in panels:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
