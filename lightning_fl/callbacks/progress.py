@@ -1,4 +1,4 @@
-"""The progress of a fit: a live display on a terminal and in a notebook, plain lines anywhere else."""
+"""Progress of a fit: a live display on a terminal and in a notebook, plain lines elsewhere."""
 
 import io
 import math
@@ -33,16 +33,14 @@ _CELL = '<pre style="white-space:pre-wrap;line-height:normal">{code}</pre>'
 
 
 class ProgressDisplay(Callback):
-    """Rounds, the client at work, losses, the worst client by name, elapsed and remaining time, on standard output.
+    """Shows rounds, the current client, losses, the worst client, elapsed and remaining time on standard output.
 
-    On a terminal and in a notebook one display is redrawn in place, at most ten times a second and without a thread of
-    its own (so that data loaders may fork at any time); what is printed meanwhile appears above it. Anywhere else (a
-    file, a pipe, a batch system) plain lines without control codes are written: the first and the last round, and
-    between them a line when a hundredth of all rounds or ten seconds have passed since the last one. Rank zero alone
-    shows anything. A run that ends with an exception takes the display down first.
+    On a terminal and in a notebook, a display is redrawn in place at most ten times a second, without a thread (so that
+    data loaders may fork). Elsewhere, plain lines are written for the first and the last round, and in between after a
+    hundredth of all rounds or ten seconds. Only rank zero shows anything.
 
     Args:
-        every_n_rounds: of the rounds that are due for a plain line, keep those divisible by this number.
+        every_n_rounds: write plain lines only for rounds divisible by this number.
     """
 
     only_shows = True
@@ -61,7 +59,7 @@ class ProgressDisplay(Callback):
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Start the display before the first round of this process."""
+        """Start the display."""
         if not trainer.is_global_zero:
             return
         if self._clock is None:
@@ -69,7 +67,7 @@ class ProgressDisplay(Callback):
         self._clients_done, self._doing = 0, ""
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        """Name the client at work."""
+        """Show the current client."""
         if self._live is not None:
             self._doing = self._names[client]
             self._refresh(trainer)
@@ -94,7 +92,7 @@ class ProgressDisplay(Callback):
             _print_plain(self._plain_line(trainer, now))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Leave the last state on the screen and say how the fit ended."""
+        """Show the final state."""
         if self._clock is None:
             return
         elapsed = _duration(self._clock.elapsed(time.monotonic()))
@@ -106,18 +104,15 @@ class ProgressDisplay(Callback):
             text = f"{how} after round {done}/{rounds}, {elapsed}"
         if self._live is not None:
             self._live.update(self._renderable(trainer, ended=True))
-            self._stop()
-            _print_plain(text)
-        else:
-            self._stop()
-            _print_plain(text)
+        self._stop()
+        _print_plain(text)
 
     def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
-        """Take the display down, so that the error can be read."""
+        """Remove the display before the error is shown."""
         self._stop()
 
     def teardown(self, trainer: TrainerSurface, stage: str) -> None:
-        """Take the display down, whatever happened."""
+        """Remove the display."""
         self._stop()
 
     # -- what is shown -------------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ class ProgressDisplay(Callback):
         return "?" if seconds is None else _duration(seconds)
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
-        """One text per metric: the training loss, the monitored validation metric, and what asks to be shown."""
+        """Texts of the training loss, the monitored validation metric, and those logged with ``prog_bar``."""
         shown: list[str] = []
         texts: list[str] = []
         checkpoint = trainer.callback(ModelCheckpoint)
@@ -223,7 +218,7 @@ class ProgressDisplay(Callback):
 
 
 class _NotebookDisplay:
-    """A cell's output that is drawn anew, as much of rich's ``Live`` as is asked for; rich's own needs ipywidgets."""
+    """Replacement of rich's ``Live`` for notebooks, where rich needs ipywidgets."""
 
     _COLUMNS = 100
 
@@ -231,7 +226,7 @@ class _NotebookDisplay:
         self._handle: Any = None
 
     def update(self, renderable: Group, *, refresh: bool = False) -> None:
-        """Show something in place of what was there."""
+        """Replace the output."""
         from IPython.display import HTML, display
 
         console = terminal(
@@ -245,18 +240,18 @@ class _NotebookDisplay:
             self._handle.update(html)
 
     def stop(self) -> None:
-        """Leave what is there."""
+        """Keep the output."""
 
 
 class RoundClock:
     """Elapsed and remaining time, from the ends of the last rounds.
 
     Args:
-        now: when the rounds begin, in seconds of any steady clock; the methods take times of the same clock.
-        elapsed_before_seconds: what earlier processes of a resumed run took.
+        now: start time in seconds of a monotonic clock, which all methods use.
+        elapsed_before_seconds: time of earlier processes of a resumed run.
     """
 
-    #: Rounds that the remaining time is estimated from: enough to hold some evaluations and checkpoints.
+    #: Number of rounds for the estimate of the remaining time, including some with evaluations and checkpoints.
     window = 50
 
     def __init__(self, now: float, elapsed_before_seconds: float = 0.0) -> None:
@@ -266,16 +261,16 @@ class RoundClock:
         self.rounds_done = 0
 
     def round_done(self, now: float) -> None:
-        """A round ended."""
+        """Count a round."""
         self._ends.append(now)
         self.rounds_done += 1
 
     def elapsed(self, now: float) -> float:
-        """Seconds since the run began, earlier processes included."""
+        """Seconds since the start of the run, including earlier processes."""
         return self._before + now - self._began
 
     def remaining(self, rounds_left: int, now: float) -> float | None:
-        """Seconds to the end, at the mean pace of the last rounds; ``None`` before the first round ended."""
+        """Seconds to the end at the mean pace of the last rounds; ``None`` before the end of the first round."""
         if len(self._ends) < 2:
             return None
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
@@ -283,12 +278,7 @@ class RoundClock:
 
 
 def displayed_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = None) -> str | None:
-    """The metric to show first: the monitored one, else the first that is a loss, else the first; ``None`` for none.
-
-    Args:
-        metrics: name -> summary over clients.
-        monitor: a name, also as "NAME/mean" or "NAME/worst".
-    """
+    """The metric to show: the monitored one (NAME, "NAME/mean" or "NAME/worst"), else the first loss or metric."""
     if monitor is not None:
         for name in (curve_name(metrics, monitor), curve_name(metrics, monitor.rpartition("/")[0])):
             if name in metrics:
@@ -307,5 +297,5 @@ def _duration(seconds: float) -> str:
 
 
 def _print_plain(text: str) -> None:
-    encodable(sys.stdout)  # a name that the output's encoding lacks must not end a run
+    encodable(sys.stdout)  # names may have characters that the output's encoding lacks
     print(text, flush=True)

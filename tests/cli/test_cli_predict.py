@@ -194,8 +194,8 @@ def test_which_model(local, command):
     code, _, err = command("predict", local, "new.csv")
     assert code == 2
     assert err == (
-        f"error: {local} has 3 shared models, shared_0, shared_1, shared_2, and models of the clients F, N, O: name one"
-        " with --model, or take --model best or all.\n"
+        f"error: {local} has 3 shared models, shared_0, shared_1, shared_2, and models of the clients F, N, O: choose"
+        " one with --model, or use --model best or all.\n"
     )
     code, _, err = command("predict", local, "new.csv", "--model", "shared_7")
     assert code == 2

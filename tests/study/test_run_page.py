@@ -113,7 +113,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(folder), "--out", str(folder / "no" / "mine.html")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert main(["show", str(folder), "--out", str(folder / "config.yaml")]) == 2
-    assert "is itself read" in capsys.readouterr().err
+    assert "is an input" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["figures/parity_test.png", "figures", "config.yaml", "metrics.csv", "summary.json"])

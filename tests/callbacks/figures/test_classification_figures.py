@@ -85,9 +85,7 @@ def test_what_predict_step_may_return():
     assert found[0].shape == (5, 1, 3)
     found = pair_outputs([torch.rand(5, 2, 4)], labels, classes=True)
     assert found[0].shape == (5, 2, 4)
-    assert pair_outputs([torch.rand(4, 3)], labels, classes=True).startswith(
-        "predict_step returned values of shape (4, 3)"
-    )
+    assert pair_outputs([torch.rand(4, 3)], labels, classes=True).startswith("predict_step returned shape (4, 3)")
     assert pair_outputs(["text"], labels).startswith("predict_step returned a str")
 
 

@@ -292,7 +292,7 @@ class TestParityFigure:
             (lambda x: {"mean": x}, "predict_step returned a dict"),
             (
                 lambda x: torch.cat([x, x], 1),
-                r"predict_step returned values of shape \(4, 2\) in all, the targets have \(4, 1\)",
+                r"predict_step returned shape \(4, 2\), the targets have \(4, 1\)",
             ),
             (lambda x: x / None, "TypeError: unsupported operand"),
         ],

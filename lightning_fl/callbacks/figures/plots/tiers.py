@@ -142,8 +142,8 @@ def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: s
     """
     if cumulated.ndim != 2 or len(cumulated) != len(names) or not cumulated.shape[1]:
         raise ConfigurationError(
-            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: needs a row per client and a column per"
-            " tier."
+            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: needs a row per client and a column"
+            " per tier."
         )
     values = cumulated.detach().cpu().double().numpy()
     count, num_tiers = values.shape
