@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from lightning_fl.study.cells import make_cells
+from lightning_fl.study.results import StudyResults
 from lightning_fl.study.study_file import load_study
 
 TINY = {
@@ -53,3 +54,26 @@ def finish(cell, mean, *, source="measured", seconds=10.0, version=0, gains=None
     run.mkdir()
     (run / "summary.json").write_text(json.dumps(summary))
     return run
+
+
+CLAIMS = ["mean(b) > mean(a)", "ipr(b, data=left) >= 75 %"]
+GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": dict.fromkeys("wxyz", 0.2)}
+
+
+def results_of(folder: Path, *, environment=None, **changes) -> StudyResults:
+    """Arm a: 0.5, 0.52, 0.54 everywhere; b: more on the left, stand-in and one seed failed on the right."""
+    study, cells = tiny_cells(folder, **{"claims": CLAIMS, **changes})
+    for cell in cells:
+        mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
+        if cell.name == "b, data=right, seed 2":
+            cell.prepare()
+            cell.record_start(False, "abc")
+            cell.log.write_text("error: <b>it broke</b> & fell\n")
+            cell.record_end(3.0, 2)
+            continue
+        source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
+        run = finish(cell, mean, source=source, gains=GAINS if cell.arm == "b" else None)
+        curve = "\n".join(f"{step},{mean - 0.1 / step}" for step in range(1, 10))
+        (run / "metrics.csv").write_text(f"step,val/acc\n{curve}\n")
+        cell.record_start(False, "abc")
+    return StudyResults.of(study, cells, folder / "out", environment or {"lightning-fl": "1", "cores": 2})

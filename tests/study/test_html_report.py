@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from processes import run
-from study_tiny import finish, tiny_cells
+from study_tiny import results_of, tiny_cells
 
 from lightning_fl.study.environment import describe_environment
 from lightning_fl.study.html_report import write_html
@@ -15,7 +15,7 @@ from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.pivot import make_pivot
 from lightning_fl.study.results import StudyResults
 
-GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": {}}
+CLAIMS = ["mean(b) > mean(a)", "mean(a) > mean(b) where data=left", "mean(b) > mean(a) + 9"]
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 
 
@@ -57,30 +57,8 @@ class Page(HTMLParser):
         (self.said if self.open[-1:] == ["title"] and "svg" in self.open else self.texts).append(text.strip())
 
 
-def results_of(folder: Path, **changes) -> StudyResults:
-    """Arm b is better on the left; on the right its data are a stand-in and one seed failed."""
-    settings = {
-        "claims": ["mean(b) > mean(a)", "mean(a) > mean(b) where data=left", "mean(b) > mean(a) + 9"],
-        **changes,
-    }
-    study, cells = tiny_cells(folder, **settings)
-    for cell in cells:
-        if cell.name == "b, data=right, seed 2":
-            cell.prepare()
-            cell.record_start(False, "abc")
-            cell.log.write_text("error: <b>it broke</b> & fell\n")
-            cell.record_end(3.0, 2)
-            continue
-        source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
-        mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
-        run = finish(cell, mean, source=source, gains=GAINS if cell.arm == "b" else None)
-        curve = "\n".join(f"{step},{mean - 0.1 / step}" for step in range(1, 10))
-        (run / "metrics.csv").write_text(f"step,val/acc\n{curve}\n")
-    return StudyResults.of(study, cells, folder / "out", describe_environment())
-
-
 def page_of(folder: Path, **changes) -> tuple[Page, str, StudyResults]:
-    results = results_of(folder, **changes)
+    results = results_of(folder, environment=describe_environment(), **{"claims": CLAIMS, **changes})
     text = write_html(results, folder / "out").read_text(encoding="utf-8")
     return Page(text), text, results
 
@@ -190,7 +168,7 @@ def test_before_anything_is_done_there_is_a_page_without_pictures(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_results_make_the_same_page(tmp_path):
-    results = results_of(tmp_path)
+    results = results_of(tmp_path, environment=describe_environment(), claims=CLAIMS)
     first = write_html(results, tmp_path / "out").read_bytes()
     assert write_html(results, tmp_path / "out").read_bytes() == first
 

@@ -1,9 +1,12 @@
 """The page of one run."""
 
+import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+from conftest import record
 from test_html_report import Page
 
 from lightning_fl.cli import main
@@ -11,39 +14,21 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.study.run_page import write_run_page
 
 METRICS = {
-    "test": {
-        "acc": {
-            "mean": 0.75,
-            "worst": 0.5,
-            "best": 1.0,
-            "std": 0.25,
-            "higher_is_better": True,
-            "clients": {"north": 0.5, "<south>": 1.0},
-        },
-        "loss": {
-            "mean": 0.3,
-            "worst": 0.4,
-            "best": 0.2,
-            "std": 0.1,
-            "higher_is_better": False,
-            "clients": {"north": 0.2, "<south>": None},
-        },
-    }
+    "acc": record({"north": 0.5, "<south>": 1.0}, True),
+    "loss": record({"north": 0.2, "<south>": math.nan}, False),
+    "local/acc": record({"north": 0.25, "<south>": 1.0}, True) | {"mean": 0.5},
 }
-METRICS["test"]["local/acc"] = {**METRICS["test"]["acc"], "mean": 0.5, "clients": {"north": 0.25, "<south>": 1.0}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    import json
-
     run = tmp_path / "runs" / "version_3"
     (run / "figures").mkdir(parents=True)
     (run / "figures" / "parity_test.png").write_bytes(b"\x89PNG tiny")
     (run / "metrics.csv").write_text("step,val/acc,val/acc/worst\n1,0.5,0.25\n2,0.75,0.5\n")
     (run / "config.yaml").write_text("seed_everything: 0\ntrainer:\n  max_rounds: 2\n")
-    metrics = {**METRICS, "val": {name: METRICS["test"][name] for name in ("acc", "local/acc")}}
-    record = {
+    metrics = {"test": METRICS, "val": {name: METRICS[name] for name in ("acc", "local/acc")}}
+    content = {
         "title": "Digits & numbers",
         "method": "DRFLM",
         "data_source": "measured",
@@ -57,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
         "interrupted": False,
         "metrics": metrics,
     }
-    (run / "summary.json").write_text(json.dumps(record))
+    (run / "summary.json").write_text(json.dumps(content))
     return run
 
 
@@ -98,8 +83,8 @@ def test_each_table_says_of_which_models_it_is(folder: Path) -> None:
 
 
 def test_an_interrupted_run_says_so_and_how_it_goes_on(folder: Path) -> None:
-    record = (folder / "summary.json").read_text().replace('"interrupted": false', '"interrupted": true')
-    (folder / "summary.json").write_text(record)
+    text = (folder / "summary.json").read_text().replace('"interrupted": false', '"interrupted": true')
+    (folder / "summary.json").write_text(text)
     text = write_run_page(folder).read_text()
     assert "interrupted after 2 rounds" in text
     assert f"--ckpt_path {folder}/checkpoints/last.ckpt" in text

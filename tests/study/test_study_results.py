@@ -4,33 +4,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study_tiny import finish, tiny_cells
+from study_tiny import finish, results_of, tiny_cells
 
 from lightning_fl.study.environment import describe_environment, package_commit
 from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
 from lightning_fl.study.report import print_results, write_markdown
 from lightning_fl.study.results import CellResult, StudyResults
 
-CLAIMS = ["mean(b) > mean(a)", "ipr(b, data=left) >= 75 %"]
-GAINS = {"mean": 0.2, "worst": 0.0, "rsd": 0.05, "ipr": 0.75, "harmed": 0.25, "clients": dict.fromkeys("wxyz", 0.2)}
 PUBLISHED = {"source": "A paper", "values": {"b": {"left": {"mean": [60, 1]}}}}
-
-
-def results_of(folder, **changes):
-    """Arm a: 0.5, 0.52, 0.54 everywhere; b: more on the left, stand-in and one seed failed on the right."""
-    study, cells = tiny_cells(folder, claims=CLAIMS, **changes)
-    for cell in cells:
-        mean = 0.5 + 0.02 * cell.seed + (0.1 + 0.001 * cell.seed if cell.arm == "b" else 0.0)
-        if cell.name == "b, data=right, seed 2":
-            cell.prepare()
-            cell.record_start(False, "abc")
-            cell.log.write_text("error: it broke\n")
-            cell.record_end(3.0, 2)
-        else:
-            source = "stand-in" if cell.name.startswith("b, data=right") else "measured"
-            finish(cell, mean, source=source, gains=GAINS if cell.arm == "b" else None)
-            cell.record_start(False, "abc")
-    return StudyResults.of(study, cells, folder / "out", {"lightning-fl": "1", "cores": 2})
 
 
 def test_a_cell_gives_what_its_run_recorded(tmp_path):
@@ -212,7 +193,7 @@ def test_all_is_written_and_read_back(tmp_path):
     assert again.environment == results.environment
     text = (out / "table.md").read_text()
     assert text.startswith("# A tiny study\n\n| arm | left mean | left mean, published | left worst |")
-    assert "- b, data=right, seed 2: it broke (cells/" in text
+    assert "- b, data=right, seed 2: &lt;b>it broke&lt;/b> & fell (cells/" in text
     claims = (out / "claims.md").read_text()
     assert "| mean(b) > mean(a) | data=left | holds | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |  |" in claims
     assert (
@@ -243,7 +224,7 @@ def test_the_terminal_shows_it_all(tmp_path, capsys):
     assert "0.611 ± 0.015 (n=2) †" in out
     assert "† stand-in data" in out
     assert "does not hold" not in out
-    assert "failed: b, data=right, seed 2: it broke\n  log: out/cells/b,data=right,seed=2-" in out
+    assert "failed: b, data=right, seed 2: <b>it broke</b> & fell\n  log: out/cells/b,data=right,seed=2-" in out
     assert out.endswith("study: out\n")
 
 

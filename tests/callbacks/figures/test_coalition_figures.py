@@ -165,7 +165,7 @@ class TestMergeTree:
     @pytest.mark.parametrize(
         ("merges", "labels", "message"),
         [
-            ([((0, 1), (2,), 1.0)], [0, 0, 0], r"merge 1 of \[0, 1\] and \[2\]: give two groups that are there"),
+            ([((0, 1), (2,), 1.0)], [0, 0, 0], r"merge 1 of \[0, 1\] and \[2\]"),
             ([((0,), (0,), 1.0)], [0, 0, 0], r"merge 1 of \[0\] and \[0\]"),
             ([((0,), (3,), 1.0)], [0, 0, 0], r"merge 1 of \[0\] and \[3\]"),
             ([((0,), (1,), 1.0), ((1,), (2,), 1.0)], [0, 0, 0], r"merge 2 of \[1\] and \[2\]"),
