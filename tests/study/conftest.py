@@ -1,27 +1,11 @@
 import json
-import math
-import statistics
 
 import pandas as pd
 import pytest
 import yaml
+from study_tiny import record
 
 from lightning_fl.study.finished_run import FinishedRun
-
-
-def record(values, higher):
-    """A metric as ``summary.json`` has it; values that are not finite are null."""
-    numbers = list(values.values())
-    finite = all(map(math.isfinite, numbers))
-    worst, best = (min, max) if higher else (max, min)
-    return {
-        "mean": statistics.fmean(numbers) if finite else None,
-        "worst": worst(numbers) if finite else None,
-        "best": best(numbers) if finite else None,
-        "std": statistics.pstdev(numbers) if finite else None,
-        "higher_is_better": higher,
-        "clients": {client: value if math.isfinite(value) else None for client, value in values.items()},
-    }
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """A small study whose runs are written by hand."""
 
 import json
+import math
+import statistics
 from pathlib import Path
 
 import yaml
@@ -77,3 +79,18 @@ def results_of(folder: Path, *, environment=None, **changes) -> StudyResults:
         (run / "metrics.csv").write_text(f"step,val/acc\n{curve}\n")
         cell.record_start(False, "abc")
     return StudyResults.of(study, cells, folder / "out", environment or {"lightning-fl": "1", "cores": 2})
+
+
+def record(values, higher):
+    """A metric as ``summary.json`` has it; values that are not finite are null."""
+    numbers = list(values.values())
+    finite = all(map(math.isfinite, numbers))
+    worst, best = (min, max) if higher else (max, min)
+    return {
+        "mean": statistics.fmean(numbers) if finite else None,
+        "worst": worst(numbers) if finite else None,
+        "best": best(numbers) if finite else None,
+        "std": statistics.pstdev(numbers) if finite else None,
+        "higher_is_better": higher,
+        "clients": {client: value if math.isfinite(value) else None for client, value in values.items()},
+    }

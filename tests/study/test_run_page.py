@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import record
+from study_tiny import record
 from test_html_report import Page
 
 from lightning_fl.cli import main

@@ -424,7 +424,7 @@ def yes_or_no(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("module", "arguments", "data", "message"),
     [
-        (NoLinear, {}, {}, r"KNNPer.layer: NoLinear .* of body, head"),
+        (NoLinear, {}, {}, r"KNNPer.layer: NoLinear .* body, head"),
         (
             Forbidden,
             {"layer": "neck"},
