@@ -75,7 +75,7 @@ def test_nccl_is_refused_before_anything_is_started(backend: str) -> None:
 def test_on_a_cpu_devices_is_the_number_of_processes(accelerator: str) -> None:
     with pytest.raises(
         ConfigurationError,
-        match="processes_per_device=2 is for processes that share a GPU, and the accelerator is cpu: set trainer.devices to",
+        match="processes_per_device=2 is for processes that share a GPU, and the accelerator is cpu: set",
     ):
         FederatedTrainer(accelerator=accelerator, processes_per_device=2)
 
