@@ -1,10 +1,9 @@
 """The command line ``lightning-fl``.
 
 Each command is a module with ``add_arguments(parser, command)`` and ``run(command, config, parser, arguments)``, which
-returns the exit code; it may have a line ``USAGE`` and ``parse(command, parser, words)``, where the parser's own errors
-are not clear enough, and ``is_of_recipe(words)``, where the command also takes a recipe. Only the module of the command
-that is asked for is imported, and only the commands that train or evaluate import torch. How commands end, and what
-they print of an error, is in :mod:`lightning_fl.recipe.error_messages`.
+returns the exit code. Optional are ``USAGE``, a line of help; ``parse(command, parser, words)``, for clearer errors;
+and ``is_of_recipe(words)``, for a command that also takes a recipe. Only the module of the command that runs is
+imported. Exit codes and the printing of errors are in :mod:`lightning_fl.recipe.error_messages`.
 """
 
 import sys
@@ -41,16 +40,18 @@ COMMANDS = {
         "lightning_fl.cli.predict",
         "Predict new samples with a finished run's model, or a recipe's own test data, as CSV.",
     ),
-    "explain": Command("lightning_fl.cli.explain", "Colour a molecule's atoms by their share in a run's prediction."),
+    "explain": Command(
+        "lightning_fl.cli.explain", "Colour a molecule's atoms by their contribution to a run's prediction."
+    ),
     "personalize": Command(
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
-    "show": Command("lightning_fl.cli.show", "Write a finished run's page: table, curves, pictures, settings."),
+    "show": Command("lightning_fl.cli.show", "Write a finished run as a page: table, curves, figures, settings."),
     "export": Command(
         "lightning_fl.cli.export", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."
     ),
-    "compare": Command("lightning_fl.cli.compare", "Put finished runs side by side: tables and figures."),
-    "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and judge what is claimed."),
+    "compare": Command("lightning_fl.cli.compare", "Compare finished runs: tables and figures."),
+    "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and test its claims."),
     "init": Command("lightning_fl.cli.init", "Ask three questions, write a recipe and a module to start from."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
@@ -62,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: the words after ``lightning-fl``; ``None`` for those of this process. With several devices the other
-            processes are started with this process's own words, so give none then.
+        arguments: the words after ``lightning-fl``; default: those of this process, as runs on several devices need.
 
     Returns:
         The exit code.
@@ -81,7 +81,7 @@ def _run(words: list[str]) -> int:
             overview = _overview()
             overview.print_help(sys.stdout if words else sys.stderr)
             return 0 if words else 2
-        raise ConfigurationError(f"{words[0]} stands before the command: write lightning-fl COMMAND {words[0]}.")
+        raise ConfigurationError(f"{words[0]} is before the command; write lightning-fl COMMAND {words[0]}.")
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigurationError(
@@ -103,7 +103,7 @@ def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParse
 
     Args:
         command: its name.
-        module: that implements it, where the command has two forms and this is of the other one.
+        module: its module, for the second form of a command that has two.
     """
     module = import_module(COMMANDS[command].module) if module is None else module
     parser = CommandParser(
@@ -118,7 +118,7 @@ def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParse
 
 
 def _overview() -> ArgumentParser:
-    """For ``--help`` only: the commands without their arguments, which would take seconds to collect."""
+    """Parser for ``--help``: the commands without their arguments, which take seconds to collect."""
     parser = ArgumentParser(
         prog="lightning-fl",
         version=f"lightning-fl {__version__}",

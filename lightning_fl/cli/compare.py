@@ -1,4 +1,4 @@
-"""``lightning-fl compare``: finished runs side by side, as tables and figures. Imports no torch."""
+"""``lightning-fl compare``: compare finished runs in tables and figures. Does not import torch."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "add_arguments", "run"]
 
-#: Of the written table.
+#: Formats of the written table.
 FORMATS = ("md", "csv", "tex")
 _FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribution")
-#: Settings in which recipes differ that are named; the others are counted.
+#: Settings in which recipes differ: the first ones are listed, the others counted.
 _MOST_SETTINGS = 12
-#: In what the runs do not compare, in an error.
+#: Reasons in one error why runs are not comparable.
 _MOST_DIFFERENCES = 4
-#: What a run cannot be compared by that lacks a file.
+#: Consequences of a missing file.
 _WITHOUT = {
-    "config.yaml": "started from Python, or the file is lost; settings not known, so no other run is in its row",
-    "metrics.csv": "its curves are not drawn",
+    "config.yaml": "started from Python, or the file is lost; without settings the run has a row of its own",
+    "metrics.csv": "no curves are drawn",
 }
 
 
@@ -43,32 +43,32 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=str,
         nargs="+",
         metavar="[LABEL=]RUN",
-        help="Folders of finished runs, or of versions of a run, of which the last finished one is taken. Runs that"
-        " differ in the seed only are one row; those of one LABEL too.",
+        help="Folders of finished runs, or of versions of a run (the last finished one is used). Runs that differ"
+        " only in the seed share a row, as do runs with the same LABEL.",
     )
-    parser.add_argument("--recursive", action="store_true", help="Take all finished runs below each RUN.")
+    parser.add_argument("--recursive", action="store_true", help="Use all finished runs below each RUN.")
     parser.add_argument(
         "--metric",
         type=str,
         nargs="+",
         default=None,
-        help="Metrics without their split, such as acc rmse (default: the first that is no loss).",
+        help="Metrics without their split, such as acc rmse (default: the first that is not a loss).",
     )
-    parser.add_argument("--split", type=Literal["test", "val", "train"], default="test", help="Whose metrics.")
+    parser.add_argument("--split", type=Literal["test", "val", "train"], default="test", help="Split of the metrics.")
     parser.add_argument(
         "--baseline",
         type=str | None,
         default=None,
         metavar="LABEL",
-        help="Row that the others are compared with, seed by seed, with 95 %% t-intervals.",
+        help="Row to compare the others with, seed by seed, with 95 %% t-intervals.",
     )
     parser.add_argument(
         "--reference",
         type=str | None,
         default=None,
         metavar="RUN",
-        help="Run, or row, over which clients' gains are taken, such as local training (default: each run's own local"
-        " models, where it trained them: LocalReference).",
+        help="Run or row that gains of clients refer to, such as local training (default: each run's own local models,"
+        " trained by LocalReference).",
     )
     parser.add_argument(
         "--out", type=str | None, default=None, metavar="FOLDER", help="Write tables and figures (PNG and SVG) there."
@@ -78,11 +78,11 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=Literal["md", "csv", "tex"],
         nargs="+",
         default=list(FORMATS),
-        help="Of the tables in --out.",
+        help="Formats of the tables in --out.",
     )
-    parser.add_argument("--overwrite", action="store_true", help="Replace what --out has of an earlier comparison.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an earlier comparison in --out.")
     parser.add_argument(
-        "--force", action="store_true", help="Compare runs on different data too, with a warning above the table."
+        "--force", action="store_true", help="Compare runs on different data, with a warning above the table."
     )
 
 
@@ -101,7 +101,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if differences and not config.force:
         more = len(differences) - _MOST_DIFFERENCES
         raise ConfigurationError(
-            f"these runs do not compare: {'; '.join(differences[:_MOST_DIFFERENCES])}"
+            f"these runs are not comparable: {'; '.join(differences[:_MOST_DIFFERENCES])}"
             f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
             " nevertheless with --force."
         )
@@ -111,7 +111,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if config.out is not None:
         out = Path(config.out).expanduser()
         _refuse_existing(out, metrics, overwrite=config.overwrite)
-    _tell_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
+    _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
@@ -132,7 +132,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 
 def _labelled(word: str, recursive: bool) -> Iterator[tuple[str | None, "FinishedRun"]]:
-    """The runs that a word of the command line means, with their label."""
+    """The runs that an argument names, with their label."""
     label, equals, folder = word.partition("=")
     if not equals or Path(word).expanduser().is_dir():
         label, folder = "", word
@@ -162,8 +162,8 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
     return [FinishedRun.read(path)]
 
 
-def _tell_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
-    """Say which of the runs' files are not there, a line for each kind of file; damaged ones are refused."""
+def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
+    """Warn of missing files, in one line for each kind."""
     from lightning_fl.core.errors import listed
 
     without = {"config.yaml": [run for run in runs if not run.config]}
@@ -182,13 +182,13 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _refuse_existing(out: Path, metrics: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse to write over an earlier comparison, before anything is printed or drawn."""
+    """Refuse to replace an earlier comparison, before anything is printed or drawn."""
     names = [*(f"table.{kind}" for kind in FORMATS), "clients.csv"]
     names += [f"{figure}_{_file_part(metric)}.png" for figure in _FIGURES for metric in metrics]
     present = [name for name in names if (out / name).exists()]
     if present and not overwrite:
         raise ConfigurationError(
-            f"{out} holds {', '.join(present)} already: give another folder with --out, or replace them with"
+            f"{out} already contains {', '.join(present)}; give another folder with --out, or replace them with"
             " --overwrite."
         )
 
@@ -224,7 +224,7 @@ def _write_tables(
 def _figures(
     groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame"
 ) -> Iterator[tuple[str, Callable[[], "Figure | None"]]]:
-    """File name without its ending, and what draws the figure, if there is something to draw."""
+    """File names without their ending, and functions that draw the figure, or return ``None``."""
     from lightning_fl.study.comparison_figures import (
         draw_client_distribution,
         draw_client_values,
@@ -244,7 +244,7 @@ def _figures(
 
 
 def _images(name: str, draw: Callable[[], "Figure | None"]) -> dict[str, bytes]:
-    """The ending of a file -> its content; nothing where nothing can be drawn."""
+    """File ending -> content; empty if nothing can be drawn."""
     from lightning_fl.runtime.drawing import drawing
 
     images: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""``lightning-fl datasets``: the data sets that cards describe, whether they are here, and fetching them."""
+"""``lightning-fl datasets``: list data sets, download them, check their files."""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", type=str | None, nargs="?", default=None, help="A data set, or the path of a card.")
-    parser.add_argument("--fetch", action="store_true", help="Download what is not here.")
+    parser.add_argument("--fetch", action="store_true", help="Download missing files.")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="Compare the files' sums with the cards'; exit code 1 if one differs or the one named is not here.",
+        help="Compare checksums of files with those of the cards; exit code 1 if one differs or the named data set"
+        " is missing.",
     )
 
 
@@ -70,7 +71,7 @@ def _address(card: Card) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """Where a data set is, its files' sums, those that the card accepts for them, and whether they agree."""
+    """A data set's place, the checksums of its files and those of the card, and whether they agree."""
 
     place: str
     sha256: str
@@ -86,7 +87,7 @@ def _find(card: Card, *, fetch: bool) -> _Found:
     """Find or download the files of a data set.
 
     Raises:
-        DataError: one of them is not to be had.
+        DataError: one of them is not available.
     """
     from lightning_fl.data.cards.lookup import find_file
     from lightning_fl.data.images.sources import find_images
@@ -121,7 +122,7 @@ def _whereabouts(card: Card) -> str:
 
 
 def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
-    """Find or download a data set and say so; whether it is missed or, for ``check``, not what the card describes."""
+    """Find or download a data set and report it; whether it is missing or, for ``check``, differs from its card."""
     try:
         found = _find(card, fetch=fetch)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""``lightning-fl explain``: which atoms of a molecule a finished run's prediction comes from."""
+"""``lightning-fl explain``: contributions of a molecule's atoms to a finished run's prediction."""
 
 import io
 import sys
@@ -18,10 +18,10 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
     parser.add_argument("smiles", type=str, help="The molecule.")
-    parser.add_argument("--out", type=str, required=True, help="Where the picture goes, a .png, .svg or .pdf file.")
-    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument("--out", type=str, required=True, help="File for the figure: .png, .svg or .pdf.")
+    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
     parser.add_argument("--target", type=str | None, default=None, help="Name of the target (default: the first).")
-    parser.add_argument("--target_class", type=int, default=1, help="Of several classes, the one that is explained.")
+    parser.add_argument("--target_class", type=int, default=1, help="The explained class, if there are several.")
     parser.add_argument(
         "--model",
         type=str | None,
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
     )
 
 

@@ -14,7 +14,11 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
     parser.add_argument(
-        "--to-folder", type=str, required=True, metavar="DIR", help="A new folder for weights, settings and the card."
+        "--to-folder",
+        type=str,
+        required=True,
+        metavar="DIR",
+        help="A new folder for weights, settings and the model card.",
     )
     parser.add_argument(
         "--model",
@@ -26,7 +30,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write the folder and say what is in it."""
+    """Write the folder and list its files."""
     run = TrainedRun.read(Path(config.run).expanduser())
 
     from lightning_fl.inference.export import export_run
@@ -34,6 +38,6 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     folder = Path(config.to_folder).expanduser()
     files = export_run(run, folder, model=config.model)
     print(f"{folder}: {', '.join(files)}")
-    print(f"Read {folder / 'README.md'} before you share it: it names the clients and what each reaches. Then:")
+    print(f"Read {folder / 'README.md'} before sharing it: it names the clients with their metrics. Then:")
     print(f"  hf upload USER/NAME {folder}")
     return 0

@@ -1,4 +1,4 @@
-"""``lightning-fl init``: three questions, and a recipe and a module to start from."""
+"""``lightning-fl init``: write a recipe and a module to start from, after three questions."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         "--algorithm", type=str | None, default=None, help=f"Question 3, how it is learned: {', '.join(ALGORITHMS)}."
     )
     parser.add_argument(
-        "--file", type=str | None, default=None, help="Your file, of images the folder (default: made-up data)."
+        "--file", type=str | None, default=None, help="Your file, or folder of images (default: made-up data)."
     )
     parser.add_argument("--target", type=str | None, default=None, help="The file's column to predict.")
-    parser.add_argument("--clients", type=str | None, default=None, help="The file's column that says whose a row is.")
+    parser.add_argument("--clients", type=str | None, default=None, help="The file's column with the client of a row.")
     parser.add_argument(
         "--smiles", type=str | None, default=None, help="The file's column of molecules (default: smiles, SMILES, ...)."
     )
-    parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Where it is written.")
+    parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Folder to write to.")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Ask what is not said, write, and say how to go on."""
+    """Ask for the missing answers, write the files and print the next command."""
     data = config.data or _ask("data", "What are your data?", DATA)
     tasks = {"classification": TASKS["classification"]} if data == "images" else TASKS
     task = config.task or _ask("task", "What is to be predicted?", tasks)
@@ -49,10 +49,10 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 
 def _ask(option: str, question: str, answers: Mapping[str, str]) -> str:
-    """One of the answers, by its number or its name; the first for an empty line."""
+    """Ask for one of the answers, by number or name; an empty line chooses the first."""
     if not sys.stdin.isatty():
         given = "|".join(answers)
-        raise ConfigurationError(f"standard input is not a terminal, so nothing can be asked: give --{option} {given}.")
+        raise ConfigurationError(f"standard input is not a terminal; give --{option} {given}.")
     if len(answers) == 1:
         return next(iter(answers))
     print(question)
@@ -60,11 +60,11 @@ def _ask(option: str, question: str, answers: Mapping[str, str]) -> str:
         print(f"  {number}  {name}: {meaning}")
     while True:
         try:
-            said = input(f"1 to {len(answers)} [1]: ").strip()
+            answer = input(f"1 to {len(answers)} [1]: ").strip()
         except EOFError:
             raise ConfigurationError(f"no answer was given: give --{option} {'|'.join(answers)}.") from None
-        if said in answers:
-            return said
-        if not said or (said.isdigit() and 1 <= int(said) <= len(answers)):
-            return list(answers)[int(said or 1) - 1]
-        print(f"{said!r} is none of them.")
+        if answer in answers:
+            return answer
+        if not answer or (answer.isdigit() and 1 <= int(answer) <= len(answers)):
+            return list(answers)[int(answer or 1) - 1]
+        print(f"{answer!r} is not one of them.")

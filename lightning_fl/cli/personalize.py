@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-#: Models shown one by one; of more, those with the largest shares.
+#: Rows of the table; of more models, those with the largest shares are shown.
 _MOST_ROWS = 30
 
 
@@ -27,34 +27,34 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument(
         "file",
         type=str,
-        help="Labelled samples of one client, of the kind that the run was trained on: a CSV file of molecules or of a"
-        " table with the run's columns, a .npz file of images, or a silo's folder of images.",
+        help="Labelled samples of one client, of the kind that the run was trained on: a CSV file with the run's"
+        " columns, a .npz file of images, or a folder of images.",
     )
     parser.add_argument(
         "--out",
         type=str | None,
         default=None,
-        help="Where the personal model goes, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
+        help="File for the personal model, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
     )
-    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
     parser.add_argument(
         "--holdout",
         type=float,
         default=0.5,
-        help="Share of the samples that models are measured on; the others decide the shares. 0: all do both.",
+        help="Fraction of the samples to evaluate on; the others decide the models' shares. 0: all samples do both.",
     )
     parser.add_argument(
         "--monitor",
         type=str | None,
         default=None,
-        help="Metric of the validation that decides the shares, such as val/acc: from 0 to 1 if more is better, at"
-        " least 0 if less is better, then exp(-value) counts (default: an accuracy or the like, else a loss).",
+        help="Metric of the validation that decides the shares, such as val/acc: from 0 to 1 if higher is better, at"
+        " least 0 if lower is better, then exp(-value) is used (default: an accuracy or the like, else a loss).",
     )
     parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
     )
     parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
 

@@ -1,7 +1,6 @@
-"""``lightning-fl predict``: predictions of a finished run for new samples, or of a checkpoint for a recipe's test data.
+"""``lightning-fl predict RUN FILE``: predictions of a finished run for new samples.
 
-``predict RUN FILE`` is the first, ``predict --config RECIPE --ckpt_path FILE`` the second, which
-:mod:`lightning_fl.recipe` does.
+``predict --config RECIPE --ckpt_path FILE`` predicts a recipe's test data, see :mod:`lightning_fl.recipe`.
 """
 
 import os
@@ -48,9 +47,9 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         " or with a table's columns, a folder or a .npz file of images; - for standard input.",
     )
     parser.add_argument(
-        "--out", type=str, default=_STANDARD_OUTPUT, help="Where the table goes, a CSV file (default: standard output)."
+        "--out", type=str, default=_STANDARD_OUTPUT, help="CSV file for the table (default: standard output)."
     )
-    parser.add_argument("--force", action="store_true", help="Replace that file if it is there.")
+    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
     parser.add_argument(
         "--model",
         type=str | None,
@@ -66,14 +65,14 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument(
         "--similarity",
         action="store_true",
-        help="Add the Tanimoto similarity to the nearest training molecule; opens the run's data.",
+        help="Add the Tanimoto similarity to the nearest training molecule; reads the run's data.",
     )
     parser.add_argument(
         "--interval",
         type=float | None,
         default=None,
         metavar="LEVEL",
-        help="Add TARGET_lower and TARGET_upper, between which the truth lies with this probability, such as 0.9. Needs"
+        help="Add TARGET_lower and TARGET_upper, which contain the true value with this probability, such as 0.9. Needs"
         " a run with the Calibration callback.",
     )
     parser.add_argument(
@@ -81,7 +80,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=str | None,
         default=None,
         metavar="platt|isotonic",
-        help="Correct probabilities as validation data ask for. Needs a run with the Calibration callback.",
+        help="Calibrate probabilities on validation data. Needs a run with the Calibration callback.",
     )
     parser.add_argument(
         "--spread", action="store_true", help="Add TARGET_std, the standard deviation over the models that predict."
@@ -93,7 +92,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="Runs of the same recipe with other seeds, whose models predict too.",
+        help="Runs of the same recipe with other seeds; their models predict too.",
     )
     parser.add_argument(
         "--mc_dropout",
@@ -106,16 +105,16 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         "--batch_size",
         type=int | None,
         default=None,
-        help="Samples in a batch (default: as in an evaluation of the run).",
+        help="Batch size (default: that of the run's evaluations).",
     )
-    parser.add_argument("--chunk_rows", type=int, default=2_000, help="Rows that are in memory at once.")
+    parser.add_argument("--chunk_rows", type=int, default=2_000, help="Rows in memory at a time.")
     parser.add_argument(
         "--workers", type=int | None, default=None, help="Processes that read molecules (default: one per core)."
     )
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="Let the run's config.yaml name classes outside of lightning_fl: they are imported, their code runs.",
+        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
     )
     parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
 
@@ -162,7 +161,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         spread=config.spread,
         mc_dropout=config.mc_dropout,
     )
-    _tell(predictor)
+    _print_model(predictor)
     try:
         with whole_file(out) if out is not None else nullcontext(sys.stdout.buffer) as file:
             rows, failed = _write(predictor.chunks(config.file), file)
@@ -177,8 +176,8 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     return 0
 
 
-def _tell(predictor: "RunPredictor") -> None:
-    """What predicts, on standard error: the table alone goes to standard output."""
+def _print_model(predictor: "RunPredictor") -> None:
+    """Name the model on standard error; standard output has the table only."""
     from lightning_fl.data.source import STAND_IN_LABEL
 
     summary, names = predictor.run.summary, [model.name for model in predictor.models]
@@ -192,7 +191,7 @@ def _tell(predictor: "RunPredictor") -> None:
 
 
 def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]:
-    """Write the chunks as they come; how many rows there were, and how many of them without a prediction."""
+    """Write the chunks as they come; returns the numbers of rows and of those without a prediction."""
     rows = failed = 0
     with _progress() as advance:
         for table in tables:
@@ -207,7 +206,7 @@ def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Shows rows and rows a second where somebody looks; gives what adds to them."""
+    """Context with a progress display on terminals; yields a function that adds rows."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda count: None
         return

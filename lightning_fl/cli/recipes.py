@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
-    parser.add_argument("name", type=str | None, nargs="?", default=None, help="A recipe: print it, or copy it alone.")
+    parser.add_argument("name", type=str | None, nargs="?", default=None, help="A recipe to print, or to copy.")
     parser.add_argument(
         "--copy",
         type=str | None,
@@ -53,14 +53,14 @@ def copy_recipes(recipes: dict[str, Path], folder: Path) -> list[Path]:
         The copies.
 
     Raises:
-        ConfigurationError: a file is there already, or the folder cannot be written.
+        ConfigurationError: a file exists already, or the folder cannot be written.
     """
     targets = {name: folder / f"{name}.yaml" for name in recipes}
     present = [str(target) for target in targets.values() if target.exists()]
     if present:
         raise ConfigurationError(
-            f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} there already and would be overwritten: move"
-            " it away, or give another folder with --copy DIR."
+            f"{', '.join(present)} already {'exists' if len(present) == 1 else 'exist'}; move the file, or give another"
+            " folder with --copy DIR."
         )
     try:
         for name, target in targets.items():

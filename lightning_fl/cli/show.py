@@ -1,4 +1,4 @@
-"""``lightning-fl show``: a finished run as one HTML page. Imports no torch."""
+"""``lightning-fl show``: a finished run as one HTML page. Does not import torch."""
 
 import webbrowser
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument(
         "run",
         type=str,
-        help="Folder of a finished run, or of versions of a run, of which the last finished one is taken.",
+        help="Folder of a finished run, or of versions of a run (the last finished one is used).",
     )
     parser.add_argument(
         "--out", type=str | None, default=None, metavar="FILE", help="Default: report.html in the run's folder."
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write the page and say where."""
+    """Write the page and print its path."""
     from lightning_fl.study.run_page import write_run_page
 
     out = None if config.out is None else Path(config.out).expanduser()

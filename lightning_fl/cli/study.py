@@ -1,4 +1,4 @@
-"""``lightning-fl study``: a grid of recipes, settings and seeds, resumed where it was cut off, as one table."""
+"""``lightning-fl study``: run a grid of recipes, settings and seeds, or resume it, and write one table."""
 
 import shlex
 import shutil
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=str | None,
         nargs="?",
         default=None,
-        help="A file, or the name of a shipped study; none lists those.",
+        help="A file, or the name of a shipped study (default: list them).",
     )
     parser.add_argument("--scale", type=str | None, default=None, help="A scale of the study (default: full).")
     parser.add_argument(
@@ -49,20 +49,20 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         type=str | None,
         default=None,
         metavar="I/N",
-        help="Run the i-th of n shares of these cells, as a job of an array; the last one to end writes the results.",
+        help="Run the i-th of n shares of these cells, as one job of an array; the last job to end writes the results.",
     )
     parser.add_argument(
         "--ray",
         type=str | None,
         default=None,
         metavar="ADDRESS",
-        help="Run on a Ray cluster: its address, auto for the one that is there, local for one on this machine.",
+        help="Run on a Ray cluster: its address, auto for the running one, local for a new one on this machine.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="List the cells and how far each is; run nothing.")
+    parser.add_argument("--dry-run", action="store_true", help="List the cells and their status; run nothing.")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Run what is not done, then write and print the results."""
+    """Run the cells that are not finished, then write and print the results."""
     if config.study is None:
         print(listing(available_studies()))
         return 0
@@ -142,7 +142,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             else:
                 print(_said_of_share(asked, failed, len(open_elsewhere), out))
     if workers.interrupted_by is not None:
-        print(f"To go on: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
+        print(f"To resume: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
         return 128 + workers.interrupted_by
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""From a parsed recipe to its objects; what their constructors refuse, they refuse in their own words."""
+"""Instantiation of a parsed recipe, with the errors of constructors unchanged."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ __all__ = ["construct", "instantiate"]
 
 
 class _ConstructorError(BaseException):
-    """Carries a constructor's error past the parser, which takes any ``Exception`` for a value of the wrong type."""
+    """Carries a constructor's error past the parser, which would report any ``Exception`` as a wrong type."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
-    """The trainer, the model and the data of a recipe.
+    """Instantiate the trainer, the model and the data of a recipe.
 
     Raises:
-        FederatedError: an argument is refused; the message names the class.
+        FederatedError: an argument is not valid; the message names the class.
     """
     try:
         return parser.instantiate(config, instantiators=[(_construct_for_parser, object, True)])
@@ -34,7 +34,7 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
 
 
 def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
-    """An object of a class, whose refusals name the class and the argument as a recipe does: ``LabelNoise.std=nan``."""
+    """Instantiate a class; its errors name class and argument: ``LabelNoise.std=nan``."""
     try:
         return class_type(*args, **{name: _plain(value) for name, value in kwargs.items()})
     except FederatedError as error:

@@ -1,4 +1,4 @@
-"""Predictions of every client's model on its own data, as one CSV file per client."""
+"""CSV files of predictions, one for each client's model on its own data."""
 
 import contextlib
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ __all__ = ["prediction_table", "write_predictions"]
 def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
     """Write ``predictions/CLIENT.csv`` into the run's folder for every client that this rank hosts and has data.
 
-    A client whose name is no file's has another one, under ``file_names`` in ``summary.json``.
+    ``file_names`` in ``summary.json`` lists clients whose names are not valid as file names.
 
     Args:
         trainer: after ``trainer.predict``.
-        outputs: what it returned: per client, ``predict_step``'s output for every batch.
-        split: what was predicted.
+        outputs: its result: for each client, ``predict_step``'s output for every batch.
+        split: the predicted split.
 
     Returns:
         The folder.
@@ -60,14 +60,12 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     """One row per sample.
 
     Args:
-        dataset: n samples; of a ``Subset`` the rows bear their index in the data set below it. ``None`` where there is
-            no one data set: of several loaders, or of a stream.
+        dataset: n samples; indices of a ``Subset`` are those of its data set. ``None`` for several loaders or a stream.
         batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them.
 
     Returns:
-        Columns ``index``; ``smiles`` where the data set has them; ``target``; ``prediction`` (the dict's keys where
-        there are dicts). Values of several columns T are numbered, as in ``prediction_0``. The targets are left out
-        where the data set does not show them without being read sample by sample.
+        Columns ``index``; ``smiles`` if the data set has them; ``target``; ``prediction`` (or the keys of the dicts).
+        Several columns T are numbered: ``prediction_0``. Targets that would need reading every sample are left out.
 
     Raises:
         ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
@@ -103,8 +101,8 @@ def _joined(batches: list[Any]) -> dict[str, Tensor]:
     if isinstance(first, Mapping) and all(isinstance(value, Tensor) for value in first.values()):
         return {str(key): torch.cat([torch.atleast_1d(batch[key]) for batch in batches]) for key in first}
     raise ConfigurationError(
-        f"predict_step returned a {type(first).__name__}: to be written as a table it must be a tensor with one row per"
-        " sample, or a dict of such tensors."
+        f"predict_step returned a {type(first).__name__}: return a tensor with one row per sample, or a dict of such"
+        " tensors."
     )
 
 

@@ -1,7 +1,7 @@
-"""How many processes a command runs in on a CPU, and how they start.
+"""Choice of the number of CPU processes, and of how they start.
 
-One thread a process: small models gain from further processes, not from further threads. The other processes are forked
-from this one where that is safe: the command has the process to itself, on Linux, and no accelerator is in use.
+Each process has one thread, because small models gain from processes and not from threads. Processes are forked where
+that is safe: on Linux, without an accelerator, in a process that runs nothing but the command.
 """
 
 import multiprocessing
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_processes"]
 
-#: A process takes some 32 bytes for each weight (model, gradient, momentum, the two halves of an exact sum).
+#: Parameters. A process needs about 32 bytes for each (model, gradient, momentum, the two halves of an exact sum).
 _SMALL_MODEL = 20_000_000
-#: A step of so few weights takes a core about as long as Python takes to ask a GPU for its kernels: estimated.
+#: Parameters of a model whose step on one core takes about as long as launching its GPU kernels (estimated).
 _TINY_MODEL = 100_000
 _MANY_CORES = 8
 
@@ -37,42 +37,42 @@ def choose_processes(
     devices: int | str | list[int],
     words: Sequence[str],
 ) -> str | None:
-    """Have the run's other processes forked; with ``devices="auto"`` as many as cores and clients allow.
+    """Fork the run's processes where possible; with ``devices="auto"`` as many as cores and clients allow.
 
     Args:
-        trainer: whose run it is, not launched yet.
-        module: what it trains.
+        trainer: not launched yet.
+        module: the module to train.
         data: the clients.
-        devices: as the recipe says.
-        words: the command's.
+        devices: the recipe's setting.
+        words: the words of the command.
 
     Returns:
-        A line that says what was chosen, where something was.
+        A line for the user about the choice, or ``None`` if nothing was chosen.
     """
     strategy = trainer.strategy
     if strategy.root_device.type == "cuda":
         return _slow_gpu(trainer, module, data)
-    if not _has_this_process_to_itself(words) or not strategy.can_fork:
+    if not _owns_process(words) or not strategy.can_fork:
         return None
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers would open a GPU to ask whether it is captured
     if devices != "auto":
         strategy.fork_processes(strategy.num_processes)
         return None
     cores, clients, size = len(os.sched_getaffinity(0)), known_clients(data), _num_parameters(module)
-    blocks = clients and -(-clients // trainer.stacked_clients)  # whose clients stay together
+    blocks = clients and -(-clients // trainer.stacked_clients)  # of clients that train at once
     processes = min(cores, blocks or cores)
     if processes < 2 or not 0 < size <= _SMALL_MODEL:
         return None
     strategy.fork_processes(processes)
-    of = "" if clients is None else f" for {clients} clients"
+    whom = "" if clients is None else f" for {clients} clients"
     return (
-        f"{processes} processes of one thread each{of}: there are {cores} cores and the model is small"
+        f"{processes} processes of one thread each{whom}: there are {cores} cores and the model is small"
         f" ({size:,} parameters). --trainer.devices 1 keeps to one; the results are the same."
     )
 
 
 def _slow_gpu(trainer: "FederatedTrainer", module: "LightningModule", data: "FederatedDataModule") -> str | None:
-    """What is said where a GPU waits for Python, and cores for nothing."""
+    """A hint for a model so small that CPU processes may be faster than the GPU."""
     strategy, clients, size = trainer.strategy, known_clients(data), _num_parameters(module)
     processes = min(len(os.sched_getaffinity(0)), clients or _MANY_CORES) if hasattr(os, "sched_getaffinity") else 1
     alone = strategy.num_processes == strategy.num_nodes == trainer.stacked_clients == 1
@@ -87,8 +87,8 @@ def _slow_gpu(trainer: "FederatedTrainer", module: "LightningModule", data: "Fed
     )
 
 
-def _has_this_process_to_itself(words: Sequence[str]) -> bool:
-    """Whether the command is all that this process does: its own words, nobody's child, no other thread."""
+def _owns_process(words: Sequence[str]) -> bool:
+    """Whether this process runs nothing but the command: not a child, no other thread."""
     return (
         sys.argv[1:] == ["fit", *words] and multiprocessing.parent_process() is None and threading.active_count() == 1
     )

@@ -1,4 +1,4 @@
-"""Training and evaluating as a recipe says: what ``lightning-fl fit``, ``validate``, ``test`` and ``predict`` do."""
+"""Training and evaluation from a recipe: ``lightning-fl fit``, ``validate``, ``test`` and ``predict``."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-#: How long a rank that failed waits for its machine's first to end it, before it reports the error itself.
+#: A failed rank waits so long for its machine's first rank to end it; then it reports the error itself.
 _FIRST_RANK_SECONDS = 5.0
 
 
@@ -36,11 +36,11 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     here = os.getcwd()
     made = instantiate(parser, config)
     trainer: FederatedTrainer = made.trainer
-    trainer.run_log.root = Path(here, trainer.default_root_dir)  # a class of the recipe's may have left it
+    trainer.run_log.root = Path(here, trainer.default_root_dir)  # a class of the recipe may have changed the folder
     if command == "fit":
-        said = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
-        if said is not None:
-            print(said, file=sys.stderr)
+        notice = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
+        if notice is not None:
+            print(notice, file=sys.stderr)
     trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
     trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
     try:
@@ -67,7 +67,8 @@ def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> in
         print(f"run: {trainer.log_dir}", file=sys.stderr)
         if trainer.checkpoint_callback is not None:
             print(
-                f"To go on from round {trainer.federation.current_round}: {_resume_command(arguments)}", file=sys.stderr
+                f"To resume from round {trainer.federation.current_round}: {_resume_command(arguments)}",
+                file=sys.stderr,
             )
         return 128 + trainer.federation.interrupted_by
     if is_overridden("test_step", made.model):
@@ -127,9 +128,9 @@ def _print_report(trainer: "FederatedTrainer") -> None:
 
 
 def _end_together(trainer: "FederatedTrainer", error: BaseException) -> None:
-    """See that all ranks end, with one report of the error on every machine: its first rank's, who knows it by now."""
+    """End all ranks, with one report of the error on every machine, by its first rank."""
     if trainer.fabric.local_rank == 0:
-        # Processes that this one started have nothing more to say; under torchrun or SLURM the launcher ends them.
+        # Kills processes that this one started; under torchrun or SLURM the launcher does.
         for process in getattr(trainer.strategy.launcher, "procs", []):
             process.kill()
     elif isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""The resolved recipe, kept with the run."""
+"""Resolved recipe of a run: the file ``config.yaml`` and the hyperparameters for loggers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,10 @@ __all__ = ["SaveConfig", "flat_hyperparameters"]
 
 
 class SaveConfig(Callback):
-    """Writes ``config.yaml`` into the run's folder before data are prepared; ``--config`` takes it as it is.
+    """Writes ``config.yaml`` into the run's folder before data are prepared; it can be given to ``--config``.
 
     Args:
-        text: the resolved recipe as YAML.
+        text: resolved recipe as YAML.
     """
 
     only_shows = True
@@ -27,7 +27,7 @@ class SaveConfig(Callback):
         self._text = text
 
     def setup(self, trainer: "FederatedTrainer", stage: str) -> None:
-        """Write the file, whole or not at all; a later stage of the same run leaves it as it is."""
+        """Write the file, unless an earlier stage of the same run did."""
         path = Path(trainer.log_dir) / "config.yaml"
         if not trainer.is_global_zero or path.exists():
             return
@@ -37,9 +37,8 @@ class SaveConfig(Callback):
 def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Numbers and strings of a resolved recipe by their dotted path, for TensorBoard's table of runs.
 
-    ``init_args`` is left out of the path, a class stands under its owner's path, and an entry of a list of classes
-    under its class's name: ``model``, ``model.encoder``, ``trainer.callbacks.LocalMixup.alpha``. Values that are not
-    set (null) and where a run was resumed from are left out.
+    Paths leave out ``init_args``; classes in a list are named by their class: ``model``, ``model.encoder``,
+    ``trainer.callbacks.LocalMixup.alpha``. Left out are null values and ``ckpt_path``.
     """
     flat: dict[str, bool | int | float | str] = {}
     for key, value in config.items():
@@ -64,4 +63,4 @@ def _flatten(value: object, path: str, flat: dict[str, bool | int | float | str]
     elif isinstance(value, bool | float):
         flat[path] = value
     elif isinstance(value, int):
-        flat[path] = int(value)  # restricted numbers are classes of their own, unknown to whoever reads the log
+        flat[path] = int(value)  # not a subclass, which loggers may not know

@@ -16,14 +16,14 @@ _STUDIES = "studies"
 
 
 def available_recipes() -> dict[str, Path]:
-    """The recipes that come with the package: name to path, sorted by name; ``folder/name`` for one in a folder."""
+    """The recipes that come with the package: name -> path, sorted by name."""
     folder = _folder()
     paths = (path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != _STUDIES)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def available_studies() -> dict[str, Path]:
-    """The studies that come with the package: name to path, sorted by name.
+    """The studies that come with the package: name -> path, sorted by name.
 
     Raises:
         ConfigurationError: the package was installed without its recipes.
@@ -36,7 +36,7 @@ def _folder() -> Path:
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file that a name of a shipped recipe or a path means; a file of that name comes first.
+    """Find a recipe by path, or by the name of a shipped one.
 
     Raises:
         ConfigurationError: there is neither such a file nor such a recipe.
@@ -45,7 +45,7 @@ def find_recipe(name_or_path: str) -> Path:
 
 
 def find_study(name_or_path: str) -> Path:
-    """The file that a name of a shipped study or a path means; a file of that name comes first.
+    """Find a study by path, or by the name of a shipped one.
 
     Raises:
         ConfigurationError: there is neither such a file nor such a study.
@@ -61,21 +61,21 @@ def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]]
     if name_or_path in shipped:
         return shipped[name_or_path]
     if path.is_dir():
-        raise ConfigurationError(f"{name_or_path!r} is a folder: give a {kind}'s file, or the name of a shipped one.")
+        raise ConfigurationError(f"{name_or_path!r} is a folder; give a {kind}'s file, or the name of a shipped one.")
     stem = path.name.removesuffix(".yml").removesuffix(".yaml")
     raise ConfigurationError(
-        f"no {kind} {name_or_path!r}: there is neither such a file nor a shipped {kind} of this name"
-        f"{did_you_mean(stem, shipped)}. {command} lists those."
+        f"no {kind} {name_or_path!r}: neither a file nor the name of a shipped {kind}{did_you_mean(stem, shipped)}."
+        f" {command} lists those."
     )
 
 
 def listing(found: dict[str, Path]) -> str:
-    """A line for each recipe or study: its name and its headline."""
+    """Format recipes or studies as lines of name and headline."""
     width = max(map(len, found), default=0)
     return "\n".join(f"{name:{width}}  {recipe_headline(path)}".rstrip() for name, path in found.items())
 
 
 def recipe_headline(path: Path) -> str:
-    """The first line of a recipe's head comment; empty where it has none."""
+    """The first line of a recipe's head comment, or an empty string."""
     first, _, _ = path.read_text(encoding="utf-8").partition("\n")
     return first.removeprefix("#").strip() if first.startswith("#") else ""

@@ -1,6 +1,6 @@
-"""What a recipe of somebody else's may name: classes of this package, unless its reader trusts it.
+"""Protection against recipes of others: without ``--trust`` they may name classes of this package only.
 
-A recipe names classes, and making an object of a class is running its code.
+Instantiating a class that a recipe names runs its code.
 """
 
 import shlex
@@ -20,11 +20,11 @@ _PACKAGE = "lightning_fl"
 
 
 def refuse_foreign_classes(recipe: Any, place: str) -> None:
-    """Refuse a recipe that names a class outside of this package, at any depth. Nothing is imported.
+    """Refuse a recipe that names a class from outside this package, at any depth. Imports nothing.
 
     Args:
-        recipe: as it was read.
-        place: what messages call it.
+        recipe: content of the file.
+        place: its name in messages.
 
     Raises:
         ConfigurationError: naming the class.
@@ -34,9 +34,14 @@ def refuse_foreign_classes(recipe: Any, place: str) -> None:
 
 
 def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
-    """The command that predicts with a finished run, with FILE for new samples; ``None`` where its model cannot.
+    """The command that predicts with a finished run, with FILE for new samples; ``None`` if its model cannot.
 
-    Relative paths are those of the folder in which the run was started. ``recipe`` and ``summary`` are its files'.
+    Relative paths are relative to the folder in which the run was started.
+
+    Args:
+        folder: the run's.
+        recipe: its resolved recipe.
+        summary: content of its ``summary.json``.
     """
     predicts = summary.get("predicts", "new samples")
     words = ["lightning-fl", "predict"]
@@ -55,10 +60,10 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
 
 @contextmanager
 def own_classes_only(place: str) -> Iterator[None]:
-    """Meanwhile the parser imports nothing that a value names outside of this package, in whatever way it is named.
+    """Context in which the parser imports nothing from outside this package.
 
     Args:
-        place: what messages call the recipe.
+        place: the recipe's name in messages.
 
     Raises:
         ConfigurationError: a value names something else.
@@ -91,13 +96,13 @@ def _class_paths(value: Any) -> Iterator[str]:
 
 
 def _denied(error: BaseException | None) -> str | None:
-    """What the parser was kept from importing, if that is why it failed."""
-    said = next((str(each) for each in chain(error) if "import path denylist" in str(each)), None)
-    return None if said is None else said.partition("Importing '")[2].partition("'")[0]
+    """The import that was denied to the parser, if that is why it failed."""
+    text = next((str(each) for each in chain(error) if "import path denylist" in str(each)), None)
+    return None if text is None else text.partition("Importing '")[2].partition("'")[0]
 
 
 def _refusal(place: str, name: str) -> str:
     return (
-        f"{place} names {name}, which is not of lightning_fl: to make it is to run its code. Look at the file and, if"
-        " you trust whoever made it, give --trust."
+        f"{place} names {name}, which is not part of lightning_fl; loading it would run its code. Check the file and"
+        " add --trust if you trust its author."
     )

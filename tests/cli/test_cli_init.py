@@ -130,7 +130,7 @@ def test_three_questions(command, monkeypatch):
         "What is to be predicted?",
         "What shall clients get?",
     ]
-    assert "'nothing' is none of them." in out
+    assert "'nothing'" in out
     assert out.endswith("Now: cd new/here && lightning-fl fit --config recipe.yaml\n")
     assert sorted(os.listdir("new/here")) == ["data.py", "module.py", "recipe.yaml"]
     assert (
@@ -159,7 +159,7 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
     [
         (
             ["--data", "own", "--task", "regression"],
-            "nothing can be asked: give --algorithm fedavg|drfa|ditto|ifca.",
+            "give --algorithm fedavg|drfa|ditto|ifca.",
         ),
         (["--data", "tabel", *OWN], "--data tabel: there is no such answer (did you mean 'table'?)."),
         (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: there is no such answer; there are"),

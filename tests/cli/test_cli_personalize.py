@@ -299,10 +299,9 @@ def test_a_run_of_somebody_else_s_imports_nothing(key, value, name, run, fault):
     config = run / "config.yaml"
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {key: value}))
     before = dict(jsonargparse._common.parsing_settings)
-    assert fault(run, "new.csv") == (
-        f"{config} names {name}, which is not of lightning_fl: to make it is to run its code. Look at the file and, if"
-        " you trust whoever made it, give --trust."
-    )
+    text = fault(run, "new.csv")
+    assert text.startswith(f"{config} names {name}, ")
+    assert "--trust" in text
     assert not Path("executed").exists()
     assert jsonargparse._common.parsing_settings == before
 

@@ -329,7 +329,7 @@ def test_a_class_of_somebody_elses(run, command):
     (run / "config.yaml").write_text(yaml.safe_dump(recipe))
     code, _, err = command("predict", run, "new.csv")
     assert code == 2
-    assert "names twice_model.Twice, which is not of lightning_fl: to make it is to run its code." in err
+    assert "names twice_model.Twice, which is not part of lightning_fl" in err
     code, out, _ = command("predict", run, "new.csv", "--trust")
     table = good(pd.read_csv(io.StringIO(out)))
     expected = 2 * forward(run / "models" / "shared_0.ckpt", table["smiles"].tolist())

@@ -154,7 +154,7 @@ def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, com
     assert "test of" not in out
     assert "test" not in summary()["metrics"]
     line = err.splitlines()[-1]
-    assert line.startswith("To go on from round 2: lightning-fl fit --config tiny.yaml ")
+    assert line.startswith("To resume from round 2: lightning-fl fit --config tiny.yaml ")
     resume = shlex.split(line.split(": ", 1)[1])
     assert resume == ["lightning-fl", *words[:-2], "--ckpt_path", "last"]
     assert command(*resume[1:])[0] == 0

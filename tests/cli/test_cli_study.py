@@ -115,7 +115,7 @@ def test_the_folder_is_named_after_study_and_scale(study, command):
     ("words", "message"),
     [
         (["digit"], "no study 'digit': .*\\(did you mean 'digits'\\?\\)"),
-        (["."], "'.' is a folder: give a study's file"),
+        (["."], "'.' is a folder"),
         (["STUDY", "--scale", "quik"], "unknown scale 'quik' \\(did you mean 'quick'"),
         (["STUDY", "--only", "arm"], "--only arm: give KEY=VALUE with one of the keys arm, size"),
         (["STUDY", "--only", "am=a"], "--only am=a: give KEY=VALUE .*did you mean 'arm'"),

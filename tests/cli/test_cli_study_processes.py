@@ -134,7 +134,7 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
     assert code == 130
     assert "SIGINT: the running cells finish their round and save it" in out
     assert "3 of 3 cells are not done." in out
-    assert err == "To go on: lightning-fl study s.yaml --workers 1 --out out\n"
+    assert err == "To resume: lightning-fl study s.yaml --workers 1 --out out\n"
     assert [attempts(cell) for cell in cells("out") if (cell / "attempts.jsonl").exists()] == [[False]]
 
     with meeting() as (server, environment):

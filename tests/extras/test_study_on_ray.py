@@ -98,7 +98,7 @@ def test_interrupted_it_goes_on_from_the_round_that_was_saved(cluster: Any) -> N
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 130, said
-    assert "To go on: lightning-fl study" in said
+    assert "To resume: lightning-fl study" in said
     (cell,) = cells("out")
     assert attempts(cell) == [False]
     assert main(["study", path, "--out", "out", "--seeds", "0", "--ray", cluster.address]) == 0

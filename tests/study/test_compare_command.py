@@ -123,10 +123,8 @@ class TestForce:
         code, out, err = compare(*words)
         difference = 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in other/version_0'
         assert (code, out) == (2, "")
-        assert err == (
-            f"error: these runs do not compare: {difference}. Give runs on the same data, or compare nevertheless with"
-            " --force.\n"
-        )
+        assert difference in err
+        assert "--force" in err
         code, out, _ = compare(*words, "--force", "--out", "out")
         assert code == 0
         assert " ".join(out.split()).startswith(f"warning: {difference} test acc")
