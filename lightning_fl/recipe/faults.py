@@ -1,7 +1,7 @@
 """All faults of a recipe's settings at once: unknown keys and classes with the nearest valid name, and bad values."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_origin, get_type_hints
 
@@ -69,7 +69,7 @@ class _Search:
         elif isinstance(value, Mapping) and (misspelt := self.misspelt(value, path, place)):
             yield misspelt
         elif isinstance(value, Mapping) and (record := _dataclass(annotation)) is not None:
-            yield from self.of_arguments(value, path, record.__name__, get_type_hints(record, include_extras=True))
+            yield from self.of_arguments(value, path, record, get_type_hints(record, include_extras=True))
         elif isinstance(value, Mapping) and place in self.keys.bases:
             for key, item in value.items():  # by client, as in ``policies: {3: ...}``
                 yield from self.of_value(item, f"{path}[{key}]")
@@ -117,15 +117,18 @@ class _Search:
                 known = {key: known.get(key, Any) for key in accepted_arguments(found)}
             except ValueError:  # not a class that a recipe can name; the parser refuses it
                 return
-        yield from self.of_arguments(arguments, path, found.__name__, known)
+        yield from self.of_arguments(arguments, path, found, known)
 
     def of_arguments(
-        self, arguments: Mapping[str, Any], path: str, owner: str, known: Mapping[str, Any]
+        self, arguments: Mapping[str, Any], path: str, owner: Callable[..., Any], known: Mapping[str, Any]
     ) -> Iterator[str]:
+        renamed = getattr(owner, "renamed_options", {})
         for key, value in arguments.items():
-            if key not in known:
+            if key in renamed:
+                yield f"{path}.{key}: {owner.__name__}.{key} is now called {renamed[key]}."
+            elif key not in known:
                 hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
-                yield f"{path}.{cut(key)}: {owner} has no such argument{hint}."
+                yield f"{path}.{cut(key)}: {owner.__name__} has no such argument{hint}."
             else:
                 yield from self.of_value(value, f"{path}.{key}", known[key])
 

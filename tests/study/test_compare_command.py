@@ -167,7 +167,7 @@ class TestOut:
         code, out, err = compare("--recursive", arms, "--out", "out")
         assert (code, out) == (2, "")
         assert err == (
-            "error: out holds table.md already: give another folder with --out, or replace them with --overwrite.\n"
+            "error: out already contains table.md; give another folder with --out, or replace them with --overwrite.\n"
         )
         assert Path("out/table.md").read_text() == "mine"
         assert compare("--recursive", arms, "--out", "out", "--overwrite", "--format", "md", "tex")[0] == 0
@@ -182,7 +182,7 @@ class TestOut:
         assert code == 2
         told, err = err.splitlines(keepends=True)
         folders = "runs/mixed/seed_0/version_0, runs/mixed/seed_1/version_0"
-        assert told == f"warning: no metrics.csv, or nothing in it, in {folders}: its curves are not drawn\n"
+        assert told == f"warning: no metrics.csv, or nothing in it, in {folders}: no curves are drawn\n"
         assert err.startswith("error: cannot write to file/out: ")
         assert err.endswith("Free some space or give another folder with --out.\n")
 
@@ -226,7 +226,7 @@ def test_a_run_whose_settings_are_not_known_is_named(compare, arms, make_run):
     code, _, err = compare("--recursive", arms)
     assert code == 0
     assert err.startswith("warning: no config.yaml, or nothing in it, in runs/plain/seed_0/version_0: started from")
-    assert err.endswith("so no other run is in its row\n")
+    assert err.endswith("without settings the run has a row of its own\n")
     assert err.count("\n") == 1
 
 
