@@ -162,7 +162,7 @@ def _poisoned(folder: Path) -> str:
 
 _RANK = """
 import os, pickle, random, runpy, sys, torch
-from lightning_fl.strategies import federated
+from lightning_fl.strategies import federated, rank_exchange
 from lightning_fl.core.wire_format import encode
 
 draws = random.Random({seed})
@@ -171,7 +171,7 @@ class Payload:
     def __reduce__(self):
         return os.mkdir, ({marker!r},)
 
-own, count = federated._message, 0
+own, count = rank_exchange._message, 0
 
 def flipped(message):
     changed = bytearray(message)
@@ -199,7 +199,7 @@ def message(value):
     count += 1
     return HOSTILE[{how!r}](own(value)) if count >= {at} else own(value)
 
-federated._message = message
+rank_exchange._message = message
 really = federated.FederatedStrategy.all_reduce
 
 def all_reduce(self, tensor, *args, **kwargs):

@@ -11,7 +11,7 @@ import numpy as np
 from lightning.fabric import Fabric
 
 import lightning_fl.strategies  # registers the names with Fabric
-from lightning_fl.strategies import federated
+from lightning_fl.strategies import rank_exchange
 
 
 class Trap:
@@ -31,15 +31,15 @@ def main(folder: Path) -> None:
     messages = {
         "pickle": pickle.dumps({1: Trap(folder / "sprung")}),
         "garbage": bytes(range(256)) * 100,
-        "others": federated._message(["no", "clients"]),
-        "names": federated._message({"0": 1}),
-        "good": federated._message({1: "well"}),
+        "others": rank_exchange._message(["no", "clients"]),
+        "names": rank_exchange._message({"0": 1}),
+        "good": rank_exchange._message({1: "well"}),
     }
     seen: dict[str, str] = {}
-    own = federated._message
+    own = rank_exchange._message
     for name, message in messages.items():
         if rank == 1:
-            federated._message = lambda value, message=message: message
+            rank_exchange._message = lambda value, message=message: message
         try:
             seen[name] = str(strategy.exchange({rank: rank}))
         except lightning_fl.FederatedError as error:
@@ -48,9 +48,9 @@ def main(folder: Path) -> None:
             seen[f"broadcast {name}"] = str(strategy.broadcast(None, src=1))
         except lightning_fl.FederatedError as error:
             seen[f"broadcast {name}"] = f"{type(error).__name__}: {error}"
-    federated._message = own
+    rank_exchange._message = own
     if rank == 1:  # announces what no machine holds
-        head = np.frombuffer((1 << 60).to_bytes(8, "little").ljust(8 + federated._FIRST_BYTES, b"\0"), np.uint8)
+        head = np.frombuffer((1 << 60).to_bytes(8, "little").ljust(8 + rank_exchange._FIRST_BYTES, b"\0"), np.uint8)
         strategy._gathered_rows(head, len(head))
     else:
         try:

@@ -18,7 +18,7 @@ def test_nothing_that_a_rank_sends_is_unpickled_or_believed(tmp_path: Path, star
     seen = json.loads((tmp_path / "seen.json").read_text())
     for name in ("pickle", "broadcast pickle", "garbage", "broadcast garbage"):
         assert seen[name].startswith("TrainingError: rank 1 (")
-        assert ") sent a message that cannot be read: it is no message of this package's" in seen[name]
+        assert ") sent a message that cannot be read: " in seen[name]
     for name in ("others", "names"):
         assert seen[name].startswith("TrainingError: rank 1 (")
         assert "values of clients" in seen[name]
