@@ -15,7 +15,7 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.core.metrics import ClientMetrics, curve_name, default_metric
 from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
-from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.checkpoint import export_models, keep_as, load_state, remove_old_client_files, save_state
 from lightning_fl.runtime.surface import TrainerSurface
@@ -114,7 +114,7 @@ class ModelCheckpoint(Callback):
             return
         exported = self.kept(trainer, state["client_stores"])
         trainer.run_log.summary["num_models"] = len(exported.models)
-        exported.client_stores = {**exported.client_stores, "final_models": self._final_models(trainer, exported)}
+        exported.client_stores = {**exported.client_stores, FINAL_MODELS: self._final_models(trainer, exported)}
         private = trainer.processes.private
         if not (private or trainer.is_global_zero):
             return
@@ -170,7 +170,7 @@ class ModelCheckpoint(Callback):
     @staticmethod
     def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
         """Models of clients that differ from those of the collaboration."""
-        final = exported.client_stores.get("final_models", {})
+        final = exported.final_models
         if not trainer.loop.evaluates_own_weights:
             return final
         own = {client: trainer.loop.client_model(client, exported).state_dict() for client in trainer.hosted_clients}

@@ -22,10 +22,25 @@ from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 
-__all__ = ["IDENTITY", "MIXTURE", "OF_MODEL", "STRATEGY", "Federation", "Round"]
+__all__ = [
+    "FINAL_MODELS",
+    "IDENTITY",
+    "MIXTURE",
+    "OF_MODEL",
+    "OWN_MODELS",
+    "PERSONAL_LAYERS",
+    "STRATEGY",
+    "WEIGHT_STORES",
+    "Federation",
+    "Round",
+]
 
-#: Whose client store holds what clients keep for the strategy.
+#: Client stores that the engine reads: state of the strategy, models that clients keep in place of mixtures, models
+#: that they have at the end of a fit, and personal layers.
 STRATEGY = "strategy"
+OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS = "own_models", "final_models", "personal_layers"
+#: Those that hold the weights of each client.
+WEIGHT_STORES = (OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS)
 #: Under what server and clients keep the identity of the model that their state belongs to.
 IDENTITY, OF_MODEL = "identity of the model", "model"
 #: Identity of what a client trains where it uses several models.
@@ -322,21 +337,31 @@ class Federation:
 
     def own_model(self, client: int, device: torch.device) -> Weights | None:
         """The model of its own that a callback keeps for a hosted client, in place of a mixture of shared ones."""
-        own = self.client_stores.get("own_models", {}).get(client)
+        own = self.own_models.get(client)
         return None if own is None else Weights.from_state_dict(own, device)
 
     def client_model(self, client: int, device: torch.device) -> Weights:
         """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
-        final = self.client_stores.get("final_models", {}).get(client)
+        final = self.final_models.get(client)
         if final is not None:
             return Weights.from_state_dict(final, device)
         shared, own = self.own_model(client, device) or self.shared_model(client), self.personal_layers.get(client)
         return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)
 
     @property
+    def own_models(self) -> dict[int, dict[str, Tensor]]:
+        """Hosted client -> the model that it keeps in place of a mixture of shared ones."""
+        return self.client_stores.get(OWN_MODELS, {})
+
+    @property
+    def final_models(self) -> dict[int, dict[str, Tensor]]:
+        """Hosted client -> the model that it has at the end of a fit (fine-tuned, or of its best round)."""
+        return self.client_stores.get(FINAL_MODELS, {})
+
+    @property
     def personal_layers(self) -> dict[int, dict[str, Tensor]]:
         """Hosted client -> its personal layers, for those that have trained them."""
-        return self.client_stores.get("personal_layers", {})
+        return self.client_stores.get(PERSONAL_LAYERS, {})
 
     def client_store(self, name: str) -> dict[int, Any]:
         """What hosted clients keep under a name: client -> plain values and tensors."""

@@ -385,7 +385,7 @@ def export_models(
         flat.load(model)
         save_atomically(model_checkpoint(module, federation.current_round), path)
         files.append(path)
-    own = {*federation.client_stores.get("final_models", {}), *federation.personal_layers}
+    own = {*federation.final_models, *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
     stems = client_files(names)
     shares, used = (values.tolist() for values in federation.collaboration.personalisation.max(1))

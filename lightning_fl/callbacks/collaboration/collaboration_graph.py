@@ -247,7 +247,7 @@ class CollaborationGraph(Callback):
     def _reward(self, trainer: TrainerSurface, client: int, own: Weights, vectors: list[Tensor]) -> float:
         dtypes = [dtype for dtype, _ in own.floating()]
         weights = Weights({**own.vectors, **dict(zip(dtypes, vectors, strict=True))})
-        personal = trainer.federation.client_stores.get("personal_layers", {}).get(client)
+        personal = trainer.federation.personal_layers.get(client)
         if trainer.federation.personal is not None and personal is not None:
             trainer.federation.personal.insert_(weights, personal)
         report = trainer.loop.evaluate(client, weights, "val")

@@ -9,6 +9,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.validation import checked
 from lightning_fl.data.module import Split
+from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -56,7 +57,7 @@ class BestClientModels(Callback):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Continue a resumed run with the models of the last round."""
-        trainer.federation.client_stores.pop("final_models", None)
+        trainer.federation.client_stores.pop(FINAL_MODELS, None)
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Evaluate the model after local training."""
@@ -103,5 +104,5 @@ class BestClientModels(Callback):
         if trainer.federation.interrupted_by:  # a resumed run will get here
             return
         for client, best in trainer.client_store("best_models").items():
-            trainer.client_store("final_models").setdefault(client, best["weights"])  # fine-tuned ones stay
+            trainer.client_store(FINAL_MODELS).setdefault(client, best["weights"])  # fine-tuned ones stay
         trainer.federation.models_are_final = True

@@ -8,6 +8,7 @@ from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.client import ClientState, LocalWork
+from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -74,7 +75,7 @@ class FineTuning(Callback):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Continue a resumed run with the shared models."""
-        trainer.federation.client_stores.pop("final_models", None)
+        trainer.federation.client_stores.pop(FINAL_MODELS, None)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Fine-tune every client's model."""
@@ -89,7 +90,7 @@ class FineTuning(Callback):
             except TrainingError as error:
                 failures[client] = str(error)
                 continue
-            trainer.client_store("final_models")[client] = trainer.client_weights().clone().state_dict()
+            trainer.client_store(FINAL_MODELS)[client] = trainer.client_weights().clone().state_dict()
         for client, problem in trainer.strategy.exchange(failures).items():
             text = f"fine-tuning of client {client} failed: {problem}"
             if trainer.on_client_error == "fail":

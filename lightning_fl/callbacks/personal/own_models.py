@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
+from lightning_fl.engine.federation import OWN_MODELS
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["OwnModels"]
@@ -21,11 +22,11 @@ class OwnModels(SoftAveraging):
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         """Name the personal models, once there are any."""
-        return "each client's own model" if trainer.federation.client_stores.get("own_models") else model
+        return "each client's own model" if trainer.federation.own_models else model
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Keep the client's model."""
-        trainer.client_store("own_models")[client] = trainer.client_weights().clone().state_dict()
+        trainer.client_store(OWN_MODELS)[client] = trainer.client_weights().clone().state_dict()
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Estimate the importance weights if due."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_fl.callbacks.personal.personal_layers import PersonalLayers
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.engine.federation import PERSONAL_LAYERS
 from lightning_fl.engine.probes.statistics import client_statistics
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -62,7 +63,7 @@ class PrivateHeads(PersonalLayers):
             mean, std = client_statistics(trainer.batch_factory, client, trainer.seed)
             flat.load(trainer.shared_model(client))
             module.set_target_statistics(mean.nan_to_num(0.0), torch.where(std.isnan(), 1.0, std))  # type: ignore[operator]
-            trainer.client_store("personal_layers")[client] = personal.extract(flat.collect())
+            trainer.client_store(PERSONAL_LAYERS)[client] = personal.extract(flat.collect())
 
     def names(self, module: nn.Module) -> list[str]:
         """Patterns of the personal layers' names, with the scale of the targets."""

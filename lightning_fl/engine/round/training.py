@@ -8,7 +8,7 @@ from functools import partial
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
-from lightning_fl.engine.federation import OF_MODEL, STRATEGY
+from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, Learner
 from lightning_fl.engine.round.failures import failure_report, raise_or_warn
@@ -426,7 +426,7 @@ def _hand_over(
         _check_update(learner, update)
     hand_over(participant, update)
     if personal is not None and own is not None:
-        loop.federation.client_store("personal_layers")[participant.client] = own
+        loop.federation.client_store(PERSONAL_LAYERS)[participant.client] = own
         personal.insert_(weights, own)
     if turn.kept:
         mark = {OF_MODEL: loop.identity_of(turn.model)} if learner.kept_for_model else {}

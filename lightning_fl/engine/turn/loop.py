@@ -119,7 +119,7 @@ class LocalLoop(TrainingLoop):
         """
         federation = federation or self.federation
         model = federation.client_model(client, self.processes.device)
-        final = federation.client_stores.get("final_models", {})
+        final = federation.final_models
         adapters = self.hooks.of("evaluation_weights")
         own = "evaluation_weights" in self.own_steps
         if client in final or not self.processes.hosts(client):
