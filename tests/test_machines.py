@@ -303,9 +303,9 @@ def test_who_never_comes_is_named(tmp_path: Path, machines: StartNodes) -> None:
 
 def test_who_comes_with_another_recipe_or_other_data_is_refused(tmp_path: Path, machines: StartNodes) -> None:
     cases: list[tuple[list[str], str]] = [
-        (["--seed", "6"], r"comes with another recipe than {first}: trainer.seed is 6 there, 5 here. Start all ranks"),
-        (["--learning-rate", "0.5"], "comes with another recipe than {first}: model.learning_rate is 0.5 there, 0.05"),
-        (["--silos", "4"], "comes with another data set than {first}: the number of clients is 4 there, 3 here."),
+        (["--seed", "6"], r"has another recipe than {first}: trainer.seed is 6 there, 5 here. Start all ranks"),
+        (["--learning-rate", "0.5"], "has another recipe than {first}: model.learning_rate is 0.5 there, 0.05"),
+        (["--silos", "4"], "has another data set than {first}: the number of clients is 4 there, 3 here."),
     ]
     for words, text in cases:
         with reserved_port() as port:

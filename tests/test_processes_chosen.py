@@ -122,7 +122,7 @@ def recipe(callbacks: list[Callback] | None = None, module: Any = None, **settin
 )
 def test_what_differs_is_named(other: dict[str, Any], text: str) -> None:
     found = difference(recipe([Own(0.1)]), recipe(**{"callbacks": [Own(0.1)], **other}))
-    assert found.startswith("rank 1 (b) comes with another recipe than rank 0 (a): ")
+    assert found.startswith("rank 1 (b) has another recipe than rank 0 (a): ")
     assert text in found
     assert found.endswith("Start all ranks with the same recipe.")
 

@@ -17,7 +17,13 @@ from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.runtime.checkpoint import export_models, keep_as, load_state, remove_old_client_files, save_state
+from lightning_fl.runtime.checkpoint import (
+    copy_checkpoint,
+    export_models,
+    load_state,
+    remove_old_client_files,
+    save_state,
+)
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
@@ -205,7 +211,7 @@ class ModelCheckpoint(Callback):
         saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
         self.last_round = trainer.federation.current_round
         if best:
-            keep_as(folder / "last.ckpt", saved, folder, "best", trainer.processes)
+            copy_checkpoint(folder / "last.ckpt", saved, folder, "best", trainer.processes)
         trainer.run_log.checkpoint_written()
 
     @staticmethod
@@ -226,7 +232,7 @@ class ModelCheckpoint(Callback):
             with contextlib.suppress(CheckpointError):  # it may be missing
                 state = load_state(source, trainer.fabric)
                 if self._is_best(state):
-                    keep_as(source, state, folder, "best", trainer.processes)
+                    copy_checkpoint(source, state, folder, "best", trainer.processes)
                     return
         state = trainer.state_dict()
         of_best = {

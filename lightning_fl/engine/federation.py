@@ -204,7 +204,7 @@ class Federation:
             if isinstance(one, Weights):
                 one.to_(device)
 
-    def lay_out(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
+    def add_late_parameters(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
         """Take up what the module got before the first turn.
 
         Args:

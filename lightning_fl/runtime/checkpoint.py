@@ -31,8 +31,8 @@ from lightning_fl.runtime.checkpoint_fields import check_client_part, check_stat
 
 __all__ = [
     "class_path",
+    "copy_checkpoint",
     "export_models",
-    "keep_as",
     "load_checkpoint",
     "load_state",
     "model_checkpoint",
@@ -203,7 +203,7 @@ def _saved(folder: Path, name: str, client: int) -> bool:
     return any(folder.glob(f"{name}.client-{client}.round-*.ckpt"))
 
 
-def keep_as(source: Path, state: dict[str, Any], folder: Path, name: str, processes: Processes) -> None:
+def copy_checkpoint(source: Path, state: dict[str, Any], folder: Path, name: str, processes: Processes) -> None:
     """Keep a checkpoint that is there under another name, or in another folder, with its clients' files.
 
     Args:

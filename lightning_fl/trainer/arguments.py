@@ -1,4 +1,4 @@
-"""The trainer's arguments: checked all at once, before any data are read, and turned into Fabric and callbacks."""
+"""Checks of the trainer's arguments before any data are read; Fabric and callbacks made from them."""
 
 import os
 import re
@@ -119,7 +119,7 @@ def make_fabric(
 
 
 def _strategy(strategy: object) -> FederatedStrategy:
-    """The strategy that a registered name or an import path means, with its default arguments; or one itself."""
+    """Strategy for a registered name or an import path, with its default arguments; a strategy is returned as it is."""
     if isinstance(strategy, FederatedStrategy):
         return strategy
     if not isinstance(strategy, str):
@@ -151,7 +151,7 @@ def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
     names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
     raise ConfigurationError(
         f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
-        f" {', '.join(names)}; one of your own is named by its module, as in my_package.MyStrategy."
+        f" {', '.join(names)}; name your own with its module, as in my_package.MyStrategy."
     )
 
 
@@ -180,7 +180,7 @@ def _cores() -> int:
 def complete_callbacks(
     callbacks: list[Callback] | Callback | None, progress: bool, checkpointing: bool
 ) -> list[Callback]:
-    """The run's callbacks in order, with the progress display and checkpoints that nobody has to ask for.
+    """Callbacks of the run in order, with the default progress display and checkpoints.
 
     Raises:
         ConfigurationError: a callback is not ours, or two decide the same thing.
@@ -196,8 +196,8 @@ def complete_callbacks(
         for name in dir(type(callback)):
             if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
                 rank_zero_warn(
-                    f"{type(callback).__name__}.{name} is no hook and is never called{did_you_mean(name, known)}."
-                    f" {page('extending#which-hook')} lists those that there are."
+                    f"{type(callback).__name__}.{name} is not a hook and is never called{did_you_mean(name, known)}."
+                    f" {page('extending#which-hook')} lists all hooks."
                 )
     for role in {callback.role for callback in given if callback.role}:
         same = [type(callback).__name__ for callback in given if callback.role == role]
@@ -228,7 +228,7 @@ def complete_callbacks(
 
 
 def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks that the strategy's way of learning does not go with, before anything is trained.
+    """Refuse callbacks that the strategy excludes, before anything is trained.
 
     Raises:
         ConfigurationError: naming both and the reason.
@@ -249,7 +249,7 @@ def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
 
 
 def _refuse_twice(callbacks: Sequence[Callback]) -> None:
-    """Refuse a callback that stands twice, also as a class and one derived from it."""
+    """Refuse two callbacks of one class, or of a class and one derived from it."""
     for (first, one), (second, other) in combinations(enumerate(callbacks), 2):
         same = type(one) is type(other)
         if Callback in (type(one), type(other)) or not (isinstance(one, type(other)) or isinstance(other, type(one))):
@@ -266,7 +266,7 @@ def _refuse_twice(callbacks: Sequence[Callback]) -> None:
 
 
 def _settings_of(callback: Callback) -> list[str]:
-    """What a callback's constructor was given, as far as it keeps that."""
+    """Constructor arguments of a callback that it keeps under their names."""
     return [repr(getattr(callback, name, None)) for name in signature(type(callback)).parameters]
 
 

@@ -1,8 +1,7 @@
-"""What a run is made by, in words that can be compared: between its ranks, and with a checkpoint.
+"""Identity of a run as text: compared between its ranks, and with a checkpoint.
 
-Ranks that were started with different recipes, or whose machines hold different data, would wait for each other in
-different places, or average what does not belong together; a run that goes on from a checkpoint of another recipe or
-other data says so.
+Ranks started with different recipes or data would wait for each other in different places, or average models that do
+not belong together. A run that resumes from a checkpoint of another recipe or other data warns of the differences.
 """
 
 import hashlib
@@ -25,20 +24,20 @@ from lightning_fl.version import __version__
 
 __all__ = ["check_same", "data_of", "differences", "identity_of", "layout_of", "listed", "settings_of"]
 
-#: Callbacks that ranks may have or not: they show and keep what happens.
+#: Callbacks that single ranks may have: they only show and save.
 _OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
-#: What changes no model: how long a run is, what is shown and kept of it.
+#: Arguments that do not change any model: length of the run, what is shown and saved.
 _CHANGES_NOTHING = (
     *(f"trainer.{one.name}" for one in fields(Settings) if not one.metadata.get("decides", True)),
     "ModelCheckpoint.every_n_rounds",
     "ModelCheckpoint.save_models",
     "data.eval_batch_size",
 )
-#: What names classes, which are compared though a file may be called like one.
+#: Names of classes, compared even where a file has such a name.
 _CLASSES = ("model", "data", "trainer.strategy", "trainer.callbacks")
-#: What a data module's record says of its clients, whose names, sizes and samples are compared one by one.
+#: Entries of a data module's description that are compared client by client.
 _SIZES = ("num_clients", "client_names", "clients", "client_sizes", "num_samples")
-#: What the result of an evaluation depends on, besides the checkpoint; and what of it plays no part there.
+#: Prefixes of what the result of an evaluation depends on; and the exceptions.
 _OF_EVALUATIONS = ("model", "data", "trainer.strategy", "trainer.precision")
 _OF_TRAINING = ("data.batch_size", "data.shuffle", "data.drop_last")
 _MOST_DIFFERENCES = 5
@@ -67,18 +66,18 @@ def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -
             continue
         text = listed({name: (found[name], first[name]) for name in different})
         raise ConfigurationError(
-            f"{names[rank]} comes with another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
+            f"{names[rank]} has another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
         )
 
 
 def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> dict[str, str]:
-    """What of a run must be the same on all ranks: its recipe, the command, and what it goes on from.
+    """Properties of a run that all ranks must share: recipe, command and checkpoint.
 
     Args:
         trainer: of the run.
         stage: "fit", "validate", "test" or "predict".
         module: the user's.
-        ckpt_path: what the run goes on from.
+        ckpt_path: checkpoint of the run.
     """
     common: dict[str, Any] = {
         "the command": stage,
@@ -90,10 +89,10 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
 
 
 def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
-    """What decides a run's result, as a checkpoint keeps it: the recipe, and what the data are made by.
+    """Properties that decide a run's result, for its checkpoints: the recipe and the arguments of the data.
 
-    Of a run of the command line it has everything that the recipe says of model and data; of one from Python the
-    module's hyper-parameters, and the data module's arguments as far as it keeps them under their names.
+    A run of the command line has all settings of model and data in its recipe; a run from Python the module's
+    hyper-parameters, and the arguments that the data module keeps under their names.
 
     Args:
         trainer: of the run.
@@ -119,7 +118,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], *, evaluates: bool) -> dict[str, tuple[str, str]]:
-    """What differs between two identities: name -> the value before and now. What one of them lacks is not compared.
+    """Differences between two identities: name -> the value before and now. Names that one lacks are not compared.
 
     Args:
         before: :func:`identity_of` of the run that a checkpoint is of.
@@ -136,7 +135,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], *, evaluates:
 def listed(
     differences: Mapping[str, Sequence[str]], words: str = "{name} is {before} there, {now} here", most: int = 300
 ) -> str:
-    """A handful of differences in words, and how many more there are.
+    """Text of the first differences, and the number of the others.
 
     Args:
         differences: name -> the value before and now.
@@ -150,7 +149,7 @@ def listed(
 
 
 def _only_trains(name: str) -> bool:
-    """Whether a difference is nothing to an evaluation, which takes models as they are."""
+    """Whether a difference has no effect on an evaluation."""
     return not name.startswith(_OF_EVALUATIONS) or name in _OF_TRAINING
 
 
@@ -177,7 +176,7 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
 
 
 def data_of(data: FederatedDataModule) -> dict[str, str]:
-    """What of the data must be the same: who the clients are and, of data that all ranks hold, what they are."""
+    """Properties of the data that all ranks must share: the clients and, of data that all ranks hold, the samples."""
     common = {"the number of clients": repr(data.num_clients)}
     common |= {f"the name of client {client}": repr(name) for client, name in enumerate(data.client_names())}
     if data.pinned:
@@ -188,7 +187,7 @@ def data_of(data: FederatedDataModule) -> dict[str, str]:
 
 
 def layout_of(weights: Weights, module: Any) -> dict[str, str]:
-    """What of a module's weights must be the same: names and shapes."""
+    """Names and shapes of a module's weights."""
     common: dict[str, Any] = {
         "the number of weights": sum(vector.numel() for vector in weights.vectors.values()),
         **{f"the shape of {name}": list(value.shape) for name, value in module.state_dict().items()},
@@ -197,7 +196,7 @@ def layout_of(weights: Weights, module: Any) -> dict[str, str]:
 
 
 def _arguments(owner: str, made: Any) -> dict[str, Any]:
-    """The arguments that an object was made with, as far as it keeps them under their names."""
+    """Constructor arguments that an object keeps under their names."""
     names: set[str] = set()
     for kind in type(made).__mro__[:-1]:
         with suppress(TypeError, ValueError):  # of a class that is not written in Python
@@ -217,7 +216,7 @@ def _comparable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value says the same on every machine: numbers and words, but no files."""
+    """Whether a value means the same on every machine: numbers and text, but no files."""
     if isinstance(value, str):
         return not (os.path.isabs(value) or value.startswith((".", "~")) or os.path.exists(value))
     if isinstance(value, Mapping):

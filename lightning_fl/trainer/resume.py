@@ -1,4 +1,4 @@
-"""A checkpoint held against the run that goes on from it: what does not fit is refused, what differs is said."""
+"""Comparison of a checkpoint with the run that resumes from it: refusals and warnings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,14 @@ from lightning_fl.runtime.checkpoint import class_path
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.fingerprint import differences, listed
 
-__all__ = ["check_fits", "find_differences", "say_differences", "say_nothing_left"]
+__all__ = ["check_fits", "find_differences", "warn_if_finished", "warn_of_differences"]
 
 _MOST_CHARACTERS = 80
 _WORDS = "{name} was {before}, is {now}"
 
 
 def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of another module, of other clients, or with weights that fit no more or are not finite.
+    """Refuse a checkpoint of another module or other clients, or with weights of another layout or not finite.
 
     Raises:
         CheckpointError: naming the file and the difference.
@@ -44,13 +44,13 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
         if name := _not_finite(trainer, Weights.from_state_dict(model, torch.device("cpu"))):
             raise CheckpointError(
                 f"{path}: the weights of {name!r} in its model {number} are not finite: training diverged before it was"
-                " saved, or the file was changed. Use another one of its folder, or start anew with a lower learning"
+                " saved, or the file was changed. Use another one of its folder, or start again with a lower learning"
                 " rate."
             )
 
 
 def find_differences(trainer: TrainerSurface, state: Mapping[str, Any], *, evaluates: bool) -> dict[str, list[str]]:
-    """What differs from the run that a checkpoint is of: name -> what it was and what it is now. Called on every rank.
+    """Differences from the run of a checkpoint: name -> value before and now. Called on every rank.
 
     A checkpoint of an older version, which does not know its recipe and data, differs in nothing but the seed.
 
@@ -64,8 +64,8 @@ def find_differences(trainer: TrainerSurface, state: Mapping[str, Any], *, evalu
     return found | _other_data(trainer, state["data"])
 
 
-def say_differences(path: Path, found: Mapping[str, list[str]]) -> None:
-    """Warn of what differs, once."""
+def warn_of_differences(path: Path, found: Mapping[str, list[str]]) -> None:
+    """Warn of differences, once."""
     if found:
         rank_zero_warn(
             f"{path} is of a run that differs from this one: {listed(found, _WORDS, _MOST_CHARACTERS)}. This run goes"
@@ -73,7 +73,7 @@ def say_differences(path: Path, found: Mapping[str, list[str]]) -> None:
         )
 
 
-def say_nothing_left(trainer: TrainerSurface, path: Path) -> None:
+def warn_if_finished(trainer: TrainerSurface, path: Path) -> None:
     """Warn of a fit whose rounds are done."""
     if trainer.federation.current_round >= trainer.max_rounds:
         rank_zero_warn(
@@ -91,7 +91,7 @@ def _check_names(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) 
     other = {f"client {client}": (old, new) for client, (old, new) in pairs if old != new}
     raise CheckpointError(
         f"{path} is of other clients: {listed(other, _WORDS, _MOST_CHARACTERS)}. Give the data of that run's"
-        " clients, under the same names and in the same order, or start anew."
+        " clients, under the same names and in the same order, or start a new run."
     )
 
 
@@ -108,7 +108,7 @@ def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
 
 
 def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]) -> dict[str, list[str]]:
-    """The clients whose data are others than in the checkpoint; only that, and how many, leaves a client's rank."""
+    """Clients with other data than in the checkpoint; only that, and the number of samples, leaves a client's rank."""
     names, own = trainer.client_names, {}
     for client in trainer.processes.panel:
         old, new = before.get(client, {}), trainer.data_digests.get(client, {})

@@ -42,7 +42,7 @@ from lightning_fl.runtime.run_log import versions
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.arguments import check_arguments
 from lightning_fl.trainer.fingerprint import check_same, data_of, identity_of, layout_of, settings_of
-from lightning_fl.trainer.resume import check_fits, find_differences, say_differences, say_nothing_left
+from lightning_fl.trainer.resume import check_fits, find_differences, warn_if_finished, warn_of_differences
 
 __all__ = ["Run"]
 
@@ -137,13 +137,13 @@ class Run:
             around = _set_up(trainer, stage, self._steps, self._arguments[1], state or {})
             trainer.resumes_fit = stage == "fit" and state is not None
             if stage == "fit" or state is not None:
-                _know(trainer, stage)
+                _record_identity(trainer, stage)
             if stage == "fit":
                 trainer.call("on_fit_start")
                 _write_splits(trainer)
             if state is not None:
                 assert path is not None
-                self._take_up(state, path)
+                self._restore(state, path)
                 trainer.ckpt_path = around.ckpt_path = os.fspath(path)
                 if trainer.resumes_fit:
                     trainer.run_log.replay(path, trainer.federation.current_round, state.get("record"))
@@ -151,7 +151,7 @@ class Run:
             self._clean_up(error)
             raise
 
-    def _take_up(self, state: dict[str, Any], path: Path) -> None:
+    def _restore(self, state: dict[str, Any], path: Path) -> None:
         """Go on from a checkpoint that fits, and say what is not as it was."""
         trainer, evaluates = self._trainer, self._stage != "fit"
         shown = near(path)
@@ -160,14 +160,14 @@ class Run:
         state = with_client_files(state, path, trainer.processes, trainer.client_names, names)
         trainer.differs = find_differences(trainer, state, evaluates=evaluates)
         said = trainer.run_log.summary.get("differs_from_checkpoint", {})  # by the fit before this evaluation
-        say_differences(shown, {name: values for name, values in trainer.differs.items() if name not in said})
+        warn_of_differences(shown, {name: values for name, values in trainer.differs.items() if name not in said})
         try:
             trainer.load_state_dict(state, weights_only=evaluates)
         except CheckpointError as error:
             raise CheckpointError(f"{shown}: {error}") from error
         if not evaluates:
             rank_zero_info(f"goes on after round {trainer.federation.current_round} of {shown}")
-            say_nothing_left(trainer, shown)
+            warn_if_finished(trainer, shown)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         with self._signals:
@@ -188,11 +188,11 @@ class Run:
         self._steps.end()
         if error is not None:
             if isinstance(error, LostPeerError) and trainer.round.fitting:
-                error.args = (f"{error} {_how_to_go_on(trainer)}",)
+                error.args = (f"{error} {_resume_hint(trainer)}",)
             trainer.strategy.fail(error)  # first of all: the others wait
             trainer.call("on_exception", error)
             if trainer.is_set_up:
-                _tell_callbacks(trainer.module, "on_exception", error)
+                _call_module_callbacks(trainer.module, "on_exception", error)
                 trainer.datamodule.on_exception(error)
         if hasattr(trainer, "loop"):
             trainer.loop.optimization.end_run()
@@ -201,7 +201,7 @@ class Run:
         self._leave_device(error)
         if trainer.is_set_up:
             trainer.datamodule.teardown(self._stage)
-            _tell_callbacks(trainer.module, "teardown", self._stage)
+            _call_module_callbacks(trainer.module, "teardown", self._stage)
             trainer.module.teardown(self._stage)
         try:
             self._end_record(error)
@@ -237,7 +237,7 @@ class Run:
             trainer.run_log.discard()
 
 
-def _tell_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
+def _call_module_callbacks(module: LightningModule, hook: str, *args: Any) -> None:
     """Call a hook of the callbacks that a module brings, where the module has none or is called by itself."""
     shim = module._trainer
     if isinstance(shim, ModuleTrainer):
@@ -338,7 +338,7 @@ def _set_up(
     return around
 
 
-def _know(trainer: TrainerSurface, stage: str) -> None:
+def _record_identity(trainer: TrainerSurface, stage: str) -> None:
     """Note what decides the result, for checkpoints; of data that belong to their ranks, on these alone."""
     trainer.identity = identity_of(trainer, trainer.module, trainer.datamodule)
     own = {client: trainer.datamodule.data_digests(client, stage) for client in trainer.processes.panel}
@@ -418,7 +418,7 @@ def _agree_on(trainer: TrainerSurface, weights: Weights) -> None:
             trainer.strategy.broadcast_bytes_(vector, 0)
 
 
-def _how_to_go_on(trainer: TrainerSurface) -> str:
+def _resume_hint(trainer: TrainerSurface) -> str:
     """What is to be done after another rank was lost."""
     checkpoint = trainer.callback(ModelCheckpoint)
     path = near(trainer.log_dir) / "checkpoints" / "last.ckpt"

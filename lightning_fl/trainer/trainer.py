@@ -116,19 +116,19 @@ class FederatedTrainer(TrainerSurface):
         self.begin(Federation())
 
     def begin(self, federation: Federation) -> None:
-        """A run begins, with the callbacks that the trainer has by now."""
+        """Start a run, with the present callbacks."""
         super().begin(federation)
         check_composition(self.strategy, self.callbacks)
         self.hooks = Hooks(self.callbacks, Callback, self, self.profiler)
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
-        """The callback that keeps the run, if there is one."""
+        """The callback that writes checkpoints, if there is one."""
         return self.callback(ModelCheckpoint)
 
     @property
     def trained_checkpoint(self) -> str | None:
-        """What to evaluate after fit: "best" if a best round was kept, else ``None``, the models as fit left them."""
+        """Checkpoint to evaluate after fit: "best" if a best round was kept, else ``None`` for the last models."""
         checkpoint = self.checkpoint_callback
         if self.federation.models_are_final or checkpoint is None or checkpoint.best_round is None:
             return None
@@ -144,11 +144,11 @@ class FederatedTrainer(TrainerSurface):
         Args:
             module: any LightningModule, or what ``torch.compile`` made of one.
             datamodule: the clients' data.
-            ckpt_path: go on from a checkpoint: "last", "best", or a file.
+            ckpt_path: checkpoint to resume from: "last", "best", or a file.
 
         Raises:
-            FederatedError: what is wrong and the mend.
-            KeyboardInterrupt: a signal ended the fit; its last round is finished and saved. On other ranks SystemExit.
+            FederatedError: what is wrong and what to do.
+            KeyboardInterrupt: a signal ended the fit; the round is finished and saved. On other ranks SystemExit.
         """
         with Run(self, "fit", module, datamodule, ckpt_path):
             self.round.fitting = True
@@ -177,9 +177,9 @@ class FederatedTrainer(TrainerSurface):
             if not self.is_global_zero:
                 raise SystemExit(0)  # with another code Fabric would end rank zero before it says this
             done = f"after round {self.federation.current_round} of {self.max_rounds}; the run is in {self.log_dir}"
-            kept = "it has no checkpoint to go on from"
+            kept = "it has no checkpoint to resume from"
             if self.checkpoint_callback is not None:
-                kept = "fit(..., ckpt_path='last') goes on from there"
+                kept = "fit(..., ckpt_path='last') resumes it"
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
 
     def _fit_round(self) -> None:
@@ -219,7 +219,7 @@ class FederatedTrainer(TrainerSurface):
         return self._checked(assigning[0], assigning[0](cohort)) if assigning else cohort
 
     def _checked(self, hook: Hook, cohort: Any) -> Cohort:
-        """A callback's cohort, if it is one of this run's clients and models."""
+        """Return a callback's cohort, after checking its clients and models."""
         name = f"{hook.owner}.{hook.name}"
         if not isinstance(cohort, Cohort):
             raise ConfigurationError(

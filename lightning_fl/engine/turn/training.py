@@ -106,7 +106,7 @@ class TrainingLoop(Evaluator):
             if self.processes.several:
                 for vector in self.flat.weights.vectors.values():
                     self.processes.transport.broadcast_bytes_(vector, 0)
-            self.federation.lay_out(self.flat, moved)
+            self.federation.add_late_parameters(self.flat, moved)
             self.optimization.index_parameters()
         self.metric_states = MetricStates(self.module, self.federation)
         self.callback_states = CallbackStates(self.module_trainer, self.flat, self.federation)
