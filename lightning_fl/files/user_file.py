@@ -1,4 +1,4 @@
-"""A file that a user names: whether it is there, where it leads, and what its first bytes say it is."""
+"""Files that users name: existence, links, and their format by the first bytes."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 
 __all__ = ["existing_file", "foreign_content", "near", "refuse_link_out"]
 
-#: What files of other kinds begin with, what they are, and what to do about it.
+#: First bytes of other formats, their names, and the remedy.
 _KINDS = (
     (b"PAR1", "a Parquet file", "write it as CSV"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file of the old kind (.xls)", "save it as CSV (UTF-8)"),
@@ -46,13 +46,13 @@ def existing_file(path: str, argument: str = "path") -> Path:
 
 
 def near(path: str | os.PathLike[str]) -> Path:
-    """A path as one writes it here: from the working directory where it lies below that, else whole."""
+    """A path for messages: relative if it is below the working directory, else absolute."""
     whole = Path(path).absolute()
     return whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole
 
 
 def refuse_link_out(path: Path, folder: Path) -> Path:
-    """A file of a run, which others may have made: it must not lead out of the run's folder.
+    """Refuse a file of a run that links to a place outside the run's folder.
 
     Args:
         path: the file, which need not exist.

@@ -1,4 +1,4 @@
-"""What ``lightning-fl init`` writes: a recipe, a module, and data where none are given."""
+"""Files that ``lightning-fl init`` writes: a recipe, a module, and example data if the user has none."""
 
 import io
 import json
@@ -32,16 +32,16 @@ _ENDS = ("O", "N", "Cl", "Br", "F", "S")
 
 @dataclass(frozen=True)
 class Answers:
-    """What was asked, and where the data are.
+    """Answers to the questions, and the place of the data.
 
     Args:
         data: one of :data:`DATA`.
         task: one of :data:`TASKS`.
         algorithm: one of :data:`ALGORITHMS`.
-        path: a file (of images: a folder) of one's own; ``None`` for made-up data.
-        target: the column to predict, where there is a file.
-        clients: the column that says whose a row is, where there is a file.
-        smiles: the column of molecules; ``None`` for the one of this name, in capitals or not.
+        path: the user's file (or folder of images); ``None`` for made-up data.
+        target: column to predict, for a file.
+        clients: column with the client of each row, for a file.
+        smiles: column of molecules; ``None`` for one called ``smiles`` in any case.
     """
 
     data: str
@@ -53,7 +53,7 @@ class Answers:
     smiles: str | None = None
 
     def check(self) -> None:
-        """Raise a ConfigurationError where an answer is none, or two do not go together."""
+        """Raise a ConfigurationError for an unknown answer or an impossible combination."""
         for name, value, known in (
             ("data", self.data, DATA),
             ("task", self.task, TASKS),
@@ -81,10 +81,10 @@ class Answers:
 
 
 def starter_files(answers: Answers) -> dict[str, str | bytes]:
-    """The files: name -> content.
+    """Make the files: name -> content.
 
     Raises:
-        ConfigurationError: the answers do not go together, or a file of one's own is not there or lacks a column.
+        ConfigurationError: the answers cannot be combined, or the user's file is missing or lacks a column.
     """
     answers.check()
     made: dict[str, str | bytes] = {}
@@ -133,7 +133,7 @@ def _fill(name: str, words: Mapping[str, object]) -> str:
 
 
 def _look_at_images(folder: Path) -> tuple[int, int]:
-    """The numbers of classes and of channels of a folder of images of one's own."""
+    """The numbers of classes and of channels of the user's folder of images."""
     from PIL import Image
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -149,7 +149,7 @@ def _look_at_images(folder: Path) -> tuple[int, int]:
 
 
 def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
-    """The number of classes of a file of one's own, and its column of molecules."""
+    """The number of classes of the user's file, and its column of molecules."""
     if not path.is_file():
         raise ConfigurationError(f"--file {path}: there is no such file.")
     from lightning_fl.data.table_file import read_table_file
@@ -167,7 +167,7 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
 
 
 def _made_up(answers: Answers) -> dict[str, str | bytes]:
-    """Data to begin with, the same for everybody."""
+    """Example data, always the same."""
     draws = random.Random(0)
     sites = ("north", "south", "west")
     if answers.data == "molecules":
@@ -202,10 +202,10 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
 
 
 def write_files(found: Mapping[str, str | bytes], folder: Path) -> None:
-    """Write them, all or none.
+    """Write all files, or none.
 
     Raises:
-        ConfigurationError: something of these names is there already, or the folder cannot be written.
+        ConfigurationError: a file exists already, or the folder cannot be written.
     """
     first = sorted({name.partition("/")[0] for name in found})
     if there := [name for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
