@@ -380,7 +380,7 @@ def test_tables(command):
     assert list(table["ill"][[0, 2]]) == [["no", "yes"][place] for place in expected.argmax(axis=1)]
     code, _, err = command("predict", run, "new.csv", "--smiles_column", "who")
     assert code == 2
-    assert "error: smiles_column: the run's data are tables, without molecules; leave it out.\n" in err
+    assert "error: smiles_column: " in err
 
 
 @pytest.mark.slow
