@@ -107,10 +107,6 @@ class _Search:
             given = f"{path}.init_args={shown(arguments)}"
             yield f"{given}: give the arguments of {cut(name)} by name, or leave init_args out."
             return
-        renamed = getattr(found, "renamed_options", {})
-        for key in arguments.keys() & renamed.keys():
-            yield f"{path}.{key}: this option of {found.__name__} is now called {renamed[key]}."
-        arguments = {key: value for key, value in arguments.items() if key not in renamed}
         known = annotations_of(found)
         if any(key not in known for key in arguments):
             try:

@@ -477,7 +477,7 @@ def csv_module(path, **arguments):
 def test_clients_without_labels(tmp_path):
     path = laboratory_file(tmp_path / "labs.csv")
     model = MoleculeModel(hidden_dim=8, num_layers=1)
-    with pytest.raises(DataError, match=r"client 2 \(c\) has no target in its \d+ training samples.*leave_out"):
+    with pytest.raises(DataError, match=r"client 2 \(c\).*leave_out"):
         fitted(tmp_path, csv_module(path), model)
     data = csv_module(path, unlabelled="leave_out")
     with pytest.warns(UserWarning, match="1 of 3 clients have no target in their training molecules and are left out"):

@@ -81,10 +81,6 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
             "trainer.callbacks[0].flor: DROClientSampling has no such argument (did you mean 'floor'?)",
         ),
         (
-            "--trainer.callbacks=[{class_path: HCCT, init_args: {appetite: 1}}]",
-            "trainer.callbacks[0].appetite: this option of HCCT is now called relative_trade_off",
-        ),
-        (
             "--trainer.callbacks=[{class_path: TierBidding, init_args: {policy: {class_path: HonstBidding}}}]",
             "trainer.callbacks[0].policy.class_path='HonstBidding': there is no such class (did you",
         ),
