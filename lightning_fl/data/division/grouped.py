@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 from lightning_fl.data.division.division import Cut, Division, read_texts
 from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts, joined_groups
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.groups import murcko_scaffolds
 from lightning_fl.data.partition.partitioner import read_smiles
+from lightning_fl.data.partition.scaffold import murcko_scaffolds
 
 __all__ = ["GroupDivision", "ScaffoldDivision"]
 

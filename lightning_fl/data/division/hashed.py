@@ -13,8 +13,8 @@ from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.groups import murcko_scaffolds
 from lightning_fl.data.partition.partitioner import read_smiles
+from lightning_fl.data.partition.scaffold import murcko_scaffolds
 
 __all__ = ["HashDivision", "hash_shares"]
 

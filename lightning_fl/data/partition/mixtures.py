@@ -1,28 +1,173 @@
-"""Mixtures of two distributions: every client holds a share of D_A and the rest of D_B, all clients equally much.
+"""Mixtures of two distributions: every client holds a share of D_A and the rest of D_B, all clients equally much."""
 
-The heterogeneous clients of FedSoft and PI-FL: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with
-Proximal Local Updating", AAAI 2022, https://arxiv.org/abs/2112.06053; Khan et al., PI-FL, 2023,
-https://arxiv.org/abs/2304.07514, section 4.1.
-
-In PI-FL's experiments on images a client is tested on the inverse of its training distribution: with a share a of D_A
-among its training samples, 1 - a among its test samples.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, checked
-from lightning_fl.data.partition.labels import by_counts
-from lightning_fl.data.partition.sizes import split_sizes
+from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.partition.classes import class_labels
+from lightning_fl.data.partition.labels import deal_classes
+from lightning_fl.data.partition.partitioner import JointPartitioner, name_split, read_column
+from lightning_fl.data.partition.sizes import remaining_fractions, split_sizes
 
-__all__ = ["by_mixture", "check_mixture", "largest_mixture", "mixture_counts", "mixture_share", "mixture_shares"]
+__all__ = [
+    "Mixture",
+    "by_mixture",
+    "check_mixture",
+    "largest_mixture",
+    "mixture_counts",
+    "mixture_share",
+    "mixture_shares",
+]
 
 #: Rounding error allowed in products of shares and sizes.
 _TOLERANCE = 1e-9
+
+
+class Mixture(JointPartitioner):
+    """Clients of equal size that each hold a mixture of two distributions, D_A and D_B.
+
+    The settings of FedSoft (Ruan, Joe-Wong, AAAI 2022, https://arxiv.org/abs/2112.06053) and PI-FL (Khan et al. 2023,
+    https://arxiv.org/abs/2304.07514, section 4.1), where D_A and D_B are disjoint halves of the classes. A column can
+    also define them, such as the protein that molecules were measured on.
+
+    Every split is dealt separately, in whole numbers: a client has exactly the same mixture in training and test data,
+    or exactly the inverse (:func:`~lightning_fl.data.partition.mixture_counts`). Clients are as large as the data
+    allow without using a sample twice; samples beyond that stay unused. Validation samples (and test samples, if the
+    data have no part for them) come from the training data, a share ``split`` of every client's samples. Within a
+    distribution samples, and so their classes, are drawn at random.
+
+    Differs from the papers: FedSoft's clients have from 100 to 200 samples and may share some; PI-FL does not give the
+    sizes. PI-FL has no validation data; here they have the mixture of the test data, the distribution that a client
+    wants to be good at.
+
+    Args:
+        num_clients: number N of clients.
+        mixture: ``"p:q"``, two percentages that add to 100, for q % of D_A in the first half of the clients and p % in
+            the others; ``"linear"`` for (k + 1/2) / N of D_A in client k; ``"random"`` for a share drawn for each
+            client. The rest is D_B. See :func:`~lightning_fl.data.partition.mixture_shares`.
+        classes_a: classes of D_A; ``None`` for the first half of the classes (rounded down). Real targets count as two
+            classes, below the median and from it on.
+        classes_b: classes of D_B; ``None`` for all others. Samples of neither stay unused.
+        column: define D_A and D_B by this column, read with ``dataset.column(name)``, instead of by class.
+        values_a: its values in D_A.
+        values_b: its values in D_B; ``None`` for all others.
+        samples_per_client: a client's samples of the training data, including those cut for other splits; ``None`` for
+            as many as possible. Separate validation and test data are always used as far as possible.
+        invert_test: the test data have the inverse mixture: 1 - a of D_A where the training data have a.
+        invert_validation: the same for the validation data; ``None`` for the value of ``invert_test``.
+
+    Example:
+        >>> letters = Mixture(num_clients=100, mixture="30:70", classes_a=list(range(26)), invert_test=True)
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        num_clients: Count,
+        mixture: str = "10:90",
+        classes_a: list[Size] | None = None,
+        classes_b: list[Size] | None = None,
+        column: str | None = None,
+        values_a: list[str] | None = None,
+        values_b: list[str] | None = None,
+        samples_per_client: Count | None = None,
+        invert_test: bool = False,
+        invert_validation: bool | None = None,
+    ) -> None:
+        check_mixture(mixture)
+        if (column is None) != (values_a is None) or (column is None and values_b is not None):
+            raise ConfigurationError(
+                f"column={column!r}, values_a={values_a}, values_b={values_b}: give a column and its values in D_A"
+                " (values_b is optional), or none of them to use classes."
+            )
+        if column is not None and (classes_a is not None or classes_b is not None):
+            raise ConfigurationError(
+                f"column={column!r} with classes_a={classes_a}, classes_b={classes_b}: define the distributions by the"
+                " column or by classes, not both."
+            )
+        _check_disjoint("classes", classes_a, classes_b)
+        _check_disjoint("values", values_a, values_b)
+        self.num_clients: int = num_clients
+        self.mixture = mixture
+        self.classes_a = classes_a
+        self.classes_b = classes_b
+        self.column = column
+        self.values_a = values_a
+        self.values_b = values_b
+        self.samples_per_client = samples_per_client
+        self.invert_test = invert_test
+        self.invert_validation = invert_test if invert_validation is None else invert_validation
+
+    def shares(self, seed: int) -> Tensor:
+        """Every client's share of D_A in its training data, float64, shape [N]."""
+        return mixture_shares(self.mixture, self.num_clients, seed)
+
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """Deal every part of the data separately by :func:`by_mixture`; cut none."""
+        return {split: of_split[split] for split, of_split in self._dealt(datasets, (1.0, 0.0, 0.0), seed).items()}
+
+    def partition_clients(
+        self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
+    ) -> dict[Split, list[Tensor]]:
+        """Deal all splits; those without data of their own come from the training data."""
+        dealt = self._dealt(datasets, remaining_fractions(fractions, list(datasets)), seed)
+        return {split: dealt[split if split in datasets else "train"][split] for split in SPLITS}
+
+    def _dealt(
+        self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
+    ) -> dict[Split, dict[Split, list[Tensor]]]:
+        """The splits dealt from every data set: from the training data in these shares, from others their own."""
+        shares = self.shares(seed)
+        inverse = {"train": False, "val": self.invert_validation, "test": self.invert_test}
+        dealt: dict[Split, dict[Split, list[Tensor]]] = {}
+        for split, of_b in self._distributions(datasets).items():
+            with name_split(split):
+                from_train = split == "train"
+                splits = SPLITS if from_train else (split,)
+                parts = by_mixture(
+                    of_b,
+                    shares,
+                    seed,
+                    fractions=fractions if from_train else (1.0,),
+                    inverted=[inverse[part] for part in splits],
+                    samples_per_client=self.samples_per_client if from_train else None,
+                )
+                dealt[split] = dict(zip(splits, parts, strict=True))
+        return dealt
+
+    def _distributions(self, datasets: Mapping[Split, Dataset]) -> dict[Split, Tensor]:
+        """For every sample 0 for D_A, 1 for D_B, 2 for neither, int64, shape [n] each."""
+        keys = self._keys(datasets)
+        known = set().union(*keys.values())
+        by_class = self.column is None
+        name = "classes" if by_class else "values"
+        of_a: Sequence[Hashable] | None = self.classes_a if by_class else self.values_a
+        of_b: Sequence[Hashable] | None = self.classes_b if by_class else self.values_b
+        for letter, named in (("a", of_a), ("b", of_b)):
+            if unknown := [key for key in named or [] if key not in known]:
+                values = listed(list(map(str, sorted(known))))
+                raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {values}.")
+        in_a = set(range((max(known, default=-1) + 1) // 2) if of_a is None else of_a)
+        number = {key: 0 if key in in_a else 1 if of_b is None or key in of_b else 2 for key in known}
+        return {split: torch.tensor([number[key] for key in part], dtype=torch.long) for split, part in keys.items()}
+
+    def _keys(self, datasets: Mapping[Split, Dataset]) -> dict[Split, list[Any]]:
+        """The class of every sample, or the text of its value in the column."""
+        if self.column is not None:
+            return {
+                split: [str(value) for value in read_column(dataset, self.column, "Mixture")]
+                for split, dataset in datasets.items()
+            }
+        remedy = "give a column and values_a to define the distributions"
+        return {split: part.tolist() for split, part in class_labels(datasets, num_bins=2, remedy=remedy).items()}
 
 
 @checked
@@ -116,8 +261,7 @@ def largest_mixture(
     Args:
         available: samples of D_A and of D_B.
         shares: share of D_A for every client, shape [N].
-        fractions: the parts' shares of a client's samples, with sum 1; see
-            :func:`~lightning_fl.data.partition.sizes.split_sizes`.
+        fractions: the parts' shares of a client's samples, with sum 1.
         inverted: for every part, whether its mixture is the inverse.
 
     Returns:
@@ -173,10 +317,19 @@ def by_mixture(
         )
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
     table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])
-    dealt = by_counts(of_b, table, seed)  # client by client, each part after part
+    dealt = deal_classes(of_b, table, seed)  # client by client, each part after part
     return [dealt[part :: len(fractions)] for part in range(len(fractions))]
 
 
 def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Sequence[bool]) -> Tensor:
     """Samples of D_A and of D_B that clients of this size need together, shape [2]."""
     return mixture_counts(shares, split_sizes(size, fractions), inverted).sum((1, 2))
+
+
+def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
+    """Refuse empty choices, a choice for D_B alone, and choices that overlap."""
+    is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
+    if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
+        raise ConfigurationError(
+            f"{name}_a={of_a}, {name}_b={of_b}: give at least one for each, without overlap, or only {name}_a."
+        )

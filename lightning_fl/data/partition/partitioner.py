@@ -1,23 +1,19 @@
-"""Base class of partitioners, and how they read labels and keys of a data set."""
+"""Base class of partitioners, and how they read the keys of a data set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.labels import bin_targets
-from lightning_fl.data.targets import dataset_targets
 
 __all__ = [
     "JointPartitioner",
     "Partitioner",
-    "class_labels",
     "name_split",
     "read_column",
     "read_smiles",
@@ -108,30 +104,6 @@ class JointPartitioner(Partitioner):
         """Divide separate data sets for training, validation and test; see :class:`Partitioner`."""
 
 
-def class_labels(
-    datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""
-) -> dict[Split, Tensor]:
-    """Read the class of every sample of every split; real targets are put into bins, the same for all splits.
-
-    Args:
-        datasets: split -> data set.
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
-        remedy: advice for the error if there are several and none is chosen; by default, to choose one.
-
-    Returns:
-        Classes, integers, shape [n] each.
-
-    Raises:
-        DataError: there are no targets, or several and no existing one is chosen.
-    """
-    targets = [_target_column(dataset, target, remedy) for dataset in datasets.values()]
-    together = torch.cat(targets)
-    if together.is_floating_point():
-        together = bin_targets(together, num_bins)
-    return dict(zip(datasets, together.split([len(part) for part in targets]), strict=True))
-
-
 @contextmanager
 def name_split(split: Split) -> Iterator[None]:
     """Name the split in errors about its data."""
@@ -194,18 +166,3 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
             " one per sample."
         )
     return found
-
-
-def _target_column(dataset: Dataset, target: int | None, remedy: str) -> Tensor:
-    """One target per sample, shape [n]."""
-    targets = dataset_targets(dataset)
-    columns = targets.flatten(1) if targets.ndim > 1 else targets[:, None]
-    if target is None and columns.shape[1] != 1:
-        remedy = remedy or f"choose one of the {columns.shape[1]} columns with target=0..{columns.shape[1] - 1}"
-        raise DataError(
-            f"the targets have shape {list(targets.shape)}, so there is no single class per sample: {remedy}."
-        )
-    column = target or 0
-    if not 0 <= column < columns.shape[1]:
-        raise DataError(f"target={column}: the targets have the columns 0..{columns.shape[1] - 1}.")
-    return columns[:, column]

@@ -1,38 +1,23 @@
-"""Partitions by quantity alone, and the division of one client's samples into splits."""
+"""Sizes in given ratios, and the division of one client's samples into splits."""
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from annotated_types import Gt, doc
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.seeding import derive_seed, generator
-from lightning_fl.core.validation import Count, Positive, Size, checked
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = [
-    "Concentration",
     "apportion",
-    "by_sizes",
     "check_fractions",
-    "check_sizes",
-    "dirichlet_ratios",
-    "iid",
-    "no_draw",
-    "quantity",
-    "quantity_sizes",
     "remaining_fractions",
     "split_clients",
     "split_indices",
     "split_sizes",
 ]
-
-#: The parameter alpha of a symmetric Dirichlet distribution.
-Concentration = Annotated[float, Gt(0), doc("0.1: very uneven, 100: nearly equal")]
 
 
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
@@ -51,80 +36,6 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-@checked
-def iid(num_samples: int, num_clients: Count, seed: int) -> list[Tensor]:
-    """Partition at random into parts whose sizes differ by at most one."""
-    return quantity(num_samples, [1.0] * num_clients, seed)
-
-
-def quantity(num_samples: int, ratios: Sequence[Positive], seed: int) -> list[Tensor]:
-    """Partition at random into parts of unequal size, such as 7:2:1; only the proportions of ``ratios`` count."""
-    return by_sizes(num_samples, quantity_sizes(num_samples, ratios), seed)
-
-
-@checked
-def quantity_sizes(num_samples: int, ratios: Sequence[Positive]) -> list[int]:
-    """Sizes of such parts, one per client, each at least 1; see :func:`quantity`."""
-    if len(ratios) > num_samples:
-        raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
-    sizes = apportion(num_samples, ratios)
-    if 0 in sizes:
-        raise DataError(
-            f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give it a"
-            " larger ratio or use fewer clients."
-        )
-    return sizes
-
-
-@checked
-def dirichlet_ratios(
-    num_samples: int,
-    num_clients: Count,
-    alpha: Concentration,
-    seed: int,
-    *,
-    min_samples: Size = 10,
-    max_draws: Count = 1000,
-) -> list[float]:
-    """Draw the clients' shares of all samples from Dir(alpha, ..., alpha).
-
-    He et al., "FedGraphNN", arXiv:2104.07145 (2021): latent Dirichlet allocation over the sizes, redrawn up to
-    ``max_draws`` times until each client has ``min_samples``. Small alphas give one client nearly everything.
-
-    Returns:
-        N numbers with sum 1.
-    """
-    if num_clients * min_samples > num_samples:
-        raise DataError(
-            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use at most"
-            f" {num_samples // min_samples} clients, or lower min_samples."
-        )
-    rng, smallest = generator(seed, "partition", "dirichlet sizes"), -1
-    for _ in range(max_draws):
-        ratios: list[float] = sample_dirichlet(alpha, num_clients, rng).tolist()
-        fewest = min(apportion(num_samples, ratios))
-        if fewest >= min_samples:
-            return ratios
-        smallest = max(smallest, fewest)
-    raise no_draw(max_draws, alpha, num_clients, min_samples, smallest)
-
-
-def no_draw(max_draws: int, alpha: float, num_clients: int, min_samples: int, smallest: int) -> DataError:
-    """Error after ``max_draws`` draws in which some client had too few samples, at best ``smallest``."""
-    return DataError(
-        f"none of {max_draws} draws with alpha={alpha} gave each of {num_clients} clients min_samples={min_samples}"
-        f" samples (at best, one client had {smallest}): raise alpha, use fewer clients, or lower min_samples."
-    )
-
-
-@checked
-def by_sizes(num_samples: int, sizes: Sequence[Count], seed: int) -> list[Tensor]:
-    """Draw random parts of given sizes; samples beyond their sum stay unused."""
-    check_sizes(sizes, num_samples)
-    order = torch.randperm(num_samples, generator=generator(seed, "partition", "quantity"))
-    return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
 
 
 def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
@@ -210,17 +121,6 @@ def remaining_fractions(fractions: Sequence[float], given: Sequence[Split]) -> l
         return list(fractions)  # unchanged: a quotient could differ in the last digit
     shares = [share if keep else 0.0 for keep, share in zip(kept, fractions, strict=True)]
     return [share / math.fsum(shares) for share in shares]
-
-
-def check_sizes(sizes: Sequence[int], num_samples: int | None = None) -> None:
-    """Refuse no sizes at all, and sizes that together exceed the number of samples, if it is known."""
-    if not sizes:
-        raise ConfigurationError("sizes=[]: must have one number per client.")
-    if num_samples is not None and sum(sizes) > num_samples:
-        raise DataError(
-            f"sizes={list(sizes)}: need {sum(sizes)} samples together, there are {num_samples}. Use fewer or smaller"
-            " clients."
-        )
 
 
 def check_fractions(split: Sequence[float]) -> None:

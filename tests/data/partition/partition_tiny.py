@@ -3,6 +3,8 @@
 import torch
 from torch.utils.data import TensorDataset
 
+from lightning_fl.data.partition import GroupBy
+
 RINGS = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1"]
 
 
@@ -36,6 +38,11 @@ def labelled(*counts):
 def interleaved(per_class, num_classes=10):
     """Samples of the classes 0, 1, ..., 0, 1, ..."""
     return TensorDataset(torch.arange(float(per_class * num_classes)), torch.arange(num_classes).repeat(per_class))
+
+
+def by_group(groups, num_clients, seed, ratios=None):
+    """Clients of samples with these groups."""
+    return GroupBy(column="assay", num_clients=num_clients, ratios=ratios)(Molecules(["C"] * len(groups), groups), seed)
 
 
 def same(parts, others):

@@ -2,7 +2,6 @@ import torch
 from partition_tiny import labelled
 from torch.utils.data import TensorDataset
 
-from lightning_fl.data import partition
 from lightning_fl.data.partition import FedCollabLabelShift, LabelTypes
 
 
@@ -55,10 +54,12 @@ def test_fedcollab_s_clients_of_fashion_mnist():
 
 
 def test_shares_that_sum_to_one_leave_nothing():
-    shares = partition.type_shares([[0.25, 1.0], [0.75, 0.0]], 3)
+    partitioner = LabelTypes(shares=[[0.25, 1.0], [0.75, 0.0]], clients_per_type=3)
+    data = labelled(50, 50)
+    shares = partitioner.holdings(data.tensors[0].bincount(), 0)
     assert shares.shape == (2, 6)
     torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
-    assert len(torch.cat(partition.by_shares(torch.arange(100) % 2, shares, 0))) == 100
+    assert len(torch.cat(partitioner(data, 0))) == 100
 
 
 def test_a_class_that_nobody_holds_may_be_missing():

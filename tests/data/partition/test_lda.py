@@ -5,7 +5,13 @@ from hypothesis import strategies as st
 from partition_tiny import Molecules, assert_partition
 from torch.utils.data import TensorDataset
 
-from lightning_fl.data.partition import Quantity, ScaffoldLDA, dirichlet_ratios, group_lda
+from lightning_fl.data.partition import Quantity, ScaffoldLDA
+
+
+def group_lda(groups, num_clients, alpha, seed):
+    owners, _ = ScaffoldLDA(num_clients=num_clients, alpha=alpha).assign(list(groups), len(groups), seed)
+    return [(owners == client).nonzero()[:, 0] for client in range(num_clients)]
+
 
 # ---- over groups
 
@@ -63,7 +69,8 @@ def test_molecules_by_scaffold():
 
 def test_drawn_sizes_have_the_moments_of_the_dirichlet_distribution():
     alpha, clients = 2.0, 4
-    ratios = torch.tensor([dirichlet_ratios(10_000, clients, alpha, seed, min_samples=1) for seed in range(800)])
+    partitioner = Quantity(num_clients=clients, alpha=alpha, min_samples=1)
+    ratios = torch.tensor([partitioner.client_ratios(10_000, seed) for seed in range(800)])
     assert ratios.sum(1).allclose(torch.ones(800))
     # the variance of a share of Dir(a, ..., a) is (1/N) (1 - 1/N) / (N a + 1)
     variance = 0.25 * 0.75 / (clients * alpha + 1)
@@ -72,10 +79,11 @@ def test_drawn_sizes_have_the_moments_of_the_dirichlet_distribution():
 
 
 def test_quantity_with_drawn_ratios():
-    parts = Quantity(num_clients=5, alpha=0.5)(TensorDataset(torch.zeros(200), torch.zeros(200)), 3)
+    drawn, data = Quantity(num_clients=5, alpha=0.5), TensorDataset(torch.zeros(200), torch.zeros(200))
+    parts = drawn(data, 3)
     assert torch.cat(parts).sort().values.tolist() == list(range(200))
     assert min(map(len, parts)) >= 10
-    given = Quantity(ratios=dirichlet_ratios(200, 5, 0.5, 3))(TensorDataset(torch.zeros(200), torch.zeros(200)), 3)
+    given = Quantity(ratios=drawn.client_ratios(200, 3))(data, 3)
     assert all(a.equal(b) for a, b in zip(parts, given, strict=True))
     assert Quantity(ratios=[7, 2, 1]).describe() == {
         "name": "Quantity",
@@ -83,7 +91,7 @@ def test_quantity_with_drawn_ratios():
         "num_clients": 3,
         "ratios": [7, 2, 1],
     }
-    assert Quantity(num_clients=5, alpha=0.5).describe()["alpha"] == 0.5
+    assert drawn.describe()["alpha"] == 0.5
 
 
 def test_all_parts_have_the_same_ratios():

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import ImageData, Mixture, MoleculeNet, Partitioned, TableData
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import by_mixture, largest_mixture, mixture_counts, mixture_shares
+from lightning_fl.data.partition.mixtures import by_mixture, largest_mixture, mixture_counts, mixture_shares
 from lightning_fl.data.partition.sizes import remaining_fractions, split_sizes
 
 MIXTURES = ["10:90", "30:70", "0:100", "50:50", "12.5:87.5", "linear", "random"]

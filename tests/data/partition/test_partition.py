@@ -5,12 +5,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_tiny import assert_partition, same
+from partition_tiny import Molecules, assert_partition, by_group, same
+from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data import partition
+from lightning_fl.data.partition import IID, Dirichlet, Pathological, Quantity, Scaffold, Sizes
+from lightning_fl.data.partition.classes import bin_targets
+from lightning_fl.data.partition.groups import sorted_groups
+from lightning_fl.data.partition.labels import deal_classes, share_counts
 
 LABELS = torch.arange(10).repeat_interleave(60)
+TEN = TensorDataset(LABELS)
+
+
+def _of_size(num_samples):
+    return TensorDataset(torch.zeros(num_samples))
+
+
+def _by_shares(labels, shares):
+    return deal_classes(labels, share_counts(labels.bincount(minlength=len(shares)), shares), 0)
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
@@ -34,45 +48,45 @@ def test_apportion_by_hand():
 def test_iid_sizes_differ_by_at_most_one(num_samples, num_clients, seed):
     if num_clients > num_samples:
         with pytest.raises(DataError, match=f"at most {num_samples} clients"):
-            partition.iid(num_samples, num_clients, seed)
+            IID(num_clients=num_clients)(_of_size(num_samples), seed)
         return
-    parts = partition.iid(num_samples, num_clients, seed)
+    parts = IID(num_clients=num_clients)(_of_size(num_samples), seed)
     assert_partition(parts, num_samples)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_quantity_has_exact_sizes_and_depends_on_the_seed_alone():
-    parts = partition.quantity(1128, [7, 2, 1], seed=3)
+    parts = Quantity(ratios=[7, 2, 1])(_of_size(1128), seed=3)
     assert_partition(parts, 1128)
     assert [len(part) for part in parts] == [790, 225, 113]
     state = torch.get_rng_state()
-    assert same(parts, partition.quantity(1128, [0.7, 0.2, 0.1], seed=3))
+    assert same(parts, Quantity(ratios=[0.7, 0.2, 0.1])(_of_size(1128), seed=3))
     assert torch.equal(state, torch.get_rng_state())
-    assert not same(parts, partition.quantity(1128, [7, 2, 1], seed=4))
+    assert not same(parts, Quantity(ratios=[7, 2, 1])(_of_size(1128), seed=4))
     # Random: the first client's share of the first half is 0.7 within 5 standard deviations of sqrt(.21 / 564).
     assert abs((parts[0] < 564).sum() / 564 - 0.7) < 0.1
 
 
 def test_bins_are_equally_full_ascending_and_invariant_to_increasing_maps():
     values = torch.randn(200, generator=torch.Generator().manual_seed(0))
-    labels = partition.bin_targets(values, 4)
+    labels = bin_targets(values, 4)
     assert labels.bincount().tolist() == [50] * 4
     assert (labels[values.argsort()].diff() >= 0).all()
-    assert torch.equal(partition.bin_targets(values.exp(), 4), labels)
+    assert torch.equal(bin_targets(values.exp(), 4), labels)
 
 
 def test_bins_keep_ties_together_and_missing_targets_apart():
     nan = float("nan")
     # Quartiles of 1, 1, 1, 1, 2, 3 are 1, 1, 1.75: equal targets share a bin, empty bins are left out.
-    assert partition.bin_targets(torch.tensor([1.0, nan, 1, 3, 1, 1, nan, 2]), 4).tolist() == [0, 2, 0, 1, 0, 0, 2, 1]
-    assert partition.bin_targets(torch.tensor([nan, nan]), 3).tolist() == [0, 0]
-    assert partition.bin_targets(torch.tensor([5.0, 5.0]), 10).tolist() == [0, 0]
+    assert bin_targets(torch.tensor([1.0, nan, 1, 3, 1, 1, nan, 2]), 4).tolist() == [0, 2, 0, 1, 0, 0, 2, 1]
+    assert bin_targets(torch.tensor([nan, nan]), 3).tolist() == [0, 0]
+    assert bin_targets(torch.tensor([5.0, 5.0]), 10).tolist() == [0, 0]
 
 
 def test_shares_are_met_exactly():
     labels = torch.tensor([0, 1] * 20)
-    parts = partition.by_shares(labels, torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]), seed=0)
+    parts = _by_shares(labels, torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]))
     assert_partition(parts, 40)
     assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 20], [5, 0]]
 
@@ -80,14 +94,14 @@ def test_shares_are_met_exactly():
 def test_shares_that_sum_to_1_but_for_rounding_deal_every_sample():
     """Without the rest, 60,000 samples times 0.99999 would be 0.6 short, which rounds to one."""
     labels = torch.zeros(60_000, dtype=torch.long)
-    parts = partition.by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64), seed=0)
+    parts = _by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64))
     assert_partition(parts, 60_000)
 
 
 def test_shares_below_1_leave_samples_unused():
     labels = torch.tensor([0, 1] * 20)
     # Class 0: the first 10 of 20 and then 5; class 1: none at all.
-    parts = partition.by_shares(labels, torch.tensor([[0.5, 0.25], [0.0, 0.0]]), seed=0)
+    parts = _by_shares(labels, torch.tensor([[0.5, 0.25], [0.0, 0.0]]))
     assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 0]]
     assert len(torch.cat(parts).unique()) == 15
 
@@ -95,7 +109,7 @@ def test_shares_below_1_leave_samples_unused():
 def test_counts_are_met_exactly():
     labels = torch.tensor([0, 1, 1] * 10)
     counts = torch.tensor([[3, 7], [0, 12]])
-    parts = partition.by_counts(labels, counts, seed=1)
+    parts = deal_classes(labels, counts, seed=1)
     assert torch.equal(torch.stack([labels[part].bincount(minlength=2) for part in parts], dim=1), counts)
     assert all((part.diff() > 0).all() for part in parts)
     assert len(torch.cat(parts).unique()) == 22
@@ -105,7 +119,8 @@ def test_counts_are_met_exactly():
 @settings(max_examples=50, deadline=None)
 def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
     labels = torch.arange(240) % 4
-    for parts in (partition.by_sizes(240, sizes, seed), partition.by_sizes_stratified(labels, sizes, seed)):
+    for stratified in (False, True):
+        parts = Sizes(train=sizes, stratified=stratified)(TensorDataset(labels), seed)
         assert [len(part) for part in parts] == sizes
         assert len(torch.cat(parts).unique()) == sum(sizes)
         assert all((part.diff() > 0).all() for part in parts)
@@ -116,7 +131,7 @@ def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
 @given(st.floats(0.05, 50), st.integers(1, 8), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_dirichlet_is_a_partition_with_no_empty_client(alpha, num_clients, seed):
-    parts = partition.dirichlet(LABELS, num_clients, alpha, seed)
+    parts = Dirichlet(num_clients=num_clients, alpha=alpha)(TEN, seed)
     assert_partition(parts, len(LABELS))
     assert len(parts) == num_clients
     assert min(len(part) for part in parts) >= 1
@@ -124,24 +139,24 @@ def test_dirichlet_is_a_partition_with_no_empty_client(alpha, num_clients, seed)
 
 def test_dirichlet_limits():
     # Large alpha: every client has 60 / 4 = 15 of every class.
-    even = partition.dirichlet(LABELS, 4, 1e9, seed=0)
+    even = Dirichlet(num_clients=4, alpha=1e9)(TEN, seed=0)
     assert all((LABELS[part].bincount() - 15).abs().max() <= 1 for part in even)
     # Tiny alpha: every class has one owner.
-    lone = partition.dirichlet(LABELS, 4, 1e-4, seed=0)
+    lone = Dirichlet(num_clients=4, alpha=1e-4)(TEN, seed=0)
     assert sum((LABELS[part].bincount() > 0).sum().item() for part in lone) == 10
     assert all(set(LABELS[part].bincount().tolist()) <= {0, 60} for part in lone)
 
 
 def test_dirichlet_keeps_the_least_number_of_samples_and_its_seed():
-    parts = partition.dirichlet(LABELS, 5, 0.3, seed=1, min_samples=50)
+    parts = Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=1)
     assert min(len(part) for part in parts) >= 50
-    assert same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=1, min_samples=50))
-    assert not same(parts, partition.dirichlet(LABELS, 5, 0.3, seed=2, min_samples=50))
+    assert same(parts, Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=1))
+    assert not same(parts, Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=2))
 
 
 @pytest.mark.parametrize(("num_clients", "classes"), [(10, 1), (7, 3), (20, 3), (2, 10), (5, 2)])
 def test_pathological_gives_every_client_its_number_of_classes(num_clients, classes):
-    parts = partition.pathological(LABELS, num_clients, classes, seed=0)
+    parts = Pathological(num_clients=num_clients, classes_per_client=classes)(TEN, seed=0)
     assert_partition(parts, len(LABELS))
     held = [LABELS[part].unique().tolist() for part in parts]
     assert {len(labels) for labels in held} == {classes}
@@ -151,18 +166,18 @@ def test_pathological_gives_every_client_its_number_of_classes(num_clients, clas
     for label, count in holders.items():
         sizes = [int((LABELS[part] == label).sum()) for part in parts]
         assert all(abs(size - 60 / count) < 1.0 for size in sizes if size)
-    assert same(parts, partition.pathological(LABELS, num_clients, classes, seed=0))
+    assert same(parts, Pathological(num_clients=num_clients, classes_per_client=classes)(TEN, seed=0))
 
 
 def test_pathological_copes_with_an_unused_label():
-    parts = partition.pathological(torch.tensor([0, 0, 2, 2]), 2, 1, seed=0)
+    parts = Pathological(num_clients=2, classes_per_client=1)(TensorDataset(torch.tensor([0, 0, 2, 2])), seed=0)
     assert sorted(part.tolist() for part in parts) == [[0, 1], [2, 3]]
 
 
 def test_each_group_is_a_client_in_sorted_order():
-    assert [part.tolist() for part in partition.by_group(["b", "a", "b", "c"], None, 0)] == [[1], [0, 2], [3]]
-    assert [part.tolist() for part in partition.by_group([10, 9, 10], None, 0)] == [[1], [0, 2]]
-    assert partition.sorted_groups(["2", 10, "10", 3]) == [3, 10, "10", "2"]
+    assert [part.tolist() for part in by_group(["b", "a", "b", "c"], None, 0)] == [[1], [0, 2], [3]]
+    assert [part.tolist() for part in by_group([10, 9, 10], None, 0)] == [[1], [0, 2]]
+    assert sorted_groups(["2", 10, "10", 3]) == [3, 10, "10", "2"]
 
 
 GROUPS = [name for name, size in enumerate([40, 25, 25, 20, 10, 10, *[3] * 10, *[1] * 40]) for _ in range(size)]
@@ -171,19 +186,21 @@ GROUPS = [name for name, size in enumerate([40, 25, 25, 20, 10, 10, *[3] * 10, *
 @pytest.mark.parametrize("ratios", [None, [1, 1, 1], [7, 2, 1], [1, 2, 7]])
 @pytest.mark.parametrize("seed", range(4))
 def test_dealt_groups_stay_whole_and_meet_the_ratios(ratios, seed):
-    parts = partition.by_group(GROUPS, 3, seed, ratios)
+    parts = by_group(GROUPS, 3, seed, ratios)
     assert_partition(parts, len(GROUPS))
     owners = [{GROUPS[i] for i in part.tolist()} for part in parts]
     assert sum(len(owner) for owner in owners) == len(set(GROUPS))
     assert [len(part) for part in parts] == partition.apportion(len(GROUPS), ratios or [1, 1, 1])
-    assert same(parts, partition.by_group(GROUPS, 3, seed, ratios))
+    assert same(parts, by_group(GROUPS, 3, seed, ratios))
 
 
 def test_seeds_deal_really_different_clients():
     owners = []
     for seed in range(12):
-        client_of = partition.deal_groups(GROUPS, 3, seed)
-        owners.append(torch.tensor([client_of[group] for group in GROUPS]))
+        owner = torch.empty(len(GROUPS), dtype=torch.long)
+        for client, part in enumerate(by_group(GROUPS, 3, seed)):
+            owner[part] = client
+        owners.append(owner)
     # Independent owners agree on a third of the samples; the largest group is dealt to every client now and then.
     agreement = torch.stack([(one == other).float().mean() for one, other in pairwise(owners)])
     assert agreement.mean() < 0.6
@@ -191,11 +208,12 @@ def test_seeds_deal_really_different_clients():
 
 
 def test_dealing_does_not_depend_on_the_order_of_the_samples():
-    assert partition.deal_groups(GROUPS[::-1], 3, 5) == partition.deal_groups(GROUPS, 3, 5)
+    for part, other in zip(by_group(GROUPS[::-1], 3, 5), by_group(GROUPS, 3, 5), strict=True):
+        assert {GROUPS[::-1][i] for i in part.tolist()} == {GROUPS[i] for i in other.tolist()}
 
 
 def test_a_group_too_large_fills_one_client_and_the_others_share_the_rest():
-    sizes = sorted(len(part) for part in partition.by_group(["big"] * 60 + list(range(40)), 5, 0))
+    sizes = sorted(len(part) for part in by_group(["big"] * 60 + list(range(40)), 5, 0))
     assert sizes == [10, 10, 10, 10, 60]
 
 
@@ -204,10 +222,10 @@ def test_a_group_too_large_fills_one_client_and_the_others_share_the_rest():
 def test_no_client_is_left_without_a_group(groups, num_clients, seed, uneven):
     if num_clients > len(set(groups)):
         with pytest.raises(DataError, match=f"at most {len(set(groups))} clients"):
-            partition.by_group(groups, num_clients, seed)
+            by_group(groups, num_clients, seed)
         return
     ratios = [1000.0] + [1.0] * (num_clients - 1) if uneven else None
-    parts = partition.by_group(groups, num_clients, seed, ratios)
+    parts = by_group(groups, num_clients, seed, ratios)
     assert_partition(parts, len(groups))
     assert min(len(part) for part in parts) >= 1
 
@@ -221,12 +239,12 @@ def test_scaffolds_are_ring_systems_with_their_linkers():
 def test_scaffold_partition_keeps_scaffolds_together():
     rings = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1", "C1CCCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1"]
     smiles = [tail + ring for ring in rings for tail in ("C", "CC", "CCC")] + ["CCO", "CCC", "O"]
-    parts = partition.scaffold(smiles, 3, seed=0)
+    parts = Scaffold(num_clients=3)(Molecules(smiles), seed=0)
     assert_partition(parts, 27)
     assert [len(part) for part in parts] == [9, 9, 9]
     scaffolds = partition.murcko_scaffolds(smiles)
     assert sum(len({scaffolds[i] for i in part.tolist()}) for part in parts) == 9
-    sizes = [len(part) for part in partition.scaffold(smiles, 3, seed=0, ratios=[7, 1, 1])]
+    sizes = [len(part) for part in Scaffold(num_clients=3, ratios=[7, 1, 1])(Molecules(smiles), seed=0)]
     assert sizes == [21, 3, 3]
 
 

@@ -23,11 +23,12 @@ from lightning_fl.data.partition import (
     ScaffoldLDA,
     Sizes,
 )
+from lightning_fl.data.partition.mixtures import by_mixture
 
 nan, inf = float("nan"), float("inf")
 LABELS = torch.arange(10).repeat_interleave(60)
 ZEROS = torch.zeros(10).long()
-HALVES = torch.full((2, 2), 0.5)
+TEN = TensorDataset(LABELS)
 
 
 @pytest.mark.parametrize(
@@ -37,28 +38,6 @@ HALVES = torch.full((2, 2), 0.5)
         (partition.apportion, (3, [0, 0]), "ratios"),
         (partition.apportion, (3, [-1, 2]), "ratios"),
         (partition.apportion, (3, [nan]), "ratios"),
-        (partition.quantity, (10, [1, 0], 0), "ratios[1]=0"),
-        (partition.quantity, (10, [], 0), "ratios=[]"),
-        (partition.iid, (10, 0, 0), "num_clients=0"),
-        (partition.bin_targets, (torch.ones(3), 0), "num_bins=0"),
-        (partition.bin_targets, (torch.ones(3, 2), 2), "values of shape [3, 2]"),
-        (partition.by_counts, (ZEROS, torch.tensor([[-1, 1]]), 0), "counts"),
-        (partition.by_counts, (ZEROS, torch.tensor([[1.0]]), 0), "counts"),
-        (partition.by_counts, (ZEROS, torch.tensor([1]), 0), "counts"),
-        (partition.by_sizes, (10, [3, 0], 0), "sizes[1]=0"),
-        (partition.by_sizes, (10, [], 0), "sizes=[]"),
-        (partition.by_sizes_stratified, (ZEROS, [3, 0], 0), "sizes[1]=0"),
-        (partition.by_sizes_stratified, (ZEROS, [], 0), "sizes=[]"),
-        (partition.by_shares, (torch.tensor([0, 1]), torch.ones(2, 2), 0), "shares"),
-        (partition.by_shares, (torch.tensor([0, 1]), torch.tensor([[-1.0, 2.0]] * 2), 0), "shares"),
-        (partition.dirichlet_shares, (LABELS, 4, 0.0, 0), "alpha=0.0"),
-        (partition.dirichlet_shares, (LABELS, 4, nan, 0), "alpha=nan"),
-        (partition.dirichlet_shares, (LABELS, 0, 0.5, 0), "num_clients=0"),
-        (partition.pathological, (LABELS, 3, 11, 0), "classes_per_client=11"),
-        (partition.pathological, (LABELS, 3, 2, 0), "classes_per_client=2"),
-        (partition.by_group, (["a", "b", "c"], 3, 0, [1, 2]), "ratios=[1, 2]"),
-        (partition.by_group, (["a", "b"], None, 0, [1, 2]), "num_clients=None"),
-        (partition.by_group, (["a", "b"], 0, 0), "num_clients=0"),
         *[
             (partition.split_indices, (torch.arange(10), fractions, 0, 0), "split=")
             for fractions in ([0.8, 0.1], [0.8, 0.1, 0.2], [0.0, 0.5, 0.5], [1.2, -0.1, -0.1])
@@ -70,25 +49,21 @@ def test_arguments_of_functions(function, arguments, name):
         function(*arguments)
 
 
-@pytest.mark.parametrize(("option", "value"), [("min_samples", -1), ("max_draws", 0)])
-def test_options_of_draws(option, value):
-    with pytest.raises(ConfigurationError, match=option):
-        partition.dirichlet(LABELS, 4, 0.5, 0, **{option: value})
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "name"),
     [
         (IID, {"num_clients": 0}, "IID.num_clients=0"),
         (Quantity, {"ratios": [1, -1]}, "Quantity.ratios[1]=-1"),
+        (Quantity, {"ratios": [1, 0]}, "Quantity.ratios[1]=0"),
         (Quantity, {"ratios": []}, "Quantity.ratios=[]"),
         (Quantity, {}, "Quantity.ratios=None"),
         (Quantity, {"num_clients": 3}, "alpha=None"),
         (Quantity, {"ratios": [1.0], "min_samples": 3}, "min_samples=3"),
         (Quantity, {"ratios": [1.0], "num_clients": 1, "alpha": 1.0}, "alpha=1.0"),
         (Sizes, {"train": [1, 0]}, "Sizes.train[1]=0"),
-        (Sizes, {"train": []}, "sizes=[]"),
+        (Sizes, {"train": []}, "Sizes.train=[]"),
         (Dirichlet, {"num_clients": 2, "alpha": 0}, "Dirichlet.alpha=0"),
+        (Dirichlet, {"num_clients": 2, "alpha": nan}, "Dirichlet.alpha=nan"),
         (Dirichlet, {"num_clients": 2, "alpha": 1, "num_bins": 0}, "Dirichlet.num_bins=0"),
         (Dirichlet, {"num_clients": 2, "alpha": 1, "min_samples": 0}, "Dirichlet.min_samples=0"),
         (Dirichlet, {"num_clients": 0, "alpha": 1}, "Dirichlet.num_clients=0"),
@@ -110,9 +85,11 @@ def test_options_of_draws(option, value):
         (OneClassShards, {"num_bins": 0}, "OneClassShards.num_bins=0"),
         (GroupBy, {"column": "assay", "num_clients": 0}, "GroupBy.num_clients=0"),
         (GroupBy, {"column": "assay", "ratios": [1, 2]}, "num_clients=None"),
+        (GroupBy, {"column": "assay", "num_clients": 3, "ratios": [1, 2]}, "GroupBy.ratios=[1, 2]"),
         (GroupBy, {"column": "assay", "num_groups": 0}, "GroupBy.num_groups=0"),
         (GroupBy, {"column": "assay", "num_groups": 2, "num_clients": 3}, "num_groups=2 with num_clients=3"),
         (GroupBy, {"column": "assay", "min_samples": -1}, "GroupBy.min_samples=-1"),
+        (Scaffold, {"num_clients": 0}, "Scaffold.num_clients=0"),
         (Scaffold, {"num_clients": 2, "ratios": [1, 2, 3]}, "ratios=[1, 2, 3]"),
         (Scaffold, {"num_clients": 2, "ratios": [1, 0]}, "Scaffold.ratios[1]=0"),
         (ScaffoldLDA, {"num_clients": 2, "alpha": 0}, "ScaffoldLDA.alpha=0"),
@@ -152,27 +129,10 @@ def test_mixtures_of_the_function():
 @pytest.mark.parametrize(
     ("function", "arguments", "name"),
     [
-        (partition.quantity, (10, [1000, 1], 0), "client 1 without any of the 10 samples"),
-        (partition.by_counts, (torch.tensor([0, 1, 1]), torch.tensor([[2], [0]]), 0), "class 0 has 1 samples"),
-        (partition.by_sizes, (10, [5, 6], 0), "need 11 samples together, there are 10"),
-        (partition.by_sizes_stratified, (ZEROS, [5, 6], 0), "need 11 samples together, there are 10"),
-        (partition.by_shares, (torch.tensor([0, 2]), HALVES, 0), "maximum of 2"),
-        (partition.by_shares, (torch.tensor([-1, 0]), HALVES, 0), "minimum of -1"),
-        (partition.dirichlet_shares, (LABELS, 601, 0.5, 0), "at most 600 clients"),
-        (partition.dirichlet_shares, (LABELS.float(), 4, 0.5, 0), "bin_targets"),
-        (partition.dirichlet_shares, (LABELS[:0], 4, 0.5, 0), "labels of shape [0]"),
-        (partition.pathological, (torch.tensor([0, 0, 0, 1]), 3, 2, 0), "class 1 has 1 samples for 3 clients"),
-        (partition.by_group, (["a", None, nan], None, 0), "2 samples have no group, the first at position 1"),
-        (partition.by_group, ([], None, 0), "no samples"),
-        (partition.by_group, (["a", "b", "a", "b"], 4, 0), "num_clients=4, but only 2 groups"),
         (partition.murcko_scaffolds, (["C", "C("],), "smiles[1]='C('"),
-        (partition.scaffold, (["CC", "CCC", "C1CC1"], 3, 0), "num_clients=3, but only 2 scaffolds"),
-        (partition.group_lda, ([0] * 10, 3, 0.001, 0), "alpha=0.001"),
-        (partition.dirichlet_ratios, (100, 9, 0.01, 0), "alpha=0.01"),
-        (partition.dirichlet_ratios, (100, 11, 1.0, 0), "at most 10 clients"),
         (partition.split_indices, (torch.arange(0), [0.8, 0.1, 0.1], 0, 4), "client 4"),
-        (partition.by_mixture, (torch.ones(5).long(), torch.tensor([0.5]), 0), "distribution A"),
-        (partition.by_mixture, (torch.tensor([0, 0, 2, 2]), torch.tensor([0.5]), 0), "distribution B"),
+        (by_mixture, (torch.ones(5).long(), torch.tensor([0.5]), 0), "distribution A"),
+        (by_mixture, (torch.tensor([0, 0, 2, 2]), torch.tensor([0.5]), 0), "distribution B"),
     ],
 )
 def test_data_of_functions(function, arguments, name):
@@ -180,26 +140,18 @@ def test_data_of_functions(function, arguments, name):
         function(*arguments)
 
 
-def test_least_numbers_of_samples():
-    with pytest.raises(DataError, match="at most 3 clients"):
-        partition.dirichlet(LABELS, 4, 0.5, 0, min_samples=200)
-    with pytest.raises(DataError, match="at most 2 clients"):
-        partition.group_lda(range(10), 3, 1.0, 0, min_samples=5)
-
-
-@pytest.mark.slow
-def test_draws_that_fail_say_how_near_they_came():
-    # Ten classes of one owner each cannot feed 20 clients.
-    with pytest.raises(DataError, match=r"none of 50 draws.*min_samples=1 .*one client had 0"):
-        partition.dirichlet(LABELS, 20, 1e-4, seed=0, max_draws=50)
+@pytest.mark.parametrize("classes_per_client", [11, 2])
+def test_classes_per_client_fit_the_classes(classes_per_client):
+    with pytest.raises(ConfigurationError, match=f"Pathological.classes_per_client={classes_per_client}"):
+        Pathological(num_clients=3, classes_per_client=classes_per_client)(TEN, 0)
 
 
 def test_mixtures_count_what_they_need():
     of_b, shares = torch.tensor([0] * 10 + [1] * 100), partition.mixture_shares("10:90", 2, 0)
     with pytest.raises(DataError, match="20 samples of distribution A and 20 of B, there are 10 and 100.*samples_per_"):
-        partition.by_mixture(of_b, shares, 0, samples_per_client=20)
+        by_mixture(of_b, shares, 0, samples_per_client=20)
     with pytest.raises(DataError, match="200 clients with 1 samples each need 100 .*there are 10 and 100"):
-        partition.by_mixture(of_b, partition.mixture_shares("10:90", 200, 0), 0)
+        by_mixture(of_b, partition.mixture_shares("10:90", 200, 0), 0)
 
 
 TWO_TYPES = LabelTypes(shares=[[0.5, 0.5], [0.5, 0.5]], clients_per_type=1)
@@ -212,6 +164,25 @@ BROKEN.tensors = MOLECULES.tensors
 @pytest.mark.parametrize(
     ("partitioner", "data", "name"),
     [
+        (Quantity(ratios=[1000, 1]), TensorDataset(ZEROS), "client 1 without any of the 10 samples"),
+        (Sizes(train=[5, 6], stratified=False), TensorDataset(ZEROS), "need 11 samples together, there are 10"),
+        (Sizes(train=[5, 6]), TensorDataset(ZEROS), "need 11 samples together, there are 10"),
+        (Sizes(train=[1]), TensorDataset(ZEROS - 1), "minimum of -1"),
+        (Dirichlet(num_clients=2, alpha=0.5), TensorDataset(ZEROS - 1), "minimum of -1"),
+        (Dirichlet(num_clients=601, alpha=0.5), TEN, "at most 600 clients"),
+        (Dirichlet(num_clients=4, alpha=0.5, min_samples=200), TEN, "at most 3 clients"),
+        (Dirichlet(num_clients=4, alpha=0.5), TensorDataset(LABELS[:0]), "labels of shape [0]"),
+        # Ten classes of one owner each cannot feed 20 clients.
+        (Dirichlet(num_clients=20, alpha=1e-4), TEN, "min_samples=1 samples (at best, one client had 0)"),
+        (Quantity(num_clients=9, alpha=0.01), TensorDataset(torch.zeros(100)), "alpha=0.01"),
+        (Quantity(num_clients=11, alpha=1.0), TensorDataset(torch.zeros(100)), "at most 10 clients"),
+        (Pathological(num_clients=3, classes_per_client=2), labelled(3, 1), "class 1 has 1 samples for 3 clients"),
+        (GroupBy(column="assay"), Molecules(["C"] * 3, ["a", None, nan]), "2 samples have no group, the first at"),
+        (GroupBy(column="assay"), Molecules([]), "no samples"),
+        (GroupBy(column="assay", num_clients=4), Molecules(["C"] * 4, "abab"), "num_clients=4, but only 2 groups"),
+        (Scaffold(num_clients=3), Molecules(["CC", "CCC", "C1CC1"]), "num_clients=3, but only 2 scaffolds"),
+        (ScaffoldLDA(num_clients=3, alpha=0.001), Molecules(["C1CC1"] * 10), "alpha=0.001"),
+        (ScaffoldLDA(num_clients=3, alpha=1.0, min_samples=5), Molecules(["C1CC1"] * 10), "at most 2 clients"),
         (TWO_TYPES, labelled(4, 4, 4), "LabelTypes has shares for the classes 0..1, the data have labels up to 2"),
         (TWO_TYPES, labelled(4), "none of class 1"),
         (FedCollabLabelShift(), labelled(9, 9, 9, 0, 9, 9, 9, 9, 9, 9), "FedCollabLabelShift"),

@@ -3,7 +3,6 @@ import torch
 from partition_tiny import ASSAYS, LABELLED, MOLECULES, REAL, RINGS, Molecules
 from torch.utils.data import Subset, TensorDataset
 
-from lightning_fl.data import partition
 from lightning_fl.data.partition import (
     IID,
     Dirichlet,
@@ -13,7 +12,9 @@ from lightning_fl.data.partition import (
     Quantity,
     Scaffold,
     Sizes,
+    murcko_scaffolds,
 )
+from lightning_fl.data.partition.classes import bin_targets
 
 
 def _lists(parts):
@@ -21,54 +22,25 @@ def _lists(parts):
 
 
 @pytest.mark.parametrize(
-    ("partitioner", "dataset", "expected"),
+    "partitioner",
     [
-        (IID(num_clients=3), LABELLED, lambda: partition.iid(100, 3, 5)),
-        (Quantity(ratios=[7, 2, 1]), LABELLED, lambda: partition.quantity(100, [7, 2, 1], 5)),
-        (
-            IID(num_clients=3, stratified=True),
-            LABELLED,
-            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [34, 33, 33], 5),
-        ),
-        (
-            Quantity(ratios=[7, 2, 1], stratified=True),
-            REAL,
-            lambda: partition.by_sizes_stratified(partition.bin_targets(REAL.tensors[1][:, 0], 10), [70, 20, 10], 5),
-        ),
-        (Sizes(train=[7, 50], stratified=False), LABELLED, lambda: partition.by_sizes(100, [7, 50], 5)),
-        (
-            Sizes(train=[7, 50]),
-            LABELLED,
-            lambda: partition.by_sizes_stratified(LABELLED.tensors[1], [7, 50], 5),
-        ),
-        (
-            Dirichlet(num_clients=3, alpha=0.5),
-            LABELLED,
-            lambda: partition.dirichlet(LABELLED.tensors[1], 3, 0.5, 5),
-        ),
-        (
-            Dirichlet(num_clients=3, alpha=0.5, num_bins=4),
-            REAL,
-            lambda: partition.dirichlet(partition.bin_targets(REAL.tensors[1][:, 0], 4), 3, 0.5, 5),
-        ),
-        (
-            Pathological(num_clients=4, classes_per_client=2),
-            LABELLED,
-            lambda: partition.pathological(LABELLED.tensors[1], 4, 2, 5),
-        ),
-        (GroupBy(column="assay"), MOLECULES, lambda: partition.by_group(MOLECULES.assays, None, 5)),
-        (GroupBy(column="assay", num_clients=2), MOLECULES, lambda: partition.by_group(MOLECULES.assays, 2, 5)),
-        (
-            Scaffold(num_clients=2, ratios=[3, 1]),
-            MOLECULES,
-            lambda: partition.scaffold(MOLECULES.smiles, 2, 5, [3, 1]),
-        ),
+        Quantity(ratios=[7, 2, 1], stratified=True),
+        IID(num_clients=3, stratified=True),
+        Dirichlet(num_clients=3, alpha=0.5),
+        Pathological(num_clients=4, classes_per_client=3),
     ],
 )
-def test_classes_are_the_functions(partitioner, dataset, expected):
-    parts = partitioner(dataset, seed=5)
-    assert _lists(parts) == _lists(expected())
-    assert partitioner.num_clients in (None, len(parts))
+def test_real_targets_are_put_into_ten_bins(partitioner):
+    bins = TensorDataset(bin_targets(REAL.tensors[1][:, 0], 10))
+    parts = partitioner(REAL, seed=5)
+    assert _lists(parts) == _lists(partitioner(bins, seed=5))
+    assert partitioner.num_clients == len(parts)
+
+
+def test_the_number_of_bins_is_an_option():
+    bins = TensorDataset(bin_targets(REAL.tensors[1][:, 0], 4))
+    parts = Dirichlet(num_clients=3, alpha=0.5, num_bins=4)(REAL, 5)
+    assert _lists(parts) == _lists(Dirichlet(num_clients=3, alpha=0.5)(bins, 5))
 
 
 def test_group_names_are_known_after_a_call():
@@ -108,7 +80,7 @@ def test_splits_share_the_class_shares_and_bins():
             parts = partitioner.partition_splits({"train": data, "test": TensorDataset(targets)}, 7)
             labels = {"train": data.tensors[1].flatten(), "test": targets.flatten()}
             if data is REAL:
-                bins = partition.bin_targets(torch.cat(list(labels.values())), 10)
+                bins = bin_targets(torch.cat(list(labels.values())), 10)
                 labels = {"train": bins[:100], "test": bins[100:]}
             for one, other in zip(parts["train"], parts["test"], strict=True):
                 counts = [
@@ -126,7 +98,7 @@ def test_a_class_only_the_test_data_have_is_shared_out_too():
 
 def test_a_group_has_one_client_in_all_splits():
     other = Molecules(["CCCC" + ring for ring in RINGS[::-1]], ["a", "c", "b", "d"])
-    scaffolds = {data: partition.murcko_scaffolds(data.smiles) for data in (MOLECULES, other)}
+    scaffolds = {data: murcko_scaffolds(data.smiles) for data in (MOLECULES, other)}
     parts = Scaffold(num_clients=2).partition_splits({"train": MOLECULES, "test": other}, 3)
     for one, two in zip(parts["train"], parts["test"], strict=True):
         assert {scaffolds[MOLECULES][i] for i in one.tolist()} == {scaffolds[other][i] for i in two.tolist()}
@@ -189,7 +161,7 @@ def test_sizes_are_of_the_training_data_and_the_rest_is_shared_equally():
 def test_several_targets_need_a_choice():
     data = TensorDataset(torch.stack([torch.arange(40) % 2, torch.arange(40) % 4], dim=1))
     parts = Dirichlet(num_clients=2, alpha=1.0, target=1)(data, 0)
-    assert _lists(parts) == _lists(partition.dirichlet(torch.arange(40) % 4, 2, 1.0, 0))
+    assert _lists(parts) == _lists(Dirichlet(num_clients=2, alpha=1.0)(TensorDataset(torch.arange(40) % 4), 0))
 
 
 def test_an_own_partitioner_needs_its_call_only():

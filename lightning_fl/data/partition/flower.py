@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.partitioner import Partitioner, class_labels, read_column
+from lightning_fl.data.partition.classes import class_labels
+from lightning_fl.data.partition.partitioner import Partitioner, read_column
 
 __all__ = ["FromFlower"]
 
