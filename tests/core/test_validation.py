@@ -21,9 +21,7 @@ from lightning_fl.core.validation import (
     NonNegative,
     Positive,
     Size,
-    check_counts,
     check_fields,
-    check_numbers,
     checked,
     faults_of,
     warn_beyond_end,
@@ -225,47 +223,6 @@ def test_faults_of_names_every_value_with_its_owner():
     rate, client = faults_of(declared, {"rate": 0, "clients": [3, 0]}, "a.")
     assert rate.startswith("a.rate=0:")
     assert client.startswith("a.clients[1]=0:")
-
-
-@pytest.mark.parametrize(
-    ("bounds", "value", "message"),
-    [
-        ({"at_least": 0}, math.nan, r"^Owner\.x=nan: give a finite number of at least 0\.$"),
-        ({"at_least": 0}, -1, r"^Owner\.x=-1: give a number of at least 0\.$"),
-        ({"above": 0}, 0.0, r"^Owner\.x=0\.0: give a number above 0\.$"),
-        ({"above": 0, "at_most": 1}, 2, r"^Owner\.x=2: give a number above 0 and at most 1\.$"),
-        ({"above": 0, "below": 1}, 1, r"^Owner\.x=1: give a number above 0 and below 1\.$"),
-        ({"at_least": 0, "below": 1}, 1, r"^Owner\.x=1: give a number from 0 to below 1\.$"),
-        ({"at_least": 0, "at_most": 1}, math.inf, r"^Owner\.x=inf: give a finite number from 0 to 1\.$"),
-        ({}, True, r"^Owner\.x=True: give a number\.$"),
-        ({}, "1", r"^Owner\.x='1': give a number\.$"),
-        ({"above": 0, "mend": " seconds"}, [1, [2, -3]], r"^Owner\.x\[1\]\[1\]=-3: give a number above 0 seconds\.$"),
-        ({}, 10**400, r"^Owner\.x=10{56}\.\.\.: give a finite number\.$"),
-    ],
-)
-def test_numbers(bounds, value, message):
-    with pytest.raises(ConfigurationError, match=message):
-        check_numbers("Owner", x=value, **bounds)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "value", "message"),
-    [
-        ({}, 0, r"^x=0: give a number of at least 1\.$"),
-        ({}, 1.0, r"^x=1\.0: give a whole number of at least 1\.$"),
-        ({}, False, r"^x=False: give a whole number of at least 1\.$"),
-        ({}, 2**31, r"^x=2147483648: give a number from 1 to 2147483647\.$"),
-        ({"at_least": 2, "at_most": 3}, {"a": 4}, r"^x\[a\]=4: give a number from 2 to 3\.$"),
-    ],
-)
-def test_counts(bounds, value, message):
-    with pytest.raises(ConfigurationError, match=message):
-        check_counts("", x=value, **bounds)
-
-
-def test_what_is_not_set_and_what_is_fine_pass():
-    check_numbers("Owner", x=None, y=0, z=(0.5, torch.tensor(1).item()), at_least=0, at_most=1)
-    check_counts("Owner", x=None, y=1, z=[2**31 - 1])
 
 
 class MyMixup(callbacks.LocalMixup):
