@@ -18,13 +18,13 @@ __all__ = ["GroupDivision", "ScaffoldDivision"]
 class GroupDivision(Division):
     """Division by a column with groups that are never cut: the patient, the batch, a cluster of molecules.
 
-    See :func:`~lightning_fl.data.division.parts.grouped_parts` and, for folds,
-    :func:`~lightning_fl.data.division.parts.fold_numbers`.
+    Each group in turn goes to the first of the three parts that it still fits into.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``.
-        balanced: put large groups into training and the others in random order into any part; otherwise the largest
-            groups are for training and the smallest for testing.
+        balanced: groups larger than half of a held-out part come first, from the largest on, so that they are for
+            training, the others in random order. Otherwise all groups come from the largest to the smallest, so that
+            rare groups are for testing.
     """
 
     def __init__(self, *, column: str, balanced: bool = True) -> None:
@@ -53,9 +53,9 @@ class ScaffoldDivision(GroupDivision):
     not on the order of rows or on other clients.
 
     Args:
-        balanced: chemprop's ``SCAFFOLD_BALANCED``: scaffolds larger than half of a held-out part are for training,
-            the others in random order. Otherwise DeepChem's ``ScaffoldSplitter``: the most frequent scaffolds are for
-            training and the rarest for test.
+        balanced: as for :class:`GroupDivision`: chemprop's ``SCAFFOLD_BALANCED``, or otherwise DeepChem's
+            ``ScaffoldSplitter``. Differs from chemprop, which shuffles the large scaffolds too, so that one may
+            overfill a held-out part while training has room.
     """
 
     def __init__(self, *, balanced: bool = True) -> None:

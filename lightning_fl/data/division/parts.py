@@ -48,17 +48,14 @@ def grouped_parts(
     """Divide samples into training, validation and test samples without cutting a group.
 
     Each group in turn goes to the first of the three parts that it still fits into, else to the last with a share; the
-    first group is always for training. The result does not depend on the order of the samples.
+    first group is always for training. Ties are in random order. The result does not depend on the order of the
+    samples.
 
     Args:
         groups: the group of every sample, integers >= 0, shape [n], n >= 1.
         fractions: shares of train, val and test, the first > 0, with sum 1.
         rng: generator for the order of groups.
-        balanced: groups larger than half of a held-out part come first, so that they are for training, the others in
-            random order. Differs from chemprop's ``SCAFFOLD_BALANCED``, which shuffles the large ones too: here they
-            come from the largest on, so that none overfills a held-out part while training has room. Otherwise all
-            groups from the largest to the smallest (DeepChem's ``ScaffoldSplitter``), so that rare groups are for
-            testing. Ties are in random order.
+        balanced: see :class:`~lightning_fl.data.division.GroupDivision`.
 
     Returns:
         Ascending positions of train, val and test, int64.

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.data.partition.classes import check_labels, class_labels
+from lightning_fl.data.partition.classes import check_labels, read_classes
 from lightning_fl.data.partition.partitioner import Partitioner
 from lightning_fl.data.partition.sizes import apportion
 from lightning_fl.data.partition.stratified import stratified_parts
@@ -41,7 +41,7 @@ class SizePartitioner(Partitioner):
             order = torch.randperm(len(dataset), generator=generator(seed, "partition", "quantity"))
             return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
         remedy = "set stratified to false, or give one class per sample"
-        labels = check_labels(class_labels({"train": dataset}, num_bins=_NUM_BINS, remedy=remedy)["train"])
+        labels = check_labels(read_classes({"train": dataset}, num_bins=_NUM_BINS, remedy=remedy)["train"])
         return stratified_parts(labels, sizes, generator(seed, "partition", "stratified"))
 
     def _by_ratios(self, dataset: Dataset, ratios: Sequence[float], seed: int) -> list[Tensor]:

@@ -11,10 +11,10 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
 
-__all__ = ["bin_targets", "check_labels", "class_labels"]
+__all__ = ["bin_targets", "check_labels", "read_classes"]
 
 
-def class_labels(
+def read_classes(
     datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""
 ) -> dict[Split, Tensor]:
     """Read the class of every sample of every split; real targets are put into bins, the same for all splits.

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.classes import class_labels
+from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.partitioner import Partitioner, read_column
 
 __all__ = ["FromFlower"]
@@ -79,7 +79,7 @@ class FromFlower(Partitioner):
 
     def _column(self, dataset: Dataset, name: str) -> list[Any]:
         if name == LABEL:
-            return list(class_labels({"train": dataset}, num_bins=10)["train"].tolist())
+            return list(read_classes({"train": dataset}, num_bins=10)["train"].tolist())
         return list(read_column(dataset, name, "FromFlower"))
 
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.classes import check_labels, class_labels
+from lightning_fl.data.partition.classes import check_labels, read_classes
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split
 
 __all__ = ["SUM_TOLERANCE", "LabelPartitioner", "deal_classes", "share_counts"]
@@ -49,7 +49,7 @@ class LabelPartitioner(JointPartitioner):
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
         """Draw what clients hold of every class for the training data and apply it to all splits."""
-        labels = class_labels(datasets, num_bins=self.num_bins, target=self.target)
+        labels = read_classes(datasets, num_bins=self.num_bins, target=self.target)
         for split, part in labels.items():
             with name_split(split):
                 labels[split] = check_labels(part)

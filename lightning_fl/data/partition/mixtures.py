@@ -11,7 +11,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.classes import class_labels
+from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.labels import deal_classes
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split, read_column
 from lightning_fl.data.partition.sizes import remaining_fractions, split_sizes
@@ -51,7 +51,7 @@ class Mixture(JointPartitioner):
         num_clients: number N of clients.
         mixture: ``"p:q"``, two percentages that add to 100, for q % of D_A in the first half of the clients and p % in
             the others; ``"linear"`` for (k + 1/2) / N of D_A in client k; ``"random"`` for a share drawn for each
-            client. The rest is D_B. See :func:`~lightning_fl.data.partition.mixture_shares`.
+            client. The rest is D_B.
         classes_a: classes of D_A; ``None`` for the first half of the classes (rounded down). Real targets count as two
             classes, below the median and from it on.
         classes_b: classes of D_B; ``None`` for all others. Samples of neither stay unused.
@@ -106,10 +106,6 @@ class Mixture(JointPartitioner):
         self.invert_test = invert_test
         self.invert_validation = invert_test if invert_validation is None else invert_validation
 
-    def shares(self, seed: int) -> Tensor:
-        """Every client's share of D_A in its training data, float64, shape [N]."""
-        return mixture_shares(self.mixture, self.num_clients, seed)
-
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
         """Deal every part of the data separately by :func:`by_mixture`; cut none."""
         return {split: of_split[split] for split, of_split in self._dealt(datasets, (1.0, 0.0, 0.0), seed).items()}
@@ -125,22 +121,17 @@ class Mixture(JointPartitioner):
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, dict[Split, list[Tensor]]]:
         """The splits dealt from every data set: from the training data in these shares, from others their own."""
-        shares = self.shares(seed)
-        inverse = {"train": False, "val": self.invert_validation, "test": self.invert_test}
+        shares = mixture_shares(self.mixture, self.num_clients, seed)
+        inverse: dict[Split, bool] = {"train": False, "val": self.invert_validation, "test": self.invert_test}
         dealt: dict[Split, dict[Split, list[Tensor]]] = {}
         for split, of_b in self._distributions(datasets).items():
             with name_split(split):
-                from_train = split == "train"
-                splits = SPLITS if from_train else (split,)
-                parts = by_mixture(
-                    of_b,
-                    shares,
-                    seed,
-                    fractions=fractions if from_train else (1.0,),
-                    inverted=[inverse[part] for part in splits],
-                    samples_per_client=self.samples_per_client if from_train else None,
-                )
-                dealt[split] = dict(zip(splits, parts, strict=True))
+                if split == "train":
+                    inverted, size = list(inverse.values()), self.samples_per_client
+                    parts = by_mixture(of_b, shares, seed, fractions=fractions, inverted=inverted, size=size)
+                    dealt[split] = dict(zip(SPLITS, parts, strict=True))
+                else:
+                    dealt[split] = {split: by_mixture(of_b, shares, seed, inverted=[inverse[split]])[0]}
         return dealt
 
     def _distributions(self, datasets: Mapping[Split, Dataset]) -> dict[Split, Tensor]:
@@ -167,7 +158,7 @@ class Mixture(JointPartitioner):
                 for split, dataset in datasets.items()
             }
         remedy = "give a column and values_a to define the distributions"
-        return {split: part.tolist() for split, part in class_labels(datasets, num_bins=2, remedy=remedy).items()}
+        return {split: part.tolist() for split, part in read_classes(datasets, num_bins=2, remedy=remedy).items()}
 
 
 @checked
@@ -255,17 +246,9 @@ def largest_mixture(
 ) -> int:
     """The largest number of samples per client for which no sample is needed twice.
 
-    Found by trying, downwards from the samples divided by the clients: because of rounding, the numbers needed do not
-    always grow with the size, so there is no formula.
-
-    Args:
-        available: samples of D_A and of D_B.
-        shares: share of D_A for every client, shape [N].
-        fractions: the parts' shares of a client's samples, with sum 1.
-        inverted: for every part, whether its mixture is the inverse.
-
-    Returns:
-        The number; 0 if there is none.
+    Found by trying, downwards from the ``available`` samples of D_A and of D_B divided by the clients: because of
+    rounding, the numbers needed do not always grow with the size, so there is no formula. 0 if there is none. The other
+    arguments are those of :func:`by_mixture`.
     """
     limit = torch.tensor(available)
     for size in range(sum(available) // len(shares), 0, -1):
@@ -281,7 +264,7 @@ def by_mixture(
     *,
     fractions: Sequence[float] = (1.0,),
     inverted: Sequence[bool] = (False,),
-    samples_per_client: int | None = None,
+    size: int | None = None,
 ) -> list[list[Tensor]]:
     """Deal the samples of two distributions to clients of equal size, each in its mixture, in parts.
 
@@ -293,7 +276,7 @@ def by_mixture(
         seed: seed of the partition.
         fractions: shares of a client's samples in each of its parts, with sum 1.
         inverted: for every part, whether its mixture is the inverse.
-        samples_per_client: samples of a client, all parts together; ``None`` for the largest possible number.
+        size: samples of a client, all parts together; ``None`` for the largest possible number.
 
     Returns:
         For every part, one ascending index tensor per client.
@@ -305,15 +288,14 @@ def by_mixture(
             f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose classes or values so"
             " that both have some."
         )
-    size = samples_per_client
+    advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
-        size = largest_mixture(available, shares, fractions, inverted)
-    needed = _needed(max(size, 1), shares, fractions, inverted).tolist()
-    if size == 0 or any(need > have for need, have in zip(needed, available, strict=True)):
+        size = max(1, largest_mixture(available, shares, fractions, inverted))
+    needed = _needed(size, shares, fractions, inverted).tolist()
+    if any(need > have for need, have in zip(needed, available, strict=True)):
         raise DataError(
-            f"{len(shares)} clients with {max(size, 1)} samples each need {needed[0]} samples of distribution A and"
-            f" {needed[1]} of B, there are {available[0]} and {available[1]}: use fewer clients"
-            f"{' or samples_per_client' if samples_per_client else ''}."
+            f"{len(shares)} clients with {size} samples each need {needed[0]} samples of distribution A and {needed[1]}"
+            f" of B, there are {available[0]} and {available[1]}: {advice}."
         )
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
     table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])

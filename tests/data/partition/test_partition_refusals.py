@@ -149,7 +149,7 @@ def test_classes_per_client_fit_the_classes(classes_per_client):
 def test_mixtures_count_what_they_need():
     of_b, shares = torch.tensor([0] * 10 + [1] * 100), partition.mixture_shares("10:90", 2, 0)
     with pytest.raises(DataError, match="20 samples of distribution A and 20 of B, there are 10 and 100.*samples_per_"):
-        by_mixture(of_b, shares, 0, samples_per_client=20)
+        by_mixture(of_b, shares, 0, size=20)
     with pytest.raises(DataError, match="200 clients with 1 samples each need 100 .*there are 10 and 100"):
         by_mixture(of_b, partition.mixture_shares("10:90", 200, 0), 0)
 
