@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, apportion, split_indices
-from lightning_fl.data.partition.stratified import split_stratified, stratified_parts
+from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.shared import class_labels, cut_splits
 
@@ -64,13 +64,13 @@ def test_ties_do_not_favour_a_class():
 
 
 def test_a_stratified_split_has_the_sizes_of_a_plain_one():
-    indices = torch.arange(100, 200)
+    indices, labels = torch.arange(100, 200), torch.cat([LABELS, LABELS])
     for fractions in ([0.8, 0.1, 0.1], [0.5, 0.0, 0.5], [6 / 7, 0, 1 / 7]):
         plain = split_indices(indices, fractions, 3, 1)
-        split = split_stratified(indices, LABELS, fractions, 3, 1)
+        split = cut_splits(indices, fractions, 3, 1, labels=labels)
         assert {name: len(part) for name, part in split.items()} == {name: len(part) for name, part in plain.items()}
         assert torch.equal(torch.cat(list(split.values())).sort().values, indices)
-    split = split_stratified(indices, LABELS, [0.8, 0.1, 0.1], 3, 1)
+    split = cut_splits(indices, [0.8, 0.1, 0.1], 3, 1, labels=labels)
     assert torch.bincount(LABELS[split["test"] - 100]).tolist() == [3, 5, 2]
 
 

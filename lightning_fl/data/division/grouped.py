@@ -9,8 +9,7 @@ from torch.utils.data import Dataset
 from lightning_fl.data.division.division import Cut, Division, read_texts
 from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts, joined_groups
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.partitioner import read_smiles
-from lightning_fl.data.partition.scaffold import murcko_scaffolds
+from lightning_fl.data.partition.scaffold import read_scaffolds
 
 __all__ = ["GroupDivision", "ScaffoldDivision"]
 
@@ -63,4 +62,4 @@ class ScaffoldDivision(GroupDivision):
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The scaffold of every molecule."""
-        return murcko_scaffolds(read_smiles(dataset, "ScaffoldDivision"))
+        return read_scaffolds(dataset, "ScaffoldDivision")

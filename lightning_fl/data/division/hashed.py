@@ -13,8 +13,7 @@ from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.partitioner import read_smiles
-from lightning_fl.data.partition.scaffold import murcko_scaffolds
+from lightning_fl.data.partition.scaffold import read_scaffolds
 
 __all__ = ["HashDivision", "hash_shares"]
 
@@ -61,7 +60,7 @@ class HashDivision(Division):
         if self.column is not None:
             return read_texts(dataset, self.column, "HashDivision")
         if self.by == "scaffold":
-            return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
+            return read_scaffolds(dataset, "HashDivision")
         if identities is None:
             raise DataError(
                 f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"

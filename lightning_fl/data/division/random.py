@@ -6,17 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.core.seeding import generator
 from lightning_fl.data.division.division import Cut, Division
 from lightning_fl.data.division.parts import fold_numbers, grouped_parts
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.sizes import remaining_fractions, split_indices
-from lightning_fl.data.partition.stratified import split_stratified
+from lightning_fl.data.partition.stratified import stratified_parts
 
 __all__ = ["RandomDivision", "cut_splits"]
 
 
 class RandomDivision(Division):
-    """Random division, the default; with ``stratified`` the classes keep their proportions."""
+    """Random division, the default; if ``stratified``, classes keep their proportions, in parts of the same sizes."""
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
         """Divide by :func:`~lightning_fl.data.partition.split_indices`; copies of a molecule stay together."""
@@ -25,10 +26,12 @@ class RandomDivision(Division):
             return cut.by_folds(fold_numbers(cut.size, cut.folds, rng, groups=cut.copies, labels=cut.labels))
         if cut.copies is not None:
             return cut.by_fractions(grouped_parts(cut.copies, cut.fractions, cut.generator("random groups")))
-        samples = torch.arange(cut.size)
+        parts = split_indices(torch.arange(cut.size), cut.fractions, cut.seed, cut.client)
         if cut.labels is None:
-            return split_indices(samples, cut.fractions, cut.seed, cut.client)
-        return split_stratified(samples, cut.labels, cut.fractions, cut.seed, cut.client)
+            return parts
+        sizes = [len(part) for part in parts.values()]
+        rng = generator(cut.seed, "split", "stratified", cut.client)
+        return cut.by_fractions(stratified_parts(cut.labels, sizes, rng))
 
 
 def cut_splits(

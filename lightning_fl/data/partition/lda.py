@@ -11,8 +11,7 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.groups import KeyPartitioner, sorted_groups
-from lightning_fl.data.partition.partitioner import read_smiles
-from lightning_fl.data.partition.scaffold import murcko_scaffolds
+from lightning_fl.data.partition.scaffold import read_scaffolds
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = ["ScaffoldLDA"]
@@ -44,7 +43,7 @@ class ScaffoldLDA(KeyPartitioner):
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The scaffold of every molecule."""
-        return murcko_scaffolds(read_smiles(dataset, "ScaffoldLDA"))
+        return read_scaffolds(dataset, "ScaffoldLDA")
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[Tensor, int]:
         """Draw the client of every molecule from the shares of its scaffold."""

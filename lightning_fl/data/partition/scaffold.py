@@ -9,7 +9,7 @@ from lightning_fl.core.validation import Count, Positive, checked
 from lightning_fl.data.partition.groups import WholeGroups
 from lightning_fl.data.partition.partitioner import read_smiles
 
-__all__ = ["Scaffold", "murcko_scaffolds"]
+__all__ = ["Scaffold", "murcko_scaffolds", "read_scaffolds"]
 
 
 class Scaffold(WholeGroups):
@@ -30,7 +30,12 @@ class Scaffold(WholeGroups):
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The scaffold of every molecule."""
-        return murcko_scaffolds(read_smiles(dataset, "Scaffold"))
+        return read_scaffolds(dataset, "Scaffold")
+
+
+def read_scaffolds(dataset: Dataset, reader: str) -> list[str]:
+    """Read the scaffold of every molecule from ``dataset.smiles``; ``reader`` is named in errors."""
+    return murcko_scaffolds(read_smiles(dataset, reader))
 
 
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:

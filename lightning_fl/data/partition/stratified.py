@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.seeding import generator
-from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.sizes import apportion, split_indices
+from lightning_fl.data.partition.sizes import apportion
 
-__all__ = ["check_classes", "split_stratified", "stratified_parts"]
+__all__ = ["check_classes", "stratified_parts"]
 
 
 def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
@@ -45,18 +43,6 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
         parts.append(torch.cat(chosen).sort().values if size else by_class[:0])
         left = [rest - t for rest, t in zip(left, taken, strict=True)]
     return parts
-
-
-def split_stratified(
-    indices: Tensor, labels: Tensor, fractions: Sequence[float], seed: int, client: int
-) -> dict[Split, Tensor]:
-    """Stratified form of :func:`~lightning_fl.data.partition.split_indices`, with parts of the same sizes.
-
-    ``labels`` are the samples' classes, integers, shape [n].
-    """
-    sizes = [len(part) for part in split_indices(indices, fractions, seed, client).values()]
-    parts = stratified_parts(labels, sizes, generator(seed, "split", "stratified", client))
-    return {split: indices[part].sort().values for split, part in zip(SPLITS, parts, strict=True)}
 
 
 def check_classes(labels: Tensor) -> None:
