@@ -1,6 +1,6 @@
 """The same module under Lightning's own Trainer and under the federated one, on the same tiny data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,103 @@ class Linear(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+def linear(
+    name: str = "Module", base: type = Linear, *, build: Callable[[Any], Any] | None = None, **members: Any
+) -> type[Any]:
+    """A subclass of ``base`` with these members; ``build`` is called at the end of its constructor."""
+
+    def initialise(self: Any) -> None:
+        super(made, self).__init__()
+        build(self)  # type: ignore[misc]
+
+    made: type[Any] = type(name, (base,), members if build is None else members | {"__init__": initialise})
+    return made
+
+
+def step(act: Callable[[Any], Any]) -> Callable[[Any, Any, int], Tensor]:
+    """A training step that calls ``act(module)`` and returns the loss."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        act(self)
+        return self.loss(batch)
+
+    return training_step
+
+
+def watching(base: type, hooks: Iterable[str], note: Callable[..., Any]) -> type[Any]:
+    """A subclass of ``base``; each of ``hooks`` calls ``note(self, hook, *arguments)``, then what ``base`` has."""
+
+    def make_hook(name: str) -> Callable[..., Any]:
+        def hook(self: Any, *arguments: Any, **named: Any) -> Any:
+            note(self, name, *arguments, *named.values())
+            return getattr(super(watcher, self), name)(*arguments, **named)
+
+        return hook
+
+    watcher: type[Any] = type(f"Watching{base.__name__}", (base,), {name: make_hook(name) for name in hooks})
+    return watcher
+
+
+def logs_from(hook: str, base: type = Linear) -> type[Any]:
+    """A module whose ``hook`` logs how often it was called."""
+
+    def logs(self: Any, *_: Any) -> None:
+        self.count = getattr(self, "count", 0) + 1
+        self.log(hook, float(self.count), on_step=False, on_epoch=True)
+
+    return linear("Logs", base, **{hook: logs})
+
+
+class Validated(Linear):
+    """Logs the loss of each validation batch."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch))
+
+
+class Fails(Linear):
+    """Raises an error in its training step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise ValueError("no such thing")
+
+
+class Holds(pl.LightningDataModule):
+    """An ordinary data module with the loaders that a test makes."""
+
+    def __init__(self, train: Callable[[], Any], val: Callable[[], Any] | None = None) -> None:
+        super().__init__()
+        self.train, self.val = train, val or list
+
+    def train_dataloader(self) -> Any:
+        return self.train()
+
+    def val_dataloader(self) -> Any:
+        return self.val()
+
+    def test_dataloader(self) -> Any:
+        return self.val()
+
+    predict_dataloader = test_dataloader
+
+
+def loader(client: int, count: int, split: str = "train", batch_size: int = 4) -> DataLoader:
+    """A loader over :func:`samples`, in order."""
+    return DataLoader(samples(client, count, split), batch_size=batch_size)
+
+
+class Batches:
+    """Batches of four as an iterable that is no loader; with or without a length."""
+
+    def __init__(self, client: int, count: int, sized: bool = False) -> None:
+        self.rows = samples(client, count).tensors
+        if sized:
+            self.__class__ = type("SizedBatches", (Batches,), {"__len__": lambda self: -(-len(self.rows[0]) // 4)})
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(self.rows[0].split(4), self.rows[1].split(4), strict=True)
+
+
 class LeaveOut(Callback):
     """Clients take part in the rounds that ``cohorts`` lists for each round."""
 
@@ -106,6 +203,13 @@ class LeaveOut(Callback):
 
     def select_clients(self, trainer: FederatedTrainer) -> Cohort:
         return Cohort.of(list(self.cohorts[trainer.current_round]))
+
+
+class StopAfterTwo(Callback):
+    """Ends the run after its second round."""
+
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        trainer.should_stop = trainer.current_round == 2
 
 
 def federated_trainer(folder: Path, **arguments: Any) -> FederatedTrainer:
@@ -169,6 +273,35 @@ def train_both(
     theirs = lightning_trainer(folder / "lightning", **({"max_epochs": epochs} | arguments | (lightning or {})))
     theirs.fit(reference, datamodule=OneClient(data))
     return own, trainer, reference, theirs
+
+
+def fit_whole_and_resumed(
+    module: Callable[[], Any],
+    folder: Path,
+    data: FederatedDataModule | None = None,
+    *,
+    stop: bool = False,
+    **options: Any,
+) -> tuple[list[Any], list[FederatedTrainer]]:
+    """Four rounds at once, and two rounds that are resumed to four.
+
+    ``stop`` ends the first two by a callback, in a run that is set up for four rounds.
+
+    Returns:
+        The modules and the trainers of the whole run, of its first part and of the resumed one.
+    """
+    runs: list[tuple[str, dict[str, Any], str | None]] = [
+        ("whole", {}, None),
+        ("cut", {"callbacks": [StopAfterTwo()]} if stop else {"max_rounds": 2}, None),
+        ("cut", {}, "last"),
+    ]
+    modules, trainers = [], []
+    for name, own, path in runs:
+        modules.append(make(module))
+        arguments = {"max_rounds": 4, "enable_checkpointing": True} | options | own
+        trainers.append(federated_trainer(folder / name, **arguments))
+        trainers[-1].fit(modules[-1], Clients((8, 12)) if data is None else data, ckpt_path=path)
+    return modules, trainers
 
 
 def assert_same_weights(own: nn.Module, reference: nn.Module, *, atol: float = 0.0, moved: bool = True) -> None:

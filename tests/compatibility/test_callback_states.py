@@ -8,11 +8,19 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    make,
+    train_both,
+)
 from torch import Tensor
 
 from lightning_fl.callbacks import BestClientModels, Callback
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.strategies import APFL, Ditto
 
@@ -164,21 +172,11 @@ def test_a_clients_average_is_what_it_uses_and_the_shared_model_is_not(tmp_path:
         assert weight == pytest.approx(afresh.metrics["test"]["weight"].clients[client], rel=1e-6)
 
 
-class _StopAfterTwo(LeaveOut):
-    def on_round_end(self, trainer: Any) -> None:
-        trainer.should_stop = trainer.current_round == 2
-
-
 @pytest.mark.parametrize("brought", ["ema", "shadow", "several"])
-def test_a_resumed_run_goes_on_with_the_same_bits(brought: str, tmp_path: Path) -> None:
-    data, kind = Clients((8, 12)), _module(brought)
-    whole, first, second = make(kind), make(kind), make(kind)
-    settings: dict[str, Any] = {"max_rounds": 4, "enable_checkpointing": True, "optimizer_state": "keep"}
-    one = federated_trainer(tmp_path / "whole", **settings)
-    one.fit(whole, data)
-    federated_trainer(tmp_path / "cut", **settings, callbacks=[_StopAfterTwo([[0, 1]] * 4)]).fit(first, data)
-    two = federated_trainer(tmp_path / "cut", **settings)
-    two.fit(second, data, ckpt_path="last")
+def test_a_resumed_run_continues_with_the_same_bits(brought: str, tmp_path: Path) -> None:
+    (whole, first, second), (one, _, two) = fit_whole_and_resumed(
+        _module(brought), tmp_path, stop=True, optimizer_state="keep"
+    )
     assert [*first.values, *second.values] == whole.values
     assert all(two.client_model(client).equal(one.client_model(client)) for client in range(2))
     assert two.metrics["val"].keys() == one.metrics["val"].keys()
@@ -256,16 +254,3 @@ def test_a_strategy_that_evaluates_other_weights_goes_on_doing_so(strategy: Any,
         trainer.fit(make(_module(brought)), Clients((8, 4)))
         found.append(trainer.metrics["val"]["weight"].clients)
     assert found[0] == found[1]
-
-
-def test_a_state_that_no_checkpoint_holds_is_refused_before_training(tmp_path: Path) -> None:
-    class Keeps(pl.Callback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"path": Path()}
-
-    class Module(Linear):
-        def configure_callbacks(self) -> Any:
-            return Keeps()
-
-    with pytest.raises(ConfigurationError, match="Keeps"):
-        federated_trainer(tmp_path, max_rounds=1).fit(make(Module), Clients())

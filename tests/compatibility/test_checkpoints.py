@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from processes import run
-from reference import Clients, Linear, federated_trainer, make, samples
+from reference import Clients, Linear, assert_same_weights, federated_trainer, fit_whole_and_resumed, make, samples
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
@@ -122,13 +122,8 @@ def test_a_resumed_run_does_not_call_the_checkpoint_hooks(tmp_path: Path) -> Non
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             raise AssertionError
 
-    whole, first, second = (make(Fragile) for _ in range(3))
-    federated_trainer(tmp_path / "whole", max_rounds=3).fit(whole, Clients((8,)))
-    federated_trainer(tmp_path / "cut", max_rounds=2, enable_checkpointing=True).fit(first, Clients((8,)))
-    again = federated_trainer(tmp_path / "cut", max_rounds=3, enable_checkpointing=True)
-    again.fit(second, Clients((8,)), ckpt_path="last")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
+    (whole, _, second), _ = fit_whole_and_resumed(Fragile, tmp_path, Clients((8,)))
+    assert_same_weights(second, whole, moved=False)
 
 
 def test_modules_without_hyperparameters(tmp_path: Path) -> None:

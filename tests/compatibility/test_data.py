@@ -14,8 +14,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.nn import global_add_pool
 
-from lightning_fl.core.errors import ConfigurationError
-
 
 class Structured(Dataset):
     """The same samples as dicts, nested tuples or named tuples."""
@@ -289,21 +287,3 @@ def test_predict_without_a_predict_step_calls_forward(tmp_path: Path) -> None:
     module = make(Forward)
     outputs = federated_trainer(tmp_path).predict(module, Clients((4,)), split="val")
     torch.testing.assert_close(torch.cat(outputs[0]), module.net(samples(0, 5, "val").tensors[0]).detach())
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["training_step", "validation_step", "test_step", "predict_step"])
-def test_dataloader_iter_is_refused(name: str, tmp_path: Path) -> None:
-    def step(self: Any, dataloader_iter: Any) -> None: ...
-
-    module = type("Iterates", (Linear,), {name: step})()
-    with pytest.raises(ConfigurationError, match=rf"Iterates.{name} .*'dataloader_iter'"):
-        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
-
-
-@pytest.mark.parametrize("data", [OneClient(Clients()), samples(0, 4), DataLoader(samples(0, 4))])
-def test_data_without_clients_are_refused(data: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"the data are a {type(data).__name__}: wrap a LightningDataModule"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Linear(), data)

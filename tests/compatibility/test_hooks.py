@@ -1,6 +1,5 @@
 """The hooks of a module: all of them, in order, and what they see of ``self.trainer``."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,19 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    Fails,
+    LeaveOut,
+    Linear,
+    Validated,
+    assert_same_weights,
+    federated_trainer,
+    linear,
+    make,
+    train_both,
+    watching,
+)
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -61,21 +72,11 @@ _RECORDED = [
 def _recording(base: type[LightningModule]) -> type[Any]:
     """A class that notes every hook it overrides and calls what was there before."""
 
-    def make_hook(name: str) -> Callable[..., Any]:
-        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-            client = getattr(self._trainer, "client", None)
-            self.calls.append(name if client is None else f"{name} {client}")
-            return getattr(super(recorder, self), name)(*args, **kwargs)
+    def note(self: Any, name: str, *_: Any) -> None:
+        client = getattr(self._trainer, "client", None)
+        self.calls.append(name if client is None else f"{name} {client}")
 
-        return hook
-
-    def initialise(self: Any) -> None:
-        super(recorder, self).__init__()
-        self.calls = []
-
-    members = {name: make_hook(name) for name in _RECORDED}
-    recorder: type[Any] = type("Recorder", (base,), members | {"__init__": initialise})
-    return recorder
+    return watching(linear("Noting", base, build=lambda self: setattr(self, "calls", [])), _RECORDED, note)
 
 
 class Complete(Linear):
@@ -159,7 +160,7 @@ def test_the_whole_sequence_of_an_evaluation(method: str, word: str, tmp_path: P
 @pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
 def test_one_client_meets_the_hooks_that_lightning_calls(tmp_path: Path) -> None:
     """As many calls of each hook in two rounds as in two epochs, but for what is made anew every round."""
-    own, _, reference, _ = train_both(_recording(_CompleteAnywhere), tmp_path, epochs=2)
+    own, _, reference, _ = train_both(_recording(Validated), tmp_path, epochs=2)
     counts = [
         {name: sum(call.split()[0] == name for call in calls) for name in _RECORDED}
         for calls in (own.calls, reference.calls)
@@ -168,11 +169,6 @@ def test_one_client_meets_the_hooks_that_lightning_calls(tmp_path: Path) -> None
     assert counts[1].pop("configure_optimizers") == 1
     assert counts[0] == counts[1]
     assert_same_weights(own, reference, moved=False)
-
-
-class _CompleteAnywhere(Linear):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
 
 
 def test_what_a_step_returns_reaches_the_batch_end(tmp_path: Path) -> None:
@@ -198,19 +194,14 @@ def test_what_a_step_returns_reaches_the_batch_end(tmp_path: Path) -> None:
 def test_stages(method: str, tmp_path: Path) -> None:
     stages: list[Any] = []
 
-    class Notes(Complete):
-        calls: list[str] = []  # noqa: RUF012
+    def note(self: Any, hook: str, *stage: str) -> None:
+        t = self.trainer
+        more = {"prepare_data": [type(t.datamodule).__name__], "setup": [t.state.fn, t.state.stage]}
+        stages.append((hook, *stage, *more.get(hook, [])))
 
-        def prepare_data(self) -> None:
-            stages.append(("prepare_data", type(self.trainer.datamodule).__name__))
-
-        def setup(self, stage: str) -> None:
-            stages.append(("setup", stage, self.trainer.state.fn, self.trainer.state.stage))
-
-        def teardown(self, stage: str) -> None:
-            stages.append(("teardown", stage))
-
-    getattr(federated_trainer(tmp_path), method)(Notes(), Clients((4,)))
+    notes = watching(Complete, ["prepare_data", "setup", "teardown"], note)
+    notes.calls = []
+    getattr(federated_trainer(tmp_path), method)(notes(), Clients((4,)))
     stage = {
         "fit": RunningStage.TRAINING,
         "validate": RunningStage.VALIDATING,
@@ -252,33 +243,11 @@ def test_layers_made_in_setup_or_configure_model(tmp_path: Path) -> None:
     assert_same_weights(own, reference, moved=False)
 
 
-def test_the_data_module_hears_of_an_error(tmp_path: Path) -> None:
-    class Data(Clients):
-        heard = ""
-
-        def on_exception(self, exception: BaseException) -> None:
-            self.heard = str(exception)
-
-    class Fails(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise ValueError("no such thing")
-
-    data = Data((4,))
-    with pytest.raises(TrainingError, match="no such thing"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Fails(), data)
-    assert "no such thing" in data.heard
-
-
 def test_no_error_is_told_of_in_a_good_run_or_where_a_client_is_left_out(tmp_path: Path) -> None:
-    heard: list[BaseException | None] = []
+    heard: list[Any] = []
 
-    class Data(Clients):
-        def on_exception(self, exception: BaseException) -> None:
-            heard.append(exception)
-
-    class Watch(Callback):
-        def on_exception(self, trainer: FederatedTrainer, exception: BaseException) -> None:
-            heard.append(exception)
+    def note(self: Any, hook: str, *arguments: Any) -> None:
+        heard.append(arguments)
 
     class FailsForOne(Complete):
         calls: list[str] = []  # noqa: RUF012
@@ -288,8 +257,9 @@ def test_no_error_is_told_of_in_a_good_run_or_where_a_client_is_left_out(tmp_pat
                 raise ValueError("no such thing")
             return self.loss(batch)
 
-    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[Watch()], on_client_error="skip")
-    module, data = FailsForOne(), Data((4, 4))
+    watch = watching(Callback, ["on_exception"], note)()
+    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[watch], on_client_error="skip")
+    module, data = FailsForOne(), watching(Clients, ["on_exception"], note)((4, 4))
     with pytest.warns(UserWarning, match="no such thing"):
         trainer.fit(module, data)
     for stage in (trainer.validate, trainer.test, trainer.predict):
@@ -299,62 +269,21 @@ def test_no_error_is_told_of_in_a_good_run_or_where_a_client_is_left_out(tmp_pat
 
 def test_nothing_ends_well_after_an_error(tmp_path: Path) -> None:
     """Neither a round nor a fit ends, for callbacks or the module; only the error and the teardown are told."""
-    told: list[str] = []
+    told: list[Any] = []
 
-    class Watch(Callback):
-        def on_average_end(self, trainer: FederatedTrainer, starts: Any, shares: Any) -> None:
-            told.append("on_average_end")
+    def note(self: Any, hook: str, *arguments: Any) -> None:
+        told.append((hook, *(type(one).__name__ if isinstance(one, Exception) else one for one in arguments[-1:])))
 
-        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
-            told.append("on_aggregate_end")
-
-        def on_evaluate_end(self, trainer: FederatedTrainer, split: Any, metrics: Any) -> None:
-            told.append("on_evaluate_end")
-
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            told.append("on_round_end")
-
-        def on_fit_end(self, trainer: FederatedTrainer) -> None:
-            told.append("on_fit_end")
-
-        def on_exception(self, trainer: FederatedTrainer, exception: BaseException) -> None:
-            told.append(f"on_exception {type(exception).__name__}")
-
-    class Fails(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise ValueError("no such thing")
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            told.append("on_train_batch_end")
-
-        def on_train_end(self) -> None:
-            told.append("on_train_end")
-
-        def on_fit_end(self) -> None:
-            told.append("on_fit_end of the module")
-
-        def teardown(self, stage: str) -> None:
-            told.append("teardown")
-
+    ends = ["on_average_end", "on_aggregate_end", "on_evaluate_end", "on_round_end", "on_fit_end", "on_exception"]
+    watch = watching(Callback, ends, note)()
+    module = watching(Fails, ["on_train_batch_end", "on_train_end", "on_fit_end", "teardown"], note)()
+    data = watching(Clients, ["on_exception"], lambda self, hook, error: told.append(("data", str(error))))((4,))
     with pytest.raises(TrainingError, match="no such thing"):
-        federated_trainer(tmp_path, max_rounds=1, callbacks=[Watch()]).fit(Fails(), Clients((4,)))
-    assert told == ["on_exception TrainingError", "teardown"]
-
-
-def test_teardown_follows_an_error(tmp_path: Path) -> None:
-    class Fails(Linear):
-        torn = ""
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise ValueError("no such thing")
-
-        def teardown(self, stage: str) -> None:
-            self.torn = stage
-
-    module = Fails()
-    with pytest.raises(TrainingError, match="no such thing"):
-        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4,)))
-    assert module.torn == "fit"
+        federated_trainer(tmp_path, max_rounds=1, callbacks=[watch]).fit(module, data)
+    assert ("on_exception", "TrainingError") in told
+    assert [hook for hook, *_ in told[:-1]] in (["on_exception", "data"], ["data", "on_exception"])
+    assert "no such thing" in dict(told)["data"]
+    assert told[-1] == ("teardown", "fit")
 
 
 # -- self.trainer ---------------------------------------------------------------------------------------------------
@@ -391,41 +320,19 @@ def test_values_in_training(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(zero + one)
 
 
-class Counts(Linear):
-    """Notes the counters at every kind of moment."""
+_COUNTED = """training_step on_train_epoch_start on_train_batch_end on_train_epoch_end validation_step
+on_validation_epoch_end on_train_end"""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, list[tuple[int, int]]] = {}
 
-    def note(self, name: str) -> None:
-        self.seen.setdefault(name, []).append((self.current_epoch, self.global_step))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.note("training_step")
-        return self.loss(batch)
-
-    def on_train_epoch_start(self) -> None:
-        self.note("on_train_epoch_start")
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.note("on_train_batch_end")
-
-    def on_train_epoch_end(self) -> None:
-        self.note("on_train_epoch_end")
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.note("validation_step")
-
-    def on_validation_epoch_end(self) -> None:
-        self.note("on_validation_epoch_end")
-
-    def on_train_end(self) -> None:
-        self.note("on_train_end")
+def _note_counters(self: Any, hook: str, *_: Any) -> None:
+    self.seen.setdefault(hook, []).append((self.current_epoch, self.global_step))
 
 
 def test_counters_are_lightnings(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(Counts, tmp_path)
+    counting = watching(
+        linear("Counts", Validated, build=lambda self: setattr(self, "seen", {})), _COUNTED.split(), _note_counters
+    )
+    own, _, reference, _ = train_both(counting, tmp_path)
     assert own.seen == reference.seen
 
 
@@ -547,25 +454,19 @@ def test_ranks_without_a_logger_swallow_what_modules_log_to_it() -> None:
 
 
 def test_modules_within_the_module_see_the_trainer(tmp_path: Path) -> None:
-    class Outer(Linear):
+    class Inner(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = _Inner()  # type: ignore[assignment]
+            self.linear = nn.Linear(3, 1)
+            self.epochs: list[int] = []
 
-    module = Outer()
+        def forward(self, x: Tensor) -> Tensor:
+            self.epochs.append(self.trainer.current_epoch)
+            return self.linear(x)
+
+    module = linear("Outer", build=lambda self: setattr(self, "net", Inner()))()
     federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((4,)))
     assert module.net.epochs == [0, 1]
-
-
-class _Inner(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 1)
-        self.epochs: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.epochs.append(self.trainer.current_epoch)
-        return self.linear(x)
 
 
 # -- the data module's hooks ----------------------------------------------------------------------------------------
@@ -573,28 +474,10 @@ class _Inner(LightningModule):
 
 def test_the_data_modules_hooks_come_first(tmp_path: Path) -> None:
     calls: list[str] = []
-
-    class Data(Clients):
-        def prepare_data(self) -> None:
-            calls.append("data prepare_data")
-
-        def setup(self, stage: str) -> None:
-            calls.append(f"data setup {stage}")
-
-        def teardown(self, stage: str) -> None:
-            calls.append(f"data teardown {stage}")
-
-    class Notes(Linear):
-        def prepare_data(self) -> None:
-            calls.append("prepare_data")
-
-        def setup(self, stage: str) -> None:
-            calls.append(f"setup {stage}")
-
-        def teardown(self, stage: str) -> None:
-            calls.append(f"teardown {stage}")
-
-    federated_trainer(tmp_path, max_rounds=1).fit(Notes(), Data((4,)))
+    hooks = ["prepare_data", "setup", "teardown"]
+    data = watching(Clients, hooks, lambda self, *told: calls.append(" ".join(["data", *told])))
+    module = watching(Linear, hooks, lambda self, *told: calls.append(" ".join(told)))
+    federated_trainer(tmp_path, max_rounds=1).fit(module(), data((4,)))
     assert calls == [
         "data prepare_data",
         "prepare_data",

@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    linear,
+    make,
+    train_both,
+)
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import CheckpointError, ConfigurationError, TrainingError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError
 
 
 class Teacher(Linear):
@@ -101,15 +111,8 @@ class Replaced(Linear):
 @pytest.mark.parametrize("module", [Teacher, Taught, Head, LateBuffer, Replaced])
 def test_as_under_lightnings_trainer(module: type[Linear], tmp_path: Path) -> None:
     own, trainer, reference, _ = train_both(module, tmp_path)
-    assert_same_late_weights(own, reference)
+    assert_same_weights(own, reference, atol=2**-46, moved=False)
     assert trainer.loop.flat.late_names
-
-
-def assert_same_late_weights(own: nn.Module, reference: nn.Module) -> None:
-    theirs = reference.state_dict()
-    assert own.state_dict().keys() == theirs.keys()
-    for name, value in own.state_dict().items():
-        torch.testing.assert_close(value, theirs[name], rtol=0.0, atol=2**-46)
 
 
 def test_what_is_made_is_averaged_exported_and_tested(tmp_path: Path) -> None:
@@ -137,17 +140,12 @@ def test_what_is_made_is_averaged_exported_and_tested(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [Teacher, Taught, Head, LateBuffer])
-def test_a_resumed_run_goes_on(module: type[Linear], tmp_path: Path) -> None:
-    whole, first, second = make(module), make(module), make(module)
-    data = Clients((8, 12))
-    settings: dict[str, Any] = {"optimizer_state": "keep", "enable_checkpointing": True}
-    federated_trainer(tmp_path / "whole", **settings, max_rounds=4).fit(whole, data)
-    federated_trainer(tmp_path / "cut", **settings, max_rounds=2).fit(first, data)
-    trainer = federated_trainer(tmp_path / "cut", **settings, max_rounds=4)
-    trainer.fit(second, data, ckpt_path="last")
+def test_a_resumed_run_continues(module: type[Linear], tmp_path: Path) -> None:
+    (whole, _, second), (_, _, last) = fit_whole_and_resumed(module, tmp_path, optimizer_state="keep")
     assert_same_weights(second, whole, moved=False)
     again = make(module)
-    federated_trainer(tmp_path / "cut", **settings, max_rounds=4).fit(again, data, ckpt_path="last")
+    trainer = federated_trainer(tmp_path / "cut", max_rounds=4, optimizer_state="keep", enable_checkpointing=True)
+    trainer.fit(again, last.datamodule, ckpt_path="last")
     assert_same_weights(again, whole, moved=False)
 
 
@@ -197,70 +195,9 @@ def test_a_module_that_trained_before_starts_as_it_is(tmp_path: Path) -> None:
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
-class _Grows(Linear):
-    def grow(self) -> None:
-        self.extra = nn.Linear(3, 1)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-
-
-class InTheStep(_Grows):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if not hasattr(self, "extra"):
-            self.grow()
-        return self.loss(batch)
-
-
-class AtAnEpoch(_Grows):
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.grow()
-
-
-class ReplacedAtAnEpoch(_Grows):
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.net = nn.Linear(3, 1)
-
-
-class WhenValidated(_Grows):
-    def on_validation_epoch_end(self) -> None:
-        self.grow()
-
-
-class BeforeValidation(_Grows):
-    def on_validation_start(self) -> None:
-        self.grow()
-
-
-class InABuffer(_Grows):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.register_buffer("seen", torch.ones(2))
-        return self.loss(batch)
-
-
-@pytest.mark.parametrize(
-    ("module", "names", "where"),
-    [
-        (InTheStep, "'extra.weight', 'extra.bias'", "in the turn of client 0"),
-        (AtAnEpoch, "'extra.weight', 'extra.bias'", "in on_train_epoch_start of client 0"),
-        (ReplacedAtAnEpoch, "'net.weight', 'net.bias'", "in on_train_epoch_start of client 0"),
-        (WhenValidated, "'extra.weight', 'extra.bias'", "in the validation of client 0"),
-        (BeforeValidation, "'extra.weight', 'extra.bias'", "in on_validation_start"),
-        (InABuffer, "'seen'", "in the turn of client 0"),
-    ],
-)
-def test_what_comes_later_is_refused(module: type[Linear], names: str, where: str, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=rf"{names} appeared {where}"):
-        federated_trainer(tmp_path, max_rounds=2).fit(module(), Clients((8, 8)))
-
-
 def test_a_module_without_tensors_may_come_later(tmp_path: Path) -> None:
-    class Adds(Linear):
-        def on_train_epoch_start(self) -> None:
-            self.activation = nn.Tanh()
-
-    own, plain = make(Adds), make(Linear)
+    adds = linear(on_train_epoch_start=lambda self: setattr(self, "activation", nn.Tanh()))
+    own, plain = make(adds), make(Linear)
     for module in (own, plain):
         federated_trainer(tmp_path, max_rounds=2, callbacks=[LeaveOut([[0, 1]] * 2)]).fit(module, Clients((8, 8)))
     assert_same_weights(own, plain, moved=False)

@@ -12,9 +12,20 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import CombinedLoader
-from reference import Linear, assert_same_weights, federated_trainer, lightning_trainer, make, samples
+from reference import (
+    Batches,
+    Holds,
+    Linear,
+    Validated,
+    assert_same_weights,
+    federated_trainer,
+    lightning_trainer,
+    loader,
+    make,
+    samples,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_geometric.data import Data
@@ -26,29 +37,6 @@ from torchmetrics import MeanAbsoluteError
 from lightning_fl import FederatedTrainer
 from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.data.silos import Silos
-
-
-class Holds(LightningDataModule):
-    """An ordinary data module that returns what a test gives it."""
-
-    def __init__(self, train: Callable[[], Any], val: Callable[[], Any] | None = None) -> None:
-        super().__init__()
-        self.train, self.val = train, val or (list)
-
-    def train_dataloader(self) -> Any:
-        return self.train()
-
-    def val_dataloader(self) -> Any:
-        return self.val()
-
-    def test_dataloader(self) -> Any:
-        return self.val()
-
-    predict_dataloader = test_dataloader
-
-
-def loader(client: int, count: int, split: str = "train", batch_size: int = 4) -> DataLoader:
-    return DataLoader(samples(client, count, split), batch_size=batch_size)
 
 
 def both(
@@ -186,46 +174,6 @@ def test_a_loader_s_metrics_stand_for_its_samples(tmp_path: Path) -> None:
     assert (several.num_samples, one.num_samples) == (11, 7)
 
 
-def test_one_name_for_two_loaders_is_refused(tmp_path: Path) -> None:
-    """As in Lightning, which says that the arguments differ."""
-
-    class Same(Linear):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-            self.log("val_loss", self.loss(batch), add_dataloader_idx=False)
-
-    message = r"'val_loss', add_dataloader_idx=False.*loaders 0 and 1"
-    with pytest.raises((ConfigurationError, TrainingError), match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(
-            make(Same), Silos([Holds(lambda: loader(0, 4), _validation("list"))])
-        )
-
-
-class _Trains(Linear):
-    trained = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        type(self).trained = True
-        return super().training_step(batch, batch_idx)
-
-
-def test_steps_that_do_not_fit_the_loaders_are_refused_before_training(tmp_path: Path) -> None:
-    class Lacks(_Trains):
-        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-
-    class Needs(_Trains):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None: ...
-
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    message = "Lacks.validation_step .*dataloader_idx"
-    with pytest.raises(ConfigurationError, match=message):
-        trainer.fit(Lacks(), Silos([Holds(lambda: loader(0, 4), _validation("list"))]))
-    message = "Needs.validation_step .*dataloader_idx"
-    with pytest.raises(ConfigurationError, match=message):
-        trainer.fit(Needs(), Silos([{"train": samples(0, 4), "val": samples(0, 4)}]))
-    assert not Lacks.trained
-    assert not Needs.trained
-
-
 # -- several loaders for training -----------------------------------------------------------------------------------
 
 
@@ -257,25 +205,7 @@ def test_training_on_several_loaders(kind: str, tmp_path: Path) -> None:
     assert trainer.metrics["train"]["loss"].mean == pytest.approx(value, rel=1e-6)
 
 
-def test_training_on_loaders_in_turn_is_refused_as_by_lightning(tmp_path: Path) -> None:
-    silos = Silos([Holds(lambda: CombinedLoader([loader(0, 10), loader(1, 5)], "sequential"))])
-    with pytest.raises(ConfigurationError, match="train_dataloader.* CombinedLoader .*'sequential'"):
-        federated_trainer(tmp_path, max_rounds=1).fit(make(Linear), silos)
-
-
 # -- any iterable, streams ------------------------------------------------------------------------------------------
-
-
-class Batches:
-    """Batches of its own making, anew every time; with or without a length."""
-
-    def __init__(self, client: int, count: int, sized: bool = False) -> None:
-        self.rows = samples(client, count).tensors
-        if sized:
-            self.__class__ = type("SizedBatches", (Batches,), {"__len__": lambda self: -(-len(self.rows[0]) // 4)})
-
-    def __iter__(self) -> Iterator[Any]:
-        return zip(self.rows[0].split(4), self.rows[1].split(4), strict=True)
 
 
 class Rows(IterableDataset):
@@ -394,20 +324,6 @@ def test_what_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
         trainer.fit(make(Linear), Silos([Once()]))
 
 
-@pytest.mark.parametrize("wrong", [3, "data.csv", torch.zeros(3)])
-def test_what_gives_no_batches_is_refused(wrong: Any, tmp_path: Path) -> None:
-    message = rf"Holds.train_dataloader\(\) returned a {type(wrong).__name__}"
-    with pytest.raises(ConfigurationError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(make(Linear), Silos([Holds(lambda: wrong)]))
-    with pytest.raises(ConfigurationError, match=rf"client_0: the data are a {type(wrong).__name__}: give a Lightning"):
-        Silos([wrong])
-
-
-def test_a_stream_without_batches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"client 0 \(client_0\) has no training samples: its loader gives no batches"):
-        federated_trainer(tmp_path, max_rounds=1).fit(make(Linear), Silos([Batches(0, 0)]))
-
-
 # -- sizes of batches -----------------------------------------------------------------------------------------------
 
 
@@ -505,14 +421,9 @@ class Shifts(Holds):
         return [batch[0] + 1.0, batch[1]]
 
 
-class Validates(Linear):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
-
-
 @pytest.mark.parametrize("way", [Scales(0, 3.0), Shifts(lambda: loader(0, 8), lambda: loader(0, 4, "val"))])
 def test_a_silo_s_data_module_moves_its_batches(way: Holds, tmp_path: Path) -> None:
-    own, trainer, reference, theirs = both(Validates, tmp_path, lambda: way)
+    own, trainer, reference, theirs = both(Validated, tmp_path, lambda: way)
     assert_same_weights(own, reference)
     value = float(theirs.callback_metrics["val_loss"])
     assert trainer.metrics["val"]["val_loss"].mean == pytest.approx(value, rel=1e-6)
@@ -528,7 +439,7 @@ def test_each_silo_has_hooks_of_its_own(tmp_path: Path) -> None:
     modules = []
     plain = [{"train": scaled(c, "train", 8, f), "val": scaled(c, "val", 4, f)} for c, f in enumerate((3.0, 0.5))]
     for silos in ([Scales(0, 3.0), Scales(1, 0.5)], plain):
-        module = make(Validates)
+        module = make(Validated)
         trainer = federated_trainer(tmp_path, max_rounds=2)
         trainer.fit(module, Silos([*silos, loader(2, 8)], batch_size=4, shuffle=False))
         modules.append((module, trainer.metrics["val"]["val_loss"].clients))

@@ -5,20 +5,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from reference import Clients, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from reference import (
+    Clients,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    lightning_trainer,
+    linear,
+    loader,
+    logs_from,
+    make,
+    samples,
+    step,
+    train_both,
+)
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics import Metric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision, BinaryF1Score
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
+from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ModelCheckpoint
-from lightning_fl.core.errors import TrainingError
 
 
 def _compare(module: Callable[[], Any], folder: Path, names: list[str], split: str = "train", **arguments: Any) -> Any:
@@ -28,6 +39,13 @@ def _compare(module: Callable[[], Any], folder: Path, names: list[str], split: s
         got = trainer.metrics[split][name].clients[0]  # type: ignore[index]
         assert got == pytest.approx(float(theirs.callback_metrics[name]), rel=1e-5, nan_ok=True), name
     return own, trainer, reference, theirs
+
+
+def _trained(act: Callable[[Any], Any], folder: Path, data: Clients, **options: Any) -> FederatedTrainer:
+    """The trainer after a round of a module that calls ``act(module)`` in each step."""
+    trainer = federated_trainer(folder, max_rounds=1, **options)
+    trainer.fit(linear(training_step=step(act))(), data)
+    return trainer
 
 
 # -- values and arguments -------------------------------------------------------------------------------------------
@@ -62,57 +80,41 @@ def test_numbers_and_tensors(tmp_path: Path) -> None:
     assert trainer.metrics["train"]["python_int"].mean == pytest.approx((0 * 4 + 1 * 4 + 2 * 2) / 10)
 
 
-class Reductions(Linear):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        for reduction in ("mean", "avg", "sum", "min", "max", "MEAN"):
-            self.log(reduction, loss, on_step=False, on_epoch=True, reduce_fx=reduction)
-        for function in (torch.mean, torch.sum, torch.min, torch.max, min, max, sum):
-            name = f"{function.__module__}_{function.__name__}"
-            self.log(name, loss, on_step=False, on_epoch=True, reduce_fx=function)
-        return loss
-
-
 def test_reduce_fx(tmp_path: Path) -> None:
-    names = ["mean", "avg", "sum", "min", "max", "MEAN"]
-    functions = [torch.mean, torch.sum, torch.min, torch.max, min, max, sum]
-    _compare(Reductions, tmp_path, names + [f"{function.__module__}_{function.__name__}" for function in functions])
+    functions = (torch.mean, torch.sum, torch.min, torch.max, min, max, sum)
+    reductions: dict[str, Any] = {f"{function.__module__}_{function.__name__}": function for function in functions}
+    reductions |= {name: name for name in ("mean", "avg", "sum", "min", "max", "MEAN")}
+
+    class Reductions(Linear):
+        def loss(self, batch: Any) -> Tensor:
+            loss = super().loss(batch)
+            for name, reduction in reductions.items():
+                self.log(name, loss, on_step=False, on_epoch=True, reduce_fx=reduction)
+            return loss
+
+    _compare(Reductions, tmp_path, list(reductions))
 
 
 def test_reduce_fx_may_be_any_function_of_the_batches_values(tmp_path: Path) -> None:
     """Lightning refuses these; here a function gets the tensor of all values of the turn."""
 
-    class Median(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.log("median", [5.0, 1.0, 3.0][batch_idx], reduce_fx=torch.median)
-            self.log("spread", float(batch_idx), reduce_fx=lambda values: values.max() - values.min())
-            return self.loss(batch)
+    def act(self: Any) -> None:
+        index = self.trainer.fit_loop.batch_idx
+        self.log("median", [5.0, 1.0, 3.0][index], reduce_fx=torch.median)
+        self.log("spread", float(index), reduce_fx=lambda values: values.max() - values.min())
 
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Median(), Clients((10,)))
+    trainer = _trained(act, tmp_path, Clients((10,)))
     assert trainer.metrics["train"]["median"].mean == 3.0
     assert trainer.metrics["train"]["spread"].mean == 2.0
 
 
-def test_an_unknown_reduction_is_refused(tmp_path: Path) -> None:
-    class Unknown(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.log("loss", 1.0, reduce_fx="median")
-            return self.loss(batch)
-
-    with pytest.raises(TrainingError, match="reduce_fx='median'"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Unknown(), Clients())
-
-
-class BatchSizes(Linear):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.log("ignored", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
-        self.log("own", float(batch_idx), on_step=False, on_epoch=True, batch_size=batch_idx + 1)
-        return self.loss(batch)
-
-
 def test_batch_size(tmp_path: Path) -> None:
-    _, trainer, _, _ = _compare(BatchSizes, tmp_path, ["ignored", "own"])
+    def act(self: Any) -> None:
+        index = self.global_step % 3
+        self.log("ignored", float(index), on_step=False, on_epoch=True, batch_size=1)
+        self.log("own", float(index), on_step=False, on_epoch=True, batch_size=index + 1)
+
+    _, trainer, _, _ = _compare(linear(training_step=step(act)), tmp_path, ["ignored", "own"])
     assert trainer.metrics["train"]["ignored"].mean == pytest.approx(1.0)
     assert trainer.metrics["train"]["own"].mean == pytest.approx((0 * 1 + 1 * 2 + 2 * 3) / 6)
 
@@ -136,8 +138,8 @@ def test_batch_size(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:You called `self.log")
 def test_every_other_argument_leaves_the_value(arguments: dict[str, Any], tmp_path: Path) -> None:
     class Logs(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = self.loss(batch)
+        def loss(self, batch: Any) -> Tensor:
+            loss = super().loss(batch)
             self.log("loss", loss, **{"on_epoch": True, "on_step": False} | arguments)
             return loss
 
@@ -153,13 +155,7 @@ def test_every_other_argument_leaves_the_value(arguments: dict[str, Any], tmp_pa
 def test_a_value_logged_on_step_only_is_shown_as_its_mean(tmp_path: Path) -> None:
     """Lightning's default for ``training_step``: it would keep the last batch's value only."""
 
-    class Logs(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.log("index", float(batch_idx))
-            return self.loss(batch)
-
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Logs(), Clients((12,)))
+    trainer = _trained(lambda self: self.log("index", float(self.global_step)), tmp_path, Clients((12,)))
     assert trainer.metrics["train"]["index"].mean == 1.0
 
 
@@ -287,21 +283,6 @@ def test_metric_collections_cover_one_clients_samples_only(tmp_path: Path, three
             assert trainer.metrics["val"][f"val/{name}"].clients[client] == pytest.approx(expected, nan_ok=True), name
 
 
-def test_a_metric_of_several_values_is_refused(tmp_path: Path) -> None:
-    class PerOutput(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mse = MeanSquaredError(num_outputs=3)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.mse.update(batch[0], 2 * batch[0])
-            self.log("mse", self.mse, on_step=False, on_epoch=True)
-            return self.loss(batch)
-
-    with pytest.raises(TrainingError, match=r"'mse'\).*shape \(3,\)"):
-        federated_trainer(tmp_path, max_rounds=1).fit(PerOutput(), Clients())
-
-
 # -- from where -----------------------------------------------------------------------------------------------------
 
 _TRAINING_HOOKS = [
@@ -318,19 +299,11 @@ _TRAINING_HOOKS = [
 _EVALUATION_HOOKS = ["start", "epoch_start", "batch_start", "batch_end", "epoch_end"]
 
 
-def _logs_from(hook: str, base: type = Linear) -> type:
-    def logs(self: Any, *_: Any) -> None:
-        self.count = getattr(self, "count", 0) + 1
-        self.log(hook, float(self.count), on_step=False, on_epoch=True)
-
-    return type("Logs", (base,), {hook: logs})
-
-
 @pytest.mark.parametrize("hook", _TRAINING_HOOKS)
 def test_training_hooks_that_log(hook: str, tmp_path: Path) -> None:
     """The values of two epochs, of 4 batches each: what is logged in the second is left."""
     epochs = 1 if hook == "on_train_start" else 2
-    _, trainer, _, theirs = train_both(_logs_from(hook), tmp_path, epochs=epochs, data=Clients((16,)))
+    _, trainer, _, theirs = train_both(logs_from(hook), tmp_path, epochs=epochs, data=Clients((16,)))
     assert trainer.metrics["train"][hook].mean == pytest.approx(float(theirs.callback_metrics[hook]))
 
 
@@ -360,105 +333,36 @@ def test_overridden_steps_that_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", _EVALUATION_HOOKS)
 @pytest.mark.parametrize("word", ["validation", "test"])
 def test_evaluation_hooks_that_log(word: str, moment: str, tmp_path: Path) -> None:
-    class Evaluates(Linear):
-        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-        def test_step(self, batch: Any, batch_idx: int) -> None: ...
-
     hook = f"on_{word}_{moment}"
-    module, data = _logs_from(hook, Evaluates), Clients((8,))
+    module, data = logs_from(hook, linear(**{f"{word}_step": lambda *_: None})), Clients((8,))
     split = "val" if word == "validation" else "test"
     trainer = federated_trainer(tmp_path)
     got = (trainer.validate if split == "val" else trainer.test)(module(), data)[hook].clients[0]
-    theirs = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    loader = DataLoader(samples(0, 5, split), batch_size=4)
+    theirs = lightning_trainer(tmp_path)
     method = theirs.validate if split == "val" else theirs.test
-    assert got == pytest.approx(method(module(), loader, verbose=False)[0][hook])
+    assert got == pytest.approx(method(module(), loader(0, 5, split), verbose=False)[0][hook])
 
 
 def test_what_on_train_start_logs_belongs_to_the_first_round_of_every_client(tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=2, logger=True)
-    trainer.fit(_logs_from("on_train_start")(), Clients((4, 4)))
+    trainer.fit(logs_from("on_train_start")(), Clients((4, 4)))
     table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv").set_index("step")
     assert table["on_train_start/client_1"].to_dict()[1] == 1.0
     assert math.isnan(table["on_train_start/client_1"].to_dict()[2])
 
 
-@pytest.mark.parametrize(
-    ("hook", "message"),
-    [
-        ("on_fit_start", "You can't `self.log\\(\\)` inside `on_fit_start`"),
-        ("on_fit_end", "You can't `self.log\\(\\)` inside `on_fit_end`"),
-        ("on_train_end", "You can't `self.log\\(\\)` inside `on_train_end`"),
-        ("configure_optimizers", "You can't `self.log\\(\\)` inside `configure_optimizers`"),
-        ("setup", "You can't `self.log\\(\\)` inside `setup`"),
-    ],
-)
-def test_hooks_that_must_not_log(hook: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises((MisconfigurationException, TrainingError), match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(_logs_from(hook)(), Clients((4,)))
-
-
-@pytest.mark.parametrize("hook", ["predict_step", "on_predict_epoch_end"])
-def test_prediction_does_not_log(hook: str, tmp_path: Path) -> None:
-    class Predicts(Linear):
-        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return self.net(batch[0])
-
-    with pytest.raises(MisconfigurationException, match="doesn't support logging"):
-        federated_trainer(tmp_path).predict(_logs_from(hook, Predicts)(), Clients((4,)))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda module: module.log("a", torch.zeros(2)), "the tensor must have a single element"),
-        (lambda module: module.log("a", {"b": {"c": 1.0}}), "nested dictionaries cannot be logged"),
-        (lambda module: module.log("a", "text"), "`str` values cannot be logged"),
-        (lambda module: module.log("a", MeanMetric()), "Could not find the `LightningModule` attribute"),
-    ],
-)
-def test_what_lightning_refuses_to_log(call: Callable[[Any], None], message: str, tmp_path: Path) -> None:
-    class Logs(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            self.known = MeanMetric()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            call(self)
-            return self.loss(batch)
-
-    with pytest.raises(TrainingError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Logs(), Clients((4,)))
-
-
 def test_a_step_that_logs_its_loss_under_the_default_name_keeps_it(tmp_path: Path) -> None:
-    class Logs(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.log("train/loss", 42.0)
-            return self.loss(batch)
-
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Logs(), Clients((4,)))
+    trainer = _trained(lambda self: self.log("train/loss", 42.0), tmp_path, Clients((4,)))
     assert trainer.metrics["train"]["train/loss"].mean == 42.0
     assert set(trainer.metrics["train"]) == {"train/loss"}
 
 
 def test_means_over_clients_are_unweighted_and_the_worst_is_named(tmp_path: Path, three_clients: Clients) -> None:
-    class Logs(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.log("client/loss", float(self.trainer.client), on_epoch=True)
-            self.log("client/accuracy", float(self.trainer.client), on_epoch=True)
-            return self.loss(batch)
+    def act(self: Any) -> None:
+        values = {"client/loss": float(self.trainer.client), "client/accuracy": float(self.trainer.client)}
+        self.log_dict(values, on_epoch=True)
 
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Logs(), three_clients)
+    trainer = _trained(act, tmp_path, three_clients)
     loss, accuracy = trainer.metrics["train"]["client/loss"], trainer.metrics["train"]["client/accuracy"]
     assert (loss.mean, loss.worst, loss.clients) == (1.0, 2.0, {0: 0.0, 1: 1.0, 2: 2.0})
     assert accuracy.worst == 0.0
@@ -601,11 +505,7 @@ def test_names_are_known_after_a_resumed_run(tmp_path: Path) -> None:
             rates = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "monitor": "loss_epoch"}}
 
-    whole, resumed = make(Halves), make(Halves)
-    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, Clients((8, 4)))
-    for rounds, path in ((2, None), (4, "last")):
-        trainer = federated_trainer(tmp_path / "parts", max_rounds=rounds, enable_checkpointing=True)
-        trainer.fit(resumed, Clients((8, 4)), ckpt_path=path)
+    (whole, _, resumed), _ = fit_whole_and_resumed(Halves, tmp_path, Clients((8, 4)))
     assert_same_weights(resumed, whole, moved=False)
 
 
@@ -613,38 +513,27 @@ def test_names_are_known_after_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_the_loggers_experiment(tmp_path: Path) -> None:
-    class Draws(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.logger.experiment.add_scalar("mine", 7.0, self.global_step)
-            self.logger.log_metrics({"mine_too": 1.0}, step=self.global_step)
-            assert len(self.loggers) == 2
-            return self.loss(batch)
+    def act(self: Any) -> None:
+        self.logger.experiment.add_scalar("mine", 7.0, self.global_step)
+        self.logger.log_metrics({"mine_too": 1.0}, step=self.global_step)
+        assert len(self.loggers) == 2
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer = federated_trainer(tmp_path, max_rounds=1, logger=True)
-    trainer.fit(Draws(), Clients((12,)))
+    trainer = _trained(act, tmp_path, Clients((12,)), logger=True)
     events = EventAccumulator(trainer.log_dir)
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("mine")] == [(0, 7.0), (1, 7.0), (2, 7.0)]
 
 
 def test_self_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Prints(Linear):
-        def on_train_epoch_end(self) -> None:
-            self.print("round", self.current_epoch, end="!\n")
-
-    federated_trainer(tmp_path, max_rounds=2).fit(Prints(), Clients((4,)))
+    prints = linear(on_train_epoch_end=lambda self: self.print("round", self.current_epoch, end="!\n"))
+    federated_trainer(tmp_path, max_rounds=2).fit(prints(), Clients((4,)))
     assert "round 0!\nround 1!\n" in capsys.readouterr().out
 
 
 def test_a_logged_metric_that_is_missing_for_a_client_leaves_it_out(tmp_path: Path) -> None:
-    class Sometimes(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if self.trainer.client == 1:
-                self.log("rare", 3.0)
-            return self.loss(batch)
-
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Sometimes(), Clients((4, 4)))
+    trainer = _trained(
+        lambda self: self.log("rare", 3.0) if self.trainer.client == 1 else None, tmp_path, Clients((4, 4))
+    )
     assert trainer.metrics["train"]["rare"].clients == {1: 3.0}

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    make,
+    train_both,
+)
 from torch import Tensor
 from torchmetrics.wrappers import MinMaxMetric
 
@@ -88,20 +97,9 @@ def test_every_client_has_its_own(module: type[Best], tmp_path: Path) -> None:
     assert len({together.seen[2, client] for client in range(3)}) == 3
 
 
-class _StopAfterTwo(LeaveOut):
-    def on_round_end(self, trainer: Any) -> None:
-        trainer.should_stop = trainer.current_round == 2
-
-
 @pytest.mark.parametrize("module", [Best, Counts])
-def test_a_resumed_run_goes_on(module: type[Best], tmp_path: Path) -> None:
-    whole, first, second = make(module), make(module), make(module)
-    data = Clients((8, 12))
-    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, data)
-    stop = _StopAfterTwo([[0, 1]] * 4)
-    settings: dict[str, Any] = {"max_rounds": 4, "enable_checkpointing": True}
-    federated_trainer(tmp_path / "cut", **settings, callbacks=[stop]).fit(first, data)
-    federated_trainer(tmp_path / "cut", **settings).fit(second, data, ckpt_path="last")
+def test_a_resumed_run_continues(module: type[Best], tmp_path: Path) -> None:
+    (whole, first, second), _ = fit_whole_and_resumed(module, tmp_path, stop=True)
     assert first.seen | second.seen == whole.seen
 
 

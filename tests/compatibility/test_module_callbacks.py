@@ -8,10 +8,10 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
-from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import Clients, Linear, assert_same_weights, federated_trainer, linear, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 
 _HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") and "checkpoint" not in name]
 _HOOKS += ["setup", "teardown"]
@@ -177,25 +177,11 @@ def test_what_the_run_does_in_its_own_way_is_left_out(callback: Any, instead: st
     assert_same_weights(own, plain)
 
 
-@pytest.mark.parametrize(
-    ("callback", "why"),
-    [
-        (lightning_callbacks.StochasticWeightAveraging(0.1), "WeightAveraging"),
-        (
-            lightning_callbacks.GradientAccumulationScheduler({0: 2}),
-            "set trainer.accumulate_grad_batches",
-        ),
-        (lightning_callbacks.BackboneFinetuning(), "unfreeze and add_param_group"),
-        (lightning_callbacks.ModelPruning("l1_unstructured"), "prune before fit"),
-        (lightning_callbacks.BatchSizeFinder(), "set the batch size"),
-        (lightning_callbacks.LearningRateFinder(), "set the rate"),
-        (torch, "not a Lightning callback"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_training(callback: Any, why: str, tmp_path: Path) -> None:
-    name = type(callback).__name__
-    with pytest.raises(ConfigurationError, match=rf"Brings.configure_callbacks .*{name}.*{why}"):
-        federated_trainer(tmp_path, max_rounds=1).fit(_brings(callback)(), Clients())
+def test_a_module_that_brings_no_callbacks_trains(tmp_path: Path) -> None:
+    module, plain = make(linear(configure_callbacks=lambda self: [])), make(Linear)
+    for one in (module, plain):
+        federated_trainer(tmp_path, max_rounds=1).fit(one, Clients())
+    assert_same_weights(module, plain, moved=False)
 
 
 def test_callbacks_hear_of_an_error(tmp_path: Path) -> None:

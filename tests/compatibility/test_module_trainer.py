@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from reference import Clients, Linear, federated_trainer, make, samples, train_both
+from reference import Clients, Linear, federated_trainer, fit_whole_and_resumed, make, samples, train_both
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
@@ -244,16 +244,6 @@ def test_reading_the_loader_changes_nothing(tmp_path: Path) -> None:
     assert not torch.equal(read[0], read[-1])  # another one
 
 
-def test_between_turns_loaders_are_refused(tmp_path: Path) -> None:
-    class Reads(Linear):
-        def on_train_start(self) -> None:
-            len(self.trainer.train_dataloader)
-
-    message = "self.trainer.train_dataloader belongs to a client: read it in configure_optimizers, or later"
-    with pytest.raises(ConfigurationError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Reads(), Clients((4,)))
-
-
 def test_chemprops_warm_up(tmp_path: Path) -> None:
     """The number of steps as ``chemprop.models.MPNN.configure_optimizers`` finds it."""
 
@@ -334,15 +324,10 @@ def test_loops_are_where_lightnings_are(accumulate: int, tmp_path: Path) -> None
 
 
 def test_batches_are_counted_on_after_a_resumed_run(tmp_path: Path) -> None:
-    data, folder = Clients((10, 3)), tmp_path / "runs"
-    whole = make(Counts)
-    federated_trainer(tmp_path / "whole", max_rounds=3).fit(whole, data)
-    first, second = make(Counts), make(Counts)
-    federated_trainer(folder, max_rounds=2, enable_checkpointing=True).fit(first, data)
-    federated_trainer(folder, max_rounds=3, enable_checkpointing=True).fit(second, data, ckpt_path="last")
+    (whole, _, second), _ = fit_whole_and_resumed(Counts, tmp_path, Clients((10, 3)))
     totals = [note[1] for note in second.notes]
     assert totals == [note[1] for note in whole.notes][-len(totals) :]
-    assert totals[-1][1] == 2  # client 1's third batch
+    assert totals[-1][1] == 3  # client 1's fourth batch
 
 
 def test_whether_there_are_validation_data(tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
-from lightning_fl.callbacks import DROClientSampling
-from lightning_fl.core.errors import ConfigurationError, TrainingError
-
 
 def _with(optimizer: Any, **options: Any) -> type[Linear]:
     class Module(Linear):
@@ -170,32 +167,6 @@ def test_a_client_without_any_loss_keeps_its_weights(tmp_path: Path) -> None:
     assert trainer.metrics["train"] == {}
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (3.0, "training_step returned float: return the loss as a tensor, a dict with 'loss', or None"),
-        ({"prediction": 1}, r"training_step returned a dict without 'loss' \(keys: prediction\)"),
-        ({"loss": 3.0}, "training_step returned float: return the loss as a tensor"),
-    ],
-)
-def test_refused_outputs(output: Any, message: str, tmp_path: Path) -> None:
-    class Wrong(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return output
-
-    with pytest.raises(TrainingError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Wrong(), Clients())
-
-
-def test_training_step_without_batch_index(tmp_path: Path) -> None:
-    class Short(Linear):
-        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
-            return self.loss(batch)
-
-    own, _, reference, _ = train_both(Short, tmp_path)
-    assert_same_weights(own, reference)
-
-
 # -- hooks of a step ------------------------------------------------------------------------------------------------
 
 
@@ -281,15 +252,6 @@ def test_optimizer_step_that_runs_the_closure_itself(module: type[StepHooks], tm
     own, _, reference, _ = train_both(module, tmp_path, gradient_clip_val=0.3, gradient_clip_algorithm="value")
     assert_same_weights(own, reference)
     assert own.calls == reference.calls
-
-
-def test_optimizer_step_without_its_closure_is_refused(tmp_path: Path) -> None:
-    class Forgets(Linear):
-        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-            optimizer.step()
-
-    with pytest.raises(TrainingError, match="Forgets.optimizer_step"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Forgets(), Clients())
 
 
 @pytest.mark.slow
@@ -476,27 +438,6 @@ def test_manual_closure(tmp_path: Path) -> None:
     assert_same_weights(own, reference)
     assert own.calls == reference.calls
     assert trainer.metrics["train"]["train/loss"].mean > 0
-
-
-@pytest.mark.parametrize(("name", "value"), [("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2)])
-def test_trainer_settings_that_manual_optimisation_must_do_itself(name: str, value: float, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"trainer.{name}={value}"):
-        federated_trainer(tmp_path, max_rounds=1, **{name: value}).fit(ManualHooks(), Clients())
-
-
-def test_weighing_clients_by_their_loss_needs_automatic_optimisation(tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, max_rounds=2, local_steps=2, callbacks=[DROClientSampling(step_size=0.1)])
-    with pytest.raises(ConfigurationError, match="DROClientSampling .*ManualHooks"):
-        trainer.fit(ManualHooks(), Clients((8, 8)))
-
-
-def test_several_optimizers_need_manual_optimisation(tmp_path: Path) -> None:
-    class Both(Linear):
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD([self.net.weight], 0.1), torch.optim.SGD([self.net.bias], 0.1)]
-
-    with pytest.raises(TrainingError, match="multiple optimizers is only supported with manual optimization"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Both(), Clients())
 
 
 # -- several clients ------------------------------------------------------------------------------------------------

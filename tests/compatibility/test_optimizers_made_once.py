@@ -1,11 +1,23 @@
 """Optimisers and schedulers that a module makes in its ``__init__``: still each client's own."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    linear,
+    make,
+    samples,
+    train_both,
+)
 from torch.optim import lr_scheduler
 
 from lightning_fl.core.errors import ConfigurationError
@@ -25,27 +37,13 @@ class Held(Linear):
         return self.optimizer
 
 
-class WithFrozen(Held):
-    def made(self) -> Any:
-        self.net.bias.requires_grad_(False)
-        return super().made()
+def _held(make_optimizer: Callable[[Any], Any]) -> type[Any]:
+    return linear("Held", Held, made=lambda self: make_optimizer(self.parameters()))
 
 
-class Adadelta(Held):
-    def made(self) -> Any:
-        return torch.optim.Adadelta(self.parameters(), lr=1.0)
-
-
-class Adagrad(Held):
-    """Its constructor fills the state."""
-
-    def made(self) -> Any:
-        return torch.optim.Adagrad(self.parameters(), lr=0.1, initial_accumulator_value=0.1)
-
-
-class LBFGS(Held):
-    def made(self) -> Any:
-        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+def _with_frozen(self: Any) -> Any:
+    self.net.bias.requires_grad_(False)
+    return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
 class Counting(torch.optim.SGD):
@@ -65,11 +63,6 @@ class Counting(torch.optim.SGD):
         return loss
 
 
-class OwnKind(Held):
-    def made(self) -> Any:
-        return Counting(self.parameters())
-
-
 class HeldScheduler(Held):
     def __init__(self) -> None:
         super().__init__()
@@ -85,18 +78,10 @@ class HeldScheduler(Held):
         return [self.optimizer], [self.scheduler]
 
 
-class HeldSequence(HeldScheduler):
-    def made_scheduler(self) -> Any:
-        first = lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=2)
-        second = lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-        return lr_scheduler.SequentialLR(self.optimizer, [first, second], milestones=[2])
-
-
-class SchedulerOfEveryTurn(HeldScheduler):
-    """A new scheduler at each call, over the optimiser from ``__init__``."""
-
-    def configure_optimizers(self) -> Any:
-        return [self.optimizer], [self.made_scheduler()]
+def _sequence(self: Any) -> Any:
+    first = lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=2)
+    second = lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+    return lr_scheduler.SequentialLR(self.optimizer, [first, second], milestones=[2])
 
 
 class ByHand(Held):
@@ -111,18 +96,24 @@ class ByHand(Held):
         optimizer.step()
 
 
-CASES = [
-    Held,
-    WithFrozen,
-    Adadelta,
-    Adagrad,
-    LBFGS,
-    OwnKind,
-    HeldScheduler,
-    HeldSequence,
-    SchedulerOfEveryTurn,
-    ByHand,
-]
+CASES: dict[str, type[Any]] = {
+    "Adam": Held,
+    "frozen": linear("WithFrozen", Held, made=_with_frozen),
+    "Adadelta": _held(lambda parameters: torch.optim.Adadelta(parameters, lr=1.0)),
+    # Its constructor fills the state.
+    "Adagrad": _held(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.1)),
+    "LBFGS": _held(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)),
+    "own kind": _held(Counting),
+    "scheduler": HeldScheduler,
+    "sequence": linear("HeldSequence", HeldScheduler, made_scheduler=_sequence),
+    # A new scheduler at each call, over the optimiser from ``__init__``.
+    "new scheduler": linear(
+        "NewScheduler",
+        HeldScheduler,
+        configure_optimizers=lambda self: ([self.optimizer], [self.made_scheduler()]),
+    ),
+    "by hand": ByHand,
+}
 
 
 def equal_clients(num_clients: int = 2) -> Clients:
@@ -130,32 +121,27 @@ def equal_clients(num_clients: int = 2) -> Clients:
     return Clients([12] * num_clients, data=lambda _, split: samples(0, 12 if split == "train" else 5, split))
 
 
-class Ends(Linear):
-    """Mixed in: what every client's turn ended with."""
-
-    def on_train_epoch_end(self) -> None:
-        values = [value.clone() for value in self.state_dict().values()]
-        self.trainer.federated.client_store("ends")[self.trainer.client] = values
+def _keep_end(self: Any) -> None:
+    values = [value.clone() for value in self.state_dict().values()]
+    self.trainer.federated.client_store("ends")[self.trainer.client] = values
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "keep"])
-@pytest.mark.parametrize("kind", CASES)
-def test_equal_clients_learn_the_same(kind: type[Held], state: Any, tmp_path: Path) -> None:
-    class Module(Ends, kind):  # type: ignore[misc, valid-type]
-        pass
-
+@pytest.mark.parametrize("case", CASES)
+def test_equal_clients_learn_the_same(case: str, state: Any, tmp_path: Path) -> None:
     trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state)
-    trainer.fit(make(Module), equal_clients())
+    module = make(linear("Module", CASES[case], on_train_epoch_end=_keep_end))
+    trainer.fit(module, equal_clients())
     first, second = (trainer.client_store("ends")[client] for client in (0, 1))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "keep"])
-@pytest.mark.parametrize("kind", CASES)
-def test_the_order_of_clients_does_not_matter(kind: type[Held], state: Any, tmp_path: Path) -> None:
-    modules = [make(kind), make(kind)]
+@pytest.mark.parametrize("case", CASES)
+def test_the_order_of_clients_does_not_matter(case: str, state: Any, tmp_path: Path) -> None:
+    modules = [make(CASES[case]), make(CASES[case])]
     orders = [[0, 1, 2], [0, 1], [0, 1, 2]], [[2, 0, 1], [1, 0], [2, 0, 1]]
     for module, cohorts in zip(modules, orders, strict=True):
         trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state, callbacks=[LeaveOut(cohorts)])
@@ -164,18 +150,18 @@ def test_the_order_of_clients_does_not_matter(kind: type[Held], state: Any, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not OwnKind])
-def test_one_client_is_lightnings_run(kind: type[Held], tmp_path: Path) -> None:
-    """Without :class:`OwnKind`, whose count and inner optimiser no ``state_dict`` holds."""
-    own, _, reference, _ = train_both(kind, tmp_path)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "own kind"])
+def test_one_client_is_lightnings_run(case: str, tmp_path: Path) -> None:
+    """Without the own kind: no ``state_dict`` holds its count and its inner optimiser."""
+    own, _, reference, _ = train_both(CASES[case], tmp_path)
     assert_same_weights(own, reference, atol=2**-46)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "keep"])
-@pytest.mark.parametrize("kind", CASES)
-def test_a_second_fit_starts_as_the_first(kind: type[Held], state: Any, tmp_path: Path) -> None:
-    module = make(kind)
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_fit_starts_as_the_first(case: str, state: Any, tmp_path: Path) -> None:
+    module = make(CASES[case])
     start = {name: value.clone() for name, value in module.state_dict().items()}
     ends = []
     for _ in range(2):
@@ -187,13 +173,8 @@ def test_a_second_fit_starts_as_the_first(kind: type[Held], state: Any, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [HeldScheduler, Held])
-def test_a_resumed_run_goes_on(kind: type[Held], tmp_path: Path) -> None:
-    whole, first, second = make(kind), make(kind), make(kind)
-    data = Clients((8, 12))
-    settings: dict[str, Any] = {"optimizer_state": "keep", "enable_checkpointing": True}
-    federated_trainer(tmp_path / "whole", **settings, max_rounds=4).fit(whole, data)
-    federated_trainer(tmp_path / "cut", **settings, max_rounds=2).fit(first, data)
-    federated_trainer(tmp_path / "cut", **settings, max_rounds=4).fit(second, data, ckpt_path="last")
+def test_a_resumed_run_continues(kind: type[Held], tmp_path: Path) -> None:
+    (whole, _, second), _ = fit_whole_and_resumed(kind, tmp_path, optimizer_state="keep")
     assert_same_weights(second, whole, moved=False)
 
 

@@ -8,8 +8,6 @@ import torch
 from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
-
 
 class Typed(Linear):
     """Notes the dtypes it meets; has a norm, whose buffers are floats and an integer, and an integer buffer."""
@@ -89,23 +87,3 @@ def test_transfer_hooks_see_the_batch_before_it_is_converted(tmp_path: Path) -> 
             return self.loss(batch)
 
     federated_trainer(tmp_path, max_rounds=1, precision="64").fit(Looks(), Clients())
-
-
-@pytest.mark.parametrize("precision", ["16-mixed", "16-true", "transformer-engine", "8"])
-def test_other_precisions_are_refused(precision: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"trainer.precision='{precision}'"):
-        federated_trainer(tmp_path, precision=precision)
-
-
-class Floats(Linear):
-    """Computes with single precision, whatever the run's."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return nn.functional.mse_loss(self.net(x.float()), y)
-
-
-def test_a_type_that_does_not_fit_names_the_precision(tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, precision="bf16-true")
-    with pytest.raises(TrainingError, match=r"trainer\.precision=bf16-true"):
-        trainer.fit(make(Floats), Clients())

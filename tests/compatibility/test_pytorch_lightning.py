@@ -19,7 +19,6 @@ from torchmetrics import MeanAbsoluteError
 
 from lightning_fl import FederatedTrainer, Partitioned, Silos, federate
 from lightning_fl.cli import main
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, AnyLogger, AnyModule, is_overridden
 from lightning_fl.data import IID
 
@@ -385,13 +384,6 @@ def test_what_counts_as_what() -> None:
         assert not is_overridden("predict_dataloader", hospital_of(pl)())
     with pytest.raises(TypeError, match="Linear is neither a LightningModule nor a LightningDataModule"):
         is_overridden("training_step", nn.Linear(1, 1))
-
-
-def test_a_callback_of_either_name_is_refused(tmp_path: Path) -> None:
-    callback = pytorch_lightning.callbacks.EarlyStopping("loss")
-    message = "trainer.callbacks: EarlyStopping is not a lightning_fl.callbacks.Callback. Callbacks of Lightning"
-    with pytest.raises(ConfigurationError, match=message):
-        federated_trainer(tmp_path, callbacks=[callback])
 
 
 @pytest.mark.slow

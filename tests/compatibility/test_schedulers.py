@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    linear,
+    make,
+    train_both,
+)
 from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -37,119 +47,88 @@ class Scheduled(Linear):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
 
 
-class ListOfSchedulers(Scheduled):
-    def configure_optimizers(self) -> Any:
+def _plateau(optimizer: Any) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
+
+
+def _one_cycle(self: Any) -> Any:
+    optimizer = self.optimizer()
+    steps = int(self.trainer.estimated_stepping_batches)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _sequential(optimizer: Any) -> Any:
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.7)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+
+
+def _scheduled(schedulers: Callable[[Any], Any], **members: Any) -> type[Any]:
+    """A module with what ``schedulers`` makes of its optimiser: a list, or the rest of Lightning's dictionary."""
+
+    def configure_optimizers(self: Any) -> Any:
         optimizer = self.optimizer()
-        return [optimizer], [lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+        made = schedulers(optimizer)
+        return {"optimizer": optimizer} | made if isinstance(made, dict) else ([optimizer], made)
+
+    return linear("Scheduled", Scheduled, configure_optimizers=configure_optimizers, **members)
 
 
-class TupleOfDicts(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)
-        return ([optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}])
-
-
-class Dictionary(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        return {"optimizer": optimizer, "lr_scheduler": lr_scheduler.ExponentialLR(optimizer, 0.8)}
-
-
-class EverySecondRound(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.LambdaLR(optimizer, lambda count: 0.5**count)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "frequency": 2}}
-
-
-class EveryThirdStep(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 3}]
-
-
-class OneCycle(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-class Sequential(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.7)]
-        scheduler = lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-
-class TwoSchedulers(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        first, second = lr_scheduler.StepLR(optimizer, 2), lr_scheduler.ExponentialLR(optimizer, 0.9)
-        return [optimizer], [first, {"scheduler": second, "interval": "step"}]
-
-
-class Plateau(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
-
-
-class PlateauOnTraining(Scheduled):
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "train_loss"}}
-
-
-class PlateauOnEpochName(Scheduled):
-    """The name that Lightning gives to what is logged on steps and on epochs."""
+class LogsEpochName(Scheduled):
+    """Logs a value on steps and on epochs, which Lightning calls ``loss_epoch``."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss_epoch"}}
+
+def _step_with_half(self: Any, scheduler: Any, metric: Any) -> None:
+    scheduler.step(metric / 2)
 
 
-class OwnStep(Plateau):
-    """Halves the metric before the scheduler sees it."""
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        self.seen = float(metric)
-        scheduler.step(metric / 2)
+OneCycle = linear("OneCycle", Scheduled, configure_optimizers=_one_cycle)
+Plateau = _scheduled(lambda of: {"lr_scheduler": _plateau(of), "monitor": "val_loss"})
+_FORMS: dict[str, type[Any]] = {
+    "list": _scheduled(lambda of: [lr_scheduler.StepLR(of, 1, gamma=0.5)]),
+    "list of dicts": _scheduled(
+        lambda of: [{"scheduler": lr_scheduler.CosineAnnealingLR(of, T_max=9), "interval": "step", "frequency": 1}]
+    ),
+    "dictionary": _scheduled(lambda of: {"lr_scheduler": lr_scheduler.ExponentialLR(of, 0.8)}),
+    "every second round": _scheduled(
+        lambda of: {"lr_scheduler": {"scheduler": lr_scheduler.LambdaLR(of, lambda t: 0.5**t), "frequency": 2}}
+    ),
+    "every third step": _scheduled(
+        lambda of: [{"scheduler": lr_scheduler.StepLR(of, 1, gamma=0.5), "interval": "step", "frequency": 3}]
+    ),
+    "one cycle": OneCycle,
+    "sequential": _scheduled(lambda of: [{"scheduler": _sequential(of), "interval": "step"}]),
+    "two": _scheduled(
+        lambda of: [
+            lr_scheduler.StepLR(of, 2),
+            {"scheduler": lr_scheduler.ExponentialLR(of, 0.9), "interval": "step"},
+        ]
+    ),
+    "plateau": Plateau,
+    "plateau on training": _scheduled(
+        lambda of: {"lr_scheduler": {"scheduler": _plateau(of), "monitor": "train_loss"}}
+    ),
+    "plateau on the name of an epoch": linear(
+        "LogsEpochName",
+        LogsEpochName,
+        configure_optimizers=_scheduled(
+            lambda of: {"lr_scheduler": {"scheduler": _plateau(of), "monitor": "loss_epoch"}}
+        ).configure_optimizers,
+    ),
+    "own step": linear("OwnStep", Plateau, lr_scheduler_step=_step_with_half),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module",
-    [
-        ListOfSchedulers,
-        TupleOfDicts,
-        Dictionary,
-        EverySecondRound,
-        EveryThirdStep,
-        OneCycle,
-        Sequential,
-        TwoSchedulers,
-        Plateau,
-        PlateauOnTraining,
-        PlateauOnEpochName,
-        OwnStep,
-    ],
-)
+@pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("state", ["keep", "fresh"])
-def test_rates_go_on_over_rounds(module: type[Scheduled], state: str, tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(module, tmp_path, epochs=4, federated={"optimizer_state": state})
+def test_rates_continue_over_rounds(form: str, state: str, tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(_FORMS[form], tmp_path, epochs=4, federated={"optimizer_state": state})
     assert own.rates == pytest.approx(reference.rates, rel=1e-6, abs=0)
     assert len(set(own.rates)) > 1
     if state == "keep":
@@ -188,15 +167,6 @@ def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, 
     assert trainer.client_states[0].global_step == steps
 
 
-def test_estimated_stepping_batches_outside_a_turn_is_refused(tmp_path: Path) -> None:
-    class Early(Linear):
-        def on_train_start(self) -> None:
-            _ = self.trainer.estimated_stepping_batches
-
-    with pytest.raises(ConfigurationError, match="estimated_stepping_batches"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Early(), Clients())
-
-
 # -- what "epoch" and "step" mean for a client that is not always there ---------------------------------------------
 
 
@@ -219,25 +189,21 @@ class PerClient(Linear):
         return [optimizer], [{"scheduler": scheduler, "interval": self.interval}]
 
 
-class PerClientAndStep(PerClient):
-    interval = "step"
-
-
 _COHORTS = [[0, 1], [0], [0], [0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("module", "interval", "away"),
+    ("own", "interval", "away"),
     [
-        (PerClient, "auto", [0.1, 0.0125]),  # a round is a round, whether or not the client was there
-        (PerClient, "round", [0.1, 0.0125]),
-        (PerClient, "step", [0.1, 0.05]),
-        (PerClientAndStep, "auto", [0.1, 0.05]),  # only the client's own steps count
-        (PerClientAndStep, "round", [0.1, 0.0125]),
+        ("epoch", "auto", [0.1, 0.0125]),  # a round is a round, whether or not the client was there
+        ("epoch", "round", [0.1, 0.0125]),
+        ("epoch", "step", [0.1, 0.05]),
+        ("step", "auto", [0.1, 0.05]),  # only the client's own steps count
+        ("step", "round", [0.1, 0.0125]),
     ],
 )
-def test_a_client_that_misses_rounds(module: type[PerClient], interval: Any, away: list[float], tmp_path: Path) -> None:
-    made = make(module)
+def test_a_client_that_misses_rounds(own: str, interval: Any, away: list[float], tmp_path: Path) -> None:
+    made = make(linear("PerClient", PerClient, interval=own))
     trainer = federated_trainer(tmp_path, max_rounds=4, scheduler_interval=interval, callbacks=[LeaveOut(_COHORTS)])
     trainer.fit(made, Clients((4, 4)))
     assert [rate for client, rate in made.rates if client == 0] == [0.1, 0.05, 0.025, 0.0125]
@@ -264,18 +230,16 @@ def test_a_plateau_scheduler_sees_the_latest_value_once_after_missed_rounds(tmp_
 # -- monitors -------------------------------------------------------------------------------------------------------
 
 
-class Misspelt(Scheduled):
-    strict = True
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
-        config = {"scheduler": scheduler, "monitor": "valid_loss", "strict": self.strict}
-        return {"optimizer": optimizer, "lr_scheduler": config}
-
-
-class MisspeltAndLenient(Misspelt):
-    strict = False
+def _misspelt(strict: bool) -> type[Any]:
+    return _scheduled(
+        lambda of: {
+            "lr_scheduler": {
+                "scheduler": lr_scheduler.ReduceLROnPlateau(of),
+                "monitor": "valid_loss",
+                "strict": strict,
+            }
+        }
+    )
 
 
 @pytest.mark.parametrize("every", [0, 1, 2])
@@ -284,13 +248,13 @@ def test_a_monitor_that_is_not_logged_is_refused(every: int, tmp_path: Path) -> 
     logged = "'train/loss', 'train_loss'" + (", 'val_loss'" if every else "")
     message = rf"'valid_loss'.*\[{logged}\]"
     with pytest.raises(TrainingError, match=message) as error:
-        trainer.fit(Misspelt(), Clients())
+        trainer.fit(_misspelt(True)(), Clients())
     assert isinstance(error.value.__cause__, ConfigurationError)
     assert trainer.current_round == max(1, every)
 
 
 def test_a_lenient_monitor_warns_and_leaves_the_rate(tmp_path: Path) -> None:
-    module = make(MisspeltAndLenient)
+    module = make(_misspelt(False))
     with pytest.warns(RuntimeWarning, match="'valid_loss'"):
         federated_trainer(tmp_path, max_rounds=2).fit(module, Clients())
     assert set(module.rates) == {0.05}
@@ -302,29 +266,8 @@ def test_validation_every_second_round_feeds_the_plateau(tmp_path: Path) -> None
     assert module.rates[:9] == [0.05] * 9  # rounds 1 to 3: nothing validated, then a first value, which is the best
 
 
-def test_schedulers_of_another_optimizer_are_refused(tmp_path: Path) -> None:
-    class Stray(Linear):
-        def configure_optimizers(self) -> Any:
-            first, second = torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)
-            return [first], [lr_scheduler.StepLR(second, 1)]
-
-    with pytest.raises(TrainingError, match="attached with an optimizer that wasn't returned"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Stray(), Clients())
-
-
-def test_resumed_run_goes_on_with_its_schedulers(tmp_path: Path) -> None:
-    whole, first, second = make(OneCycle), make(OneCycle), make(OneCycle)
-    federated_trainer(tmp_path / "whole", max_rounds=4).fit(whole, Clients())
-
-    class Stop(LeaveOut):
-        def on_round_end(self, trainer: Any) -> None:
-            trainer.should_stop = trainer.current_round == 2
-
-    everybody = [[0]] * 4
-    trainer = federated_trainer(tmp_path / "cut", max_rounds=4, callbacks=[Stop(everybody)], enable_checkpointing=True)
-    trainer.fit(first, Clients())
-    again = federated_trainer(tmp_path / "cut", max_rounds=4, enable_checkpointing=True)
-    again.fit(second, Clients(), ckpt_path="last")
+def test_a_resumed_run_continues_with_its_schedulers(tmp_path: Path) -> None:
+    (whole, first, second), _ = fit_whole_and_resumed(OneCycle, tmp_path, Clients(), stop=True)
     assert first.rates + second.rates == whole.rates
     assert_same_weights(second, whole, moved=False)
 
@@ -368,17 +311,13 @@ def test_every_scheduler_goes_on_after_a_resume_and_where_a_turn_trains_twice(
 ) -> None:
     """A personal model that nothing pulls is trained as a client alone trains its shared one."""
 
-    class Given(Scheduled):
-        def configure_optimizers(self) -> Any:
-            optimizer = self.optimizer()
-            config = {"scheduler": _EVERY_KIND[kind](optimizer), "monitor": "val_loss"}
-            return {"optimizer": optimizer, "lr_scheduler": config}
+    given = _scheduled(lambda of: {"lr_scheduler": {"scheduler": _EVERY_KIND[kind](of), "monitor": "val_loss"}})
 
     def trained(rounds: int, folder: str, ckpt_path: str | None = None) -> FederatedTrainer:
         options: dict[str, Any] = {"optimizer_state": state, "enable_checkpointing": True}
         strategy: Any = Ditto(strength=0) if folder != "alone" else "fedavg"
         trainer = federated_trainer(tmp_path / folder, strategy=strategy, max_rounds=rounds, **options)
-        trainer.fit(make(Given), Clients((8,)), ckpt_path=ckpt_path)
+        trainer.fit(make(given), Clients((8,)), ckpt_path=ckpt_path)
         return trainer
 
     whole, alone = trained(5, "whole"), trained(5, "alone")
@@ -407,20 +346,13 @@ class WithNumpy(lr_scheduler.LRScheduler):
 
 
 @pytest.mark.parametrize("state", ["keep", "fresh"])
-def test_a_checkpoint_with_rates_of_numpy_is_gone_on_from(state: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_with_rates_of_numpy_is_resumed(state: Any, tmp_path: Path) -> None:
     class Rates(Linear):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
             return [optimizer], [{"scheduler": WithNumpy(optimizer), "interval": "step"}]
 
-    def trainer(rounds: int, folder: str) -> FederatedTrainer:
-        options: dict[str, Any] = {"optimizer_state": state, "enable_checkpointing": True}
-        return federated_trainer(tmp_path / folder, max_rounds=rounds, **options)
-
-    whole, first, second = make(Rates), make(Rates), make(Rates)
-    trainer(3, "whole").fit(whole, Clients((8, 12)))
-    trainer(1, "cut").fit(first, Clients((8, 12)))
-    trainer(3, "cut").fit(second, Clients((8, 12)), ckpt_path="last")
+    (whole, _, second), _ = fit_whole_and_resumed(Rates, tmp_path, optimizer_state=state)
     assert_same_weights(second, whole, moved=False)
 
 

@@ -9,7 +9,7 @@ import torch
 from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError
 
 
 def _linear_with(**buffers: Tensor) -> type[Linear]:
@@ -182,25 +182,6 @@ def test_memory_that_parameters_share_stays_shared(tmp_path: Path) -> None:
     assert torch.equal(module.second.weight, module.first.weight.t())
     assert module.second.weight.data_ptr() == module.first.weight.data_ptr()
     assert torch.equal(module.scale.flatten(), module.first.bias)
-
-
-@pytest.mark.parametrize(
-    ("part", "names"),
-    [
-        (lambda weight: weight[1:], "'net.weight' and 'part'"),
-        (lambda weight: weight[:, 1:], "'net.weight' and 'part'"),
-        (lambda weight: weight[::2], "'part' and 'net.weight'"),
-    ],
-)
-def test_parameters_that_share_a_part_of_their_memory_are_refused(part: Any, names: str, tmp_path: Path) -> None:
-    class Overlaps(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(3, 4)
-            self.part = nn.Parameter(part(self.net.weight.data))
-
-    with pytest.raises(ConfigurationError, match=f"{names} share"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Overlaps(), Clients())
 
 
 def test_neighbours_in_one_memory_train_as_others(tmp_path: Path) -> None:
@@ -483,24 +464,6 @@ def test_lazy_layers_that_a_batch_does_not_show_are_refused(tmp_path: Path) -> N
     for stage in ("fit", "validate"):
         with pytest.raises(ConfigurationError, match=message):
             getattr(federated_trainer(tmp_path, max_rounds=1), stage)(Unused(), Clients())
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [(torch.ones(2, dtype=torch.complex64), "complex"), (torch.eye(2).to_sparse(), "torch.sparse_coo")],
-)
-def test_tensors_that_cannot_be_averaged_are_refused(value: Tensor, kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"'odd' is {kind}"):
-        federated_trainer(tmp_path, max_rounds=1).fit(_linear_with(odd=value)(), Clients())
-
-
-def test_tensors_that_change_their_shape_are_refused(tmp_path: Path) -> None:
-    class Grows(_linear_with(queue=torch.zeros(2))):  # type: ignore[misc]
-        def on_train_epoch_end(self) -> None:
-            self.queue = torch.cat([self.queue, torch.ones(1)])
-
-    with pytest.raises(TrainingError, match="'queue'"):
-        federated_trainer(tmp_path, max_rounds=1).fit(Grows(), Clients())
 
 
 class Observed(Linear):

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    make,
+    train_both,
+)
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import TrainingError
@@ -115,23 +124,11 @@ def test_as_under_lightnings_trainer(module: type[Backbone], tmp_path: Path) -> 
     assert_same_weights(own, reference, atol=2**-46)
 
 
-class _StopAfterTwo(LeaveOut):
-    def on_round_end(self, trainer: Any) -> None:
-        trainer.should_stop = trainer.current_round == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["keep", "fresh"])
 @pytest.mark.parametrize("module", CASES)
-def test_a_resumed_run_goes_on_with_the_groups(module: type[Backbone], state: Any, tmp_path: Path) -> None:
-    whole, first, second = make(module), make(module), make(module)
-    data = Clients((8, 12))
-    settings: dict[str, Any] = {"max_rounds": 4, "optimizer_state": state}
-    federated_trainer(tmp_path / "whole", **settings).fit(whole, data)
-    settings["enable_checkpointing"] = True
-    stop = _StopAfterTwo([[0, 1]] * 4)
-    federated_trainer(tmp_path / "cut", **settings, callbacks=[stop]).fit(first, data)
-    federated_trainer(tmp_path / "cut", **settings).fit(second, data, ckpt_path="last")
+def test_a_resumed_run_continues_with_the_groups(module: type[Backbone], state: Any, tmp_path: Path) -> None:
+    (whole, _, second), _ = fit_whole_and_resumed(module, tmp_path, stop=True, optimizer_state=state)
     assert_same_weights(second, whole, moved=False)
 
 
