@@ -92,6 +92,18 @@ def descend(bowl: Bowl, start: Tensor, steps: int = 2, pull: Any = None) -> Tens
     return w
 
 
+class Starts(Callback):
+    """The models that the first round begins with, in place of those that were drawn."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def on_round_start(self, trainer: Any) -> None:
+        if trainer.current_round == 0:
+            for model, value in zip(trainer.models, self.values, strict=True):
+                model.vectors[torch.float64][0] = value
+
+
 class Coalitions(Callback):
     """Two divisions into coalitions; the second holds from round 4 on."""
 

@@ -1,46 +1,23 @@
 """CFL in a run: against a plain loop written from the paper's algorithm, its tree, and what composes with it."""
 
-import copy
 import math
 
 import pytest
 import torch
-from rounding import assert_equal_up_to_rounding
-from test_coalition_callbacks import trainer as logged_trainer
+from hooks import Cohorts
 from tiny import TinyModule
-from two_kinds import SIZES, TwoKinds, trainer, weights_of
+from two_kinds import KINDS, SIZES, TwoKinds, assert_clients_have, flat, fresh_models, share_average, train_all, trainer
 
-from lightning_fl.callbacks import (
-    CFL,
-    Callback,
-    ClientArrivals,
-    CoalitionFigure,
-    PersonalLayers,
-    UniformSampling,
-)
-from lightning_fl.core.cohort import Cohort
+from lightning_fl.callbacks import CFL, Callback, ClientArrivals, UniformSampling
 from lightning_fl.functional import optimal_bipartition
-
-KINDS = [0, 0, 0, 1, 1]
-
-
-def flat(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def plain_cfl(rounds: int, eps1: float, eps2: float) -> tuple[list[torch.Tensor], list[list[int]]]:
     """One client after another, with torch alone; clusters are lists of clients."""
-    data, models, clusters, history = TwoKinds(), [copy.deepcopy(TinyModule()) for _ in SIZES], [list(range(5))], []
+    data, models, clusters, history = TwoKinds(), fresh_models(), [list(range(5))], []
     for _ in range(rounds):
-        starts, ends = [flat(model) for model in models], []
-        for client, model in enumerate(models):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            x, y = data.sets[client, "train"].tensors
-            for begin in range(0, len(x), 8):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
-                optimizer.step()
-            ends.append(flat(model))
+        starts = [flat(model) for model in models]
+        ends = train_all(models, data)
         updates = torch.stack(ends) - torch.stack(starts)
         after = []
         for cluster in clusters:
@@ -58,10 +35,7 @@ def plain_cfl(rounds: int, eps1: float, eps2: float) -> tuple[list[torch.Tensor]
         order = list(dict.fromkeys(labels))
         history.append([order.index(label) for label in labels])
         for cluster in clusters:
-            total = sum(SIZES[client] for client in cluster)
-            average = sum(SIZES[client] / total * ends[client] for client in cluster)
-            for client in cluster:
-                torch.nn.utils.vector_to_parameters(average.clone(), models[client].parameters())
+            share_average(models, ends, cluster)
     return [flat(model) for model in models], history
 
 
@@ -71,21 +45,12 @@ def test_a_run_is_the_papers_algorithm(eps1, eps2, clusters):
     expected, history = plain_cfl(8, eps1, eps2)
     assert max(history[-1]) + 1 == clusters
     cfl = CFL(norms="absolute", mean_norm=eps1, client_norm=eps2)
-    run, module = trainer(cfl, rounds=8), TinyModule()
-    run.fit(module, TwoKinds())
+    run = trainer(cfl, rounds=8)
+    run.fit(TinyModule(), TwoKinds())
     assert cfl.assignments == history
     assert cfl.rounds == list(range(1, 9))
     assert len(cfl.splits) == clusters - 1
-    for client, vector in enumerate(expected):
-        run.loop.flat.load(run.client_model(client))
-        assert_equal_up_to_rounding(flat(module), vector, steps=8 * 3)
-
-
-def test_without_a_split_it_is_fedavg():
-    runs = [trainer(CFL(mean_norm=1e-9)), trainer()]
-    for run in runs:
-        run.fit(TinyModule(), TwoKinds())
-    assert torch.equal(weights_of(runs[0], 0), weights_of(runs[1], 0))
+    assert_clients_have(run, expected, steps=8 * 3)
 
 
 @pytest.mark.slow
@@ -118,18 +83,6 @@ def test_gamma_max_keeps_what_is_not_opposed_together():
     for split in cfl.splits:
         assert math.sqrt((1 - split.cross_similarity) / 2) > 0.71
     assert len(cfl.splits) < 4
-
-
-class Cohorts(Callback):
-    """Some clients in each round; all in those that are not named."""
-
-    role = "participation"
-
-    def __init__(self, cohorts, num_clients):
-        self.cohorts, self.num_clients = cohorts, num_clients
-
-    def select_clients(self, run):
-        return Cohort.of(self.cohorts.get(run.current_round + 1, range(self.num_clients)))
 
 
 def test_who_took_no_part_in_a_split_joins_the_cluster_whose_mean_update_is_most_similar(
@@ -199,20 +152,3 @@ def test_sampled_clients_are_all_placed():
     run = trainer(cfl, UniformSampling(cohort_size=4), rounds=20)
     run.fit(TinyModule(), TwoKinds())
     assert cfl.assignments[-1] == KINDS
-
-
-def test_personal_layers_are_not_compared_and_not_shared():
-    cfl = CFL()
-    run = trainer(cfl, PersonalLayers(layers=["linear.bias"]), rounds=8)
-    run.fit(TinyModule(), TwoKinds())
-    assert cfl.assignments[-1] == KINDS
-    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
-    vectors = [weights_of(run, client) for client in range(len(SIZES))]
-    assert len({float(vector[span.begin]) for vector in vectors}) == len(SIZES)
-    assert torch.equal(vectors[0][: span.begin], vectors[1][: span.begin])
-
-
-@pytest.mark.slow
-def test_its_clusters_are_drawn(tmp_path):
-    logged_trainer(CFL(), CoalitionFigure(), rounds=6, root=tmp_path).fit(TinyModule(), TwoKinds())
-    assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

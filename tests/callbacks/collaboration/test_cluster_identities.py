@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from bowls import TWO, Bowl, Bowls, descend, points, roll
+from bowls import TWO, Bowl, Bowls, Starts, descend, points, roll
 from corners import CornerModule, MixedClients, fit
 from torch import Tensor
 
@@ -29,18 +29,6 @@ class Learned(Callback):
 
     def on_client_end(self, trainer: Any, client: int) -> None:
         self.ends[-1][client] = trainer.client_weights().vectors[torch.float64][:1].cpu().clone()
-
-
-class Starts(Callback):
-    """The models that the first round begins with, in place of those that were drawn."""
-
-    def __init__(self, *values: float) -> None:
-        self.values = values
-
-    def on_round_start(self, trainer: Any) -> None:
-        if trainer.current_round == 0:
-            for model, value in zip(trainer.models, self.values, strict=True):
-                model.vectors[torch.float64][0] = value
 
 
 def test_ifca_chooses_before_the_training_by_the_received_models(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """DPFL in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
 
-import copy
-
 import pandas as pd
 import pytest
 import torch
+from corners import FailingTurns
+from hooks import Cohorts, hooks
 from tiny import TinyClients, TinyModule
 from torch import nn
 from torchmetrics import MeanMetric
-from two_kinds import SIZES, TwoKinds, trainer
+from two_kinds import SIZES, TwoKinds, flat, fresh_models, loaded, train_all, trainer
 
 from lightning_fl.callbacks import (
     BestClientModels,
@@ -19,7 +19,6 @@ from lightning_fl.callbacks import (
     ModelCheckpoint,
     PersonalLayers,
 )
-from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.round.personal import average_in_place
@@ -28,16 +27,6 @@ from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_co
 from lightning_fl.strategies import FedAvg
 
 NUM = len(SIZES)
-
-
-def vector(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def of_client(run, client: int) -> torch.Tensor:
-    """A client's weights without the padding between parameters."""
-    run.loop.flat.load(run.client_model(client))
-    return vector(run.module)
 
 
 def validation_loss(data: TinyClients, client: int, weights: torch.Tensor) -> float:
@@ -50,20 +39,11 @@ def validation_loss(data: TinyClients, client: int, weights: torch.Tensor) -> fl
 
 def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1, never_worse: bool = False):
     """Algorithm 1, one client after another, with torch alone; fresh averages. Returns models, Omega and every C."""
-    data, module = TwoKinds(), TinyModule()
-    models = [copy.deepcopy(module) for _ in SIZES]
+    data, models = TwoKinds(), fresh_models()
     candidates: dict[int, list[int]] = {}
     history = []
     for turn in range(rounds):
-        for client, model in enumerate(models):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            x, y = data.sets[client, "train"].tensors
-            for _ in range(init_epochs if turn == 0 else 1):
-                for begin in range(0, len(x), 8):
-                    optimizer.zero_grad()
-                    nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
-                    optimizer.step()
-        ends = [vector(model) for model in models]
+        ends = train_all(models, data, init_epochs if turn == 0 else 1)
 
         def average(members: list[int], ends: list[torch.Tensor] = ends) -> torch.Tensor:
             total = sum(SIZES[i] for i in members)
@@ -93,7 +73,7 @@ def plain_dpfl(rounds: int, budget: int | None, init_epochs: int, every: int = 1
         history.append(chosen)
         for k, model in enumerate(models):
             nn.utils.vector_to_parameters(average([k, *chosen[k]]).clone(), model.parameters())
-    return [vector(model) for model in models], candidates, history
+    return [flat(model) for model in models], candidates, history
 
 
 @pytest.mark.slow
@@ -111,7 +91,7 @@ def test_a_run_is_the_papers_algorithm(budget, every, init_epochs, never_worse):
     assert graph.chosen == history
     assert graph.rounds == [1, 2, 3, 4, 5]
     for client in range(NUM):
-        torch.testing.assert_close(of_client(run, client), expected[client])
+        torch.testing.assert_close(loaded(run, client), expected[client])
         assert limit is None or all(len(chosen[client]) <= limit for chosen in graph.chosen)
         assert all(set(chosen[client]) <= set(candidates[client]) for chosen in graph.chosen)
     if limit is None:  # clients 0 to 2 have one function, 3 and 4 its negative
@@ -195,12 +175,7 @@ def test_a_graph_of_the_users_own(tmp_path):
 def test_what_is_received_is_counted():
     graph = CollaborationGraph(budget=2)
     seen = []
-
-    class Watch(Callback):
-        def on_round_end(self, trainer):
-            seen.append(dict(trainer.round_metrics))
-
-    run = trainer(graph, Watch(), rounds=2)
+    run = trainer(graph, hooks(on_round_end=lambda trainer: seen.append(dict(trainer.round_metrics))), rounds=2)
     run.fit(TinyModule(), TwoKinds())
     first = {(k, j): count for k, j, count in graph.received[0].tolist()}
     # in the first round everybody's model comes once for the sum, and again until the budget is used up
@@ -246,34 +221,25 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert all(rest.models[k].equal(whole.models[k]) for k in range(NUM))
 
 
-class Cohorts(Callback):
-    role = "participation"
-
-    def __init__(self, *cohorts):
-        self.cohorts = cohorts
-
-    def select_clients(self, trainer):
-        return Cohort.of(self.cohorts[trainer.current_round])
+#: Who takes part in the three rounds.
+COHORTS = {1: [0, 1, 2], 2: [1, 2, 3], 3: [0, 1, 2, 3, 4]}
 
 
 def test_who_takes_no_part_keeps_its_model_and_gives_none():
     graph = CollaborationGraph(graph="full")
-    run = trainer(graph, Cohorts([0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4]))
+    run = trainer(graph, Cohorts(COHORTS, NUM))
     models = []
-
-    class Watch(Callback):
-        def on_round_end(self, trainer):
-            models.append([trainer.models[k].clone() for k in range(NUM)])
-
-    run.callbacks.append(Watch())
+    run.callbacks.append(
+        hooks(on_round_end=lambda trainer: models.append([trainer.models[k].clone() for k in range(NUM)]))
+    )
     run.fit(TinyModule(), TwoKinds())
     assert graph.chosen[0] == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
     assert graph.chosen[1] == {1: [2, 3], 2: [1, 3], 3: [1, 2]}
     assert models[1][0].equal(models[0][0])
     assert not models[2][0].equal(models[0][0])
     greedy = CollaborationGraph()
-    trainer(greedy, Cohorts([0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4])).fit(TinyModule(), TwoKinds())
-    assert [sorted(chosen) for chosen in greedy.chosen] == [[0, 1, 2], [1, 2, 3], [0, 1, 2, 3, 4]]
+    trainer(greedy, Cohorts(COHORTS, NUM)).fit(TinyModule(), TwoKinds())
+    assert [sorted(chosen) for chosen in greedy.chosen] == list(COHORTS.values())
     assert set(greedy.candidates[3]) <= {1, 2}
     assert set(greedy.candidates[4]) <= {0, 1, 2, 3}
 
@@ -289,12 +255,12 @@ def test_personal_layers_are_part_of_what_is_judged():
     graph = CollaborationGraph()
     run = trainer(graph, PersonalLayers(layers=["linear.bias"]), rounds=2)
     run.fit(TinyModule(), TwoKinds())
-    biases = {float(of_client(run, k)[-1]) for k in range(NUM)}
+    biases = {float(loaded(run, k)[-1]) for k in range(NUM)}
     assert len(biases) == NUM
     full = trainer(CollaborationGraph(graph="full"), PersonalLayers(layers=["linear.bias"]), rounds=2)
     full.fit(TinyModule(), TwoKinds())
-    torch.testing.assert_close(of_client(full, 0)[:-1], of_client(full, 4)[:-1])
-    assert of_client(full, 0)[-1] != of_client(full, 4)[-1]
+    torch.testing.assert_close(loaded(full, 0)[:-1], loaded(full, 4)[:-1])
+    assert loaded(full, 0)[-1] != loaded(full, 4)[-1]
 
 
 def test_a_strategy_that_changes_the_average_has_both_models():
@@ -309,7 +275,7 @@ def test_a_strategy_that_changes_the_average_has_both_models():
     run.fit(TinyModule(), TwoKinds())
     plain = trainer(CollaborationGraph(graph="full"), rounds=1)
     plain.fit(TinyModule(), TwoKinds())
-    torch.testing.assert_close(of_client(run, 1), (vector(TinyModule()) + of_client(plain, 1)) / 2)
+    torch.testing.assert_close(loaded(run, 1), (flat(TinyModule()) + loaded(plain, 1)) / 2)
 
 
 def test_a_strategy_that_refuses_every_average_keeps_the_models_of_the_start():
@@ -319,7 +285,7 @@ def test_a_strategy_that_refuses_every_average_keeps_the_models_of_the_start():
 
     run = trainer(CollaborationGraph(graph="full"), rounds=3, strategy=Refuses())
     run.fit(TinyModule(), TwoKinds())
-    assert all(torch.equal(of_client(run, client), vector(TinyModule())) for client in range(NUM))
+    assert all(torch.equal(loaded(run, client), flat(TinyModule())) for client in range(NUM))
 
 
 def test_the_models_memory_is_used_again(tmp_path):
@@ -343,13 +309,8 @@ def test_the_models_memory_is_used_again(tmp_path):
 
 
 def test_failing_clients_are_left_out():
-    class Break(Callback):
-        def on_client_start(self, trainer, client):
-            if client == 1 and trainer.current_round == 1:
-                raise RuntimeError("no power")
-
     graph = CollaborationGraph(graph="full")
-    run = trainer(graph, Break(), rounds=2, on_client_error="skip")
+    run = trainer(graph, FailingTurns((2, 1, None)), rounds=2, on_client_error="skip")
     with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
         run.fit(TinyModule(), TwoKinds())
     assert sorted(graph.chosen[1]) == [0, 2, 3, 4]
@@ -410,6 +371,6 @@ def test_a_plain_number_is_better_or_worse_by_its_name():
         graph = CollaborationGraph(monitor=monitor)
         run = trainer(graph, BestClientModels(monitor=monitor, before_averaging=True), rounds=4)
         run.fit(Scored(), TwoKinds())
-        found.append((graph.chosen, [of_client(run, k).tolist() for k in range(NUM)]))
+        found.append((graph.chosen, [loaded(run, k).tolist() for k in range(NUM)]))
     assert found[0] == found[1]
     assert any(any(chosen.values()) for chosen in found[0][0][1:])

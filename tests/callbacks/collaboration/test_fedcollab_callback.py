@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny import TinyClients, TinyModule
-from torch.utils.data import TensorDataset
+import two_kinds
+from tiny import TinyModule
+from two_kinds import TwoKinds
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.coalition_files import read_distances
 from lightning_fl.core.errors import ConfigurationError
@@ -19,26 +19,13 @@ from lightning_fl.strategies import FedAvg
 SIZES = (120, 80, 120, 80, 120)
 
 
-class TwoKinds(TinyClients):
-    """Clients 0, 1, 2 share one target function, 3 and 4 its negative."""
-
-    def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
-        super().__init__(sizes, batch_size=8)
-        for (client, split), data in list(self.sets.items()):
-            x, draws = data.tensors[0] - 0.3 * client, torch.Generator().manual_seed(client)
-            sign = 1.0 if client < 3 else -1.0
-            y = sign * (x @ torch.tensor([[1.0], [-2.0], [0.5]])) + 0.05 * torch.randn(len(x), 1, generator=draws)
-            self.sets[client, split] = TensorDataset(x, y)
+def clients(sizes: tuple[int, ...] = SIZES) -> TwoKinds:
+    return TwoKinds(sizes, shuffle=True)
 
 
 def trainer(*callbacks, rounds=2, root=None, **settings):
-    defaults = {"logger": root is not None, "enable_progress_bar": False, "seed": 3, "local_epochs": 1}
-    return FederatedTrainer(
-        callbacks=list(callbacks),
-        max_rounds=rounds,
-        default_root_dir=root,
-        **{**defaults, "enable_checkpointing": root is not None, **settings},
-    )
+    kept = {"logger": root is not None, "enable_checkpointing": root is not None}
+    return two_kinds.trainer(*callbacks, rounds=rounds, root=root, **{**kept, **settings})
 
 
 def quick(**changes) -> FedCollab:
@@ -61,7 +48,7 @@ def far_apart(count: int) -> np.ndarray:
 def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
     fedcollab = quick()
     run = trainer(fedcollab, CoalitionFigure(), root=tmp_path)
-    run.fit(TinyModule(), TwoKinds())
+    run.fit(TinyModule(), clients())
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     assert run.collaboration.num_models == 2
     expected = [[120 / 320, 80 / 320, 120 / 320, 0, 0], [0, 0, 0, 0.4, 0.6]]
@@ -90,8 +77,8 @@ def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
 def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, caplog):
     """Clients of one kind, and a capacity with which chance decides; known distances are not estimates."""
     with pytest.warns(UserWarning, match=r"FedCollab: .*distance_errors\.csv.* \d+% of draws"):
-        trainer(weak := quick(capacity=0.3)).fit(TinyModule(), TwoKinds())
-    record = trainer(known := quick(distances=given(tmp_path, far_apart(5)))).fit(TinyModule(), TwoKinds())
+        trainer(weak := quick(capacity=0.3)).fit(TinyModule(), clients())
+    record = trainer(known := quick(distances=given(tmp_path, far_apart(5)))).fit(TinyModule(), clients())
     assert not known.distance_errors.nan_to_num().any()
     assert weak.distance_errors.nan_to_num().any()
     assert record is None
@@ -101,13 +88,13 @@ def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, caplog):
 def test_equal_clients_make_fedavg_and_distant_ones_local_training(tmp_path):
     together, apart = trainer(quick(distances=given(tmp_path, np.zeros((5, 5))))), trainer()
     for run in (together, apart):
-        run.fit(TinyModule(), TwoKinds())
+        run.fit(TinyModule(), clients())
     assert together.models[0].equal(apart.models[0])
     assert len(together.models) == 1
     alone = trainer(quick(distances=given(tmp_path, far_apart(5)), capacity=0.1))
     local = trainer(LocalTraining())
     for run in (alone, local):
-        run.fit(TinyModule(), TwoKinds())
+        run.fit(TinyModule(), clients())
     assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(5))
 
 
@@ -121,7 +108,7 @@ def test_ablations_ignore_quantities_or_distances(tmp_path):
     coalitions = {}
     for ignore in (None, "quantities", "distances"):
         callback = FedCollab(capacity=1.5, distances=given(tmp_path, matrix), ignore=ignore)
-        trainer(callback).fit(TinyModule(), TwoKinds((400, 5, 5, 5, 5)))
+        trainer(callback).fit(TinyModule(), clients((400, 5, 5, 5, 5)))
         coalitions[ignore] = callback.assignment
     # a small client alone 1.5 / sqrt(5) = 0.67, its pair 0.47, four 0.34 + 0.1, with the large one 0.07 + 0.95
     assert coalitions[None] == [0, 1, 1, 1, 1]
@@ -134,17 +121,17 @@ def test_ablations_ignore_quantities_or_distances(tmp_path):
 @pytest.mark.slow
 def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(tmp_path):
     first = trainer(quick(), root=tmp_path / "first")
-    first.fit(TinyModule(), TwoKinds())
+    first.fit(TinyModule(), clients())
     path = tmp_path / "first" / "version_0" / "distances.csv"
     again, fedcollab = trainer(known := quick(distances=str(path)), root=tmp_path / "again"), known
-    again.fit(TinyModule(), TwoKinds())
+    again.fit(TinyModule(), clients())
     assert "measured_pairs" not in again.run_log.summary["fedcollab"]
     assert again.models[0].equal(first.models[0])
     table = pd.read_csv(path, index_col=0).drop(index="client_4", columns="client_4")
     table.iloc[::-1, ::-1].to_csv(tmp_path / "part.csv")  # clients are found by name
     part = quick(distances=str(tmp_path / "part.csv"))
     run = trainer(part, root=tmp_path / "part")
-    run.fit(TinyModule(), TwoKinds())
+    run.fit(TinyModule(), clients())
     assert run.run_log.summary["fedcollab"]["measured_pairs"] == 4
     assert torch.equal(part.distances[:4, :4], fedcollab.distances[:4, :4])
     assert part.assignment == [0, 0, 0, 1, 1]
@@ -177,7 +164,7 @@ def test_distances_that_are_none_are_refused(tmp_path):
 def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
     fedcollab = quick()
     run = trainer(fedcollab, ClientArrivals(rounds={"client_1": 2, "4": 3}), rounds=4, root=tmp_path)
-    run.fit(TinyModule(), TwoKinds())
+    run.fit(TinyModule(), clients())
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     assert run.collaboration.num_models == 2
     assert run.run_log.summary["fedcollab"]["measured_pairs"] == 3 + 3 + 4
@@ -187,8 +174,8 @@ def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
 @pytest.mark.slow
 def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_path):
     old = trainer(quick(), rounds=3, root=tmp_path / "old")
-    data = TwoKinds()
-    four = TwoKinds(SIZES[:4])
+    data = clients()
+    four = clients(SIZES[:4])
     four.sets = {key: value for key, value in data.sets.items() if key[0] < 4}
     old.fit(TinyModule(), four)
     assert old.run_log.summary["fedcollab"]["coalitions"] == [["client_0", "client_1", "client_2"], ["client_3"]]
@@ -211,27 +198,27 @@ def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_pat
 @pytest.mark.slow
 def test_a_structure_that_does_not_fit_is_refused(tmp_path):
     old = trainer(quick(), rounds=1, root=tmp_path / "old")
-    old.fit(TinyModule(), TwoKinds())
+    old.fit(TinyModule(), clients())
     folder = str(tmp_path / "old" / "version_0")
     with pytest.raises(ConfigurationError, match="structure=.* no new client"):
-        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds())
+        trainer(quick(structure=folder)).fit(TinyModule(), clients())
     with pytest.raises(ConfigurationError, match="structure=.* client_4"):
-        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds(SIZES[:4]))
+        trainer(quick(structure=folder)).fit(TinyModule(), clients(SIZES[:4]))
     with pytest.raises(ConfigurationError, match=r"coalitions\.csv cannot be read|distances\.csv cannot be read"):
-        trainer(quick(structure=str(tmp_path))).fit(TinyModule(), TwoKinds())
+        trainer(quick(structure=str(tmp_path))).fit(TinyModule(), clients())
     (tmp_path / "old" / "version_0" / "models" / "shared_0.ckpt").unlink()
     with pytest.raises(ConfigurationError, match=r"structure: .*shared_0\.ckpt"):
-        trainer(quick(structure=folder)).fit(TinyModule(), TwoKinds((*SIZES, 50)))
+        trainer(quick(structure=folder)).fit(TinyModule(), clients((*SIZES, 50)))
 
 
 @pytest.mark.slow
 def test_a_stopped_run_measures_nothing_again_and_ends_alike(tmp_path):
     whole = trainer(quick(), rounds=4, root=tmp_path / "whole")
-    whole.fit(TinyModule(), TwoKinds())
+    whole.fit(TinyModule(), clients())
     first = trainer(quick(), rounds=2, root=tmp_path / "parts")
-    first.fit(TinyModule(), TwoKinds())
+    first.fit(TinyModule(), clients())
     resumed = trainer(fedcollab := quick(), rounds=4, root=tmp_path / "parts")
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
+    resumed.fit(TinyModule(), clients(), ckpt_path="last")
     record = resumed.run_log.summary["fedcollab"]
     assert record == first.run_log.summary["fedcollab"]  # and its seconds
     assert record["measured_pairs"] == 10
@@ -249,7 +236,7 @@ class Negate(torch.nn.Module):
 def test_a_frozen_encoder_makes_the_features():
     encoder = Negate()
     run = trainer(fedcollab := quick(encoder=encoder))
-    run.fit(TinyModule(), TwoKinds())
+    run.fit(TinyModule(), clients())
     assert fedcollab.distances.shape == (5, 5)
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
 
@@ -265,15 +252,15 @@ def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
             return update.average
 
     run = trainer(fedcollab, CoalitionFigure(), rounds=4, root=tmp_path, strategy=Watched())
-    run.fit(TinyModule(norm=True), TwoKinds())
+    run.fit(TinyModule(norm=True), clients())
     assert seen == [1, 1, 2, 2, 2, 2]  # two rounds of one model, two rounds of two
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     early = trainer(quick(warm_up_rounds=5, layer="before"), rounds=2, root=tmp_path / "early")
     with pytest.warns(UserWarning, match=r"warm_up_rounds=5.*max_rounds=2"):
-        early.fit(TinyModule(), TwoKinds())
+        early.fit(TinyModule(), clients())
     plain = trainer(rounds=2)
-    plain.fit(TinyModule(), TwoKinds())
+    plain.fit(TinyModule(), clients())
     assert early.models[0].equal(plain.models[0])
     late = trainer(quick(warm_up_rounds=2, layer="before"), rounds=4, root=tmp_path)
-    late.fit(TinyModule(norm=True), TwoKinds(), ckpt_path="last")
+    late.fit(TinyModule(norm=True), clients(), ckpt_path="last")
     assert late.collaboration == run.collaboration

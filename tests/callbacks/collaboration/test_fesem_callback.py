@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit
+from hooks import hooks
 from rounding import assert_equal_up_to_rounding
 from torch.nn.functional import cross_entropy
 
@@ -125,12 +126,13 @@ def test_personal_layers_are_not_compared_and_not_shared() -> None:
 def test_sampled_clients_leave_the_others_where_they_are() -> None:
     fesem = FeSEM(num_clusters=2)
     seen: list[list[int]] = []
-
-    class Watches(Callback):
-        def on_average_end(self, trainer: FederatedTrainer, starts: Any, shares: Any) -> None:
-            seen.append(sorted(trainer.survivors))
-
-    run = fit(fesem, Watches(), UniformSampling(cohort_size=3), data=MixedClients(pure=True), max_rounds=6)
+    run = fit(
+        fesem,
+        hooks(on_average_end=lambda trainer, starts, shares: seen.append(sorted(trainer.survivors))),
+        UniformSampling(cohort_size=3),
+        data=MixedClients(pure=True),
+        max_rounds=6,
+    )
     for turn in range(6):
         before = fesem.assignments[turn - 1] if turn else [-1] * N
         for client in range(N):

@@ -1,42 +1,22 @@
 """FLSC in a run: the numbers worked out, a plain loop written from the paper, and where it is another algorithm."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from bowls import TWO, Bowl, Bowls, descend, points, roll
+from bowls import TWO, Bowl, Bowls, Starts, descend, points, roll
 from corners import Network, fit
+from hooks import hooks
 from torch import Tensor
 
 from lightning_fl.callbacks import (
     FLSC,
     IFCA,
-    Callback,
     UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
 
 BOWLS: tuple[Bowl, ...] = (*TWO, (20, 2.0, (0.5,)), (15, 1.5, (-2.0,)))
-
-
-class Begins(Callback):
-    """The models that the first round begins with, in place of those that were drawn."""
-
-    def __init__(self, *values: float) -> None:
-        self.values = values
-
-    def on_round_start(self, trainer: Any) -> None:
-        if trainer.current_round == 0:
-            for model, value in zip(trainer.models, self.values, strict=True):
-                model.vectors[torch.float64][0] = value
-
-
-class FirstTwo(Callback):
-    """Nobody but the first two clients takes part."""
-
-    def select_clients(self, trainer: Any) -> Cohort:
-        return Cohort.of([0, 1])
 
 
 def plain(starts: list[float], bowls: tuple[Bowl, ...], num_best: int, rounds: int) -> tuple[Tensor, list[list[int]]]:
@@ -63,7 +43,14 @@ def plain(starts: list[float], bowls: tuple[Bowl, ...], num_best: int, rounds: i
 def test_numbers_worked_out(tmp_path: Path) -> None:
     """A starts from 1.5 and ends at 1.595, B starts from 0 and ends at -0.51."""
     flsc = FLSC(num_clusters=3, num_best=2, initial_noise=0.1)
-    run = roll(Bowls(*BOWLS[:3]), flsc, Begins(1.0, -1.0, 2.0), FirstTwo(), root=tmp_path, max_rounds=1)
+    run = roll(
+        Bowls(*BOWLS[:3]),
+        flsc,
+        Starts(1.0, -1.0, 2.0),
+        hooks(select_clients=lambda trainer: Cohort.of([0, 1])),
+        root=tmp_path,
+        max_rounds=1,
+    )
     assert flsc.losses[:2].tolist() == [[0.5, 4.5, 0.0], [6.0, 0.0, 13.5]]
     assert flsc.clusters == [2, 1, -1]
     expected = torch.tensor([[0.01625], [-0.51], [1.595]], dtype=torch.float64)
@@ -76,7 +63,7 @@ def test_a_run_is_the_papers_algorithm(num_best: int, tmp_path: Path) -> None:
     run = roll(
         Bowls(*BOWLS),
         FLSC(num_clusters=3, num_best=num_best, initial_noise=0.1),
-        Begins(*starts),
+        Starts(*starts),
         root=tmp_path,
         max_rounds=3,
     )
@@ -108,7 +95,7 @@ def test_with_all_of_them_the_models_become_one(tmp_path: Path) -> None:
     """FedAvg from the mean of the first models."""
     starts, settings = [1.0, -1.0, 2.0], {"max_rounds": 2}
     every = FLSC(num_clusters=3, num_best=3, initial_noise=0.1)
-    run = roll(Bowls(*BOWLS), every, Begins(*starts), root=tmp_path / "a", **settings)
+    run = roll(Bowls(*BOWLS), every, Starts(*starts), root=tmp_path / "a", **settings)
     together = roll(Bowls(*BOWLS), root=tmp_path / "b", start=(2 / 3,), **settings)
     assert len(set(points(run)[:, 0].tolist())) == 1
     torch.testing.assert_close(points(run)[:1], points(together), rtol=0, atol=1e-10)
@@ -118,7 +105,7 @@ def test_a_model_that_nobody_chose_stays_as_it_is(tmp_path: Path) -> None:
     """Though all clients are there, and nobody has ever fed it."""
     starts = (1.0, -1.0, 2.0, 50.0)
     flsc = FLSC(num_clusters=4, num_best=2, initial_noise=0.1)
-    run = roll(Bowls(*BOWLS), flsc, Begins(*starts), root=tmp_path, max_rounds=3)
+    run = roll(Bowls(*BOWLS), flsc, Starts(*starts), root=tmp_path, max_rounds=3)
     assert float(points(run)[3]) == 50.0
     torch.testing.assert_close(points(run), plain(list(starts), BOWLS, 2, 3)[0], rtol=0, atol=1e-10)
 
@@ -126,6 +113,6 @@ def test_a_model_that_nobody_chose_stays_as_it_is(tmp_path: Path) -> None:
 def test_all_models_come_down_and_one_goes_up(tmp_path: Path) -> None:
     """In every round those models that changed, in the first all of them."""
     flsc = FLSC(num_clusters=3, num_best=2, initial_noise=0.1)
-    run = roll(Bowls(*BOWLS), flsc, Begins(1.0, -1.0, 2.0), root=tmp_path, max_rounds=2, check_val_every_n_rounds=0)
+    run = roll(Bowls(*BOWLS), flsc, Starts(1.0, -1.0, 2.0), root=tmp_path, max_rounds=2, check_val_every_n_rounds=0)
     assert run.communication.bytes_sent == dict.fromkeys(range(4), 2 * 8)
     assert run.communication.bytes_received == dict.fromkeys(range(4), 2 * 3 * 8)

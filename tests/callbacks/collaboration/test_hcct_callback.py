@@ -1,47 +1,44 @@
 """HCCT in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
 
-import copy
 import math
 import re
 import warnings
 
 import pytest
 import torch
-from rounding import assert_equal_up_to_rounding
+from hooks import Cohorts, hooks
 from tiny import TinyModule
-from two_kinds import SIZES, TwoKinds, trainer, weights_of
+from two_kinds import (
+    SIZES,
+    TwoKinds,
+    assert_clients_have,
+    flat,
+    fresh_models,
+    share_average,
+    train_all,
+    trainer,
+    weights_of,
+)
 
-from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, LocalTraining, PersonalLayers, UniformSampling
-from lightning_fl.core.cohort import Cohort
+from lightning_fl.callbacks import HCCT, Callback, ClientArrivals, UniformSampling
 from lightning_fl.functional.hcct import hierarchical_partition, partition_from_gram, partition_utility
+
+OTHERS = [0, 1, 3, 4]
 
 
 def plain_hcct(rounds: int, relative_trade_off: float) -> tuple[list[torch.Tensor], list[list[int]]]:
     """Algorithm 1 and 2, one client after another, with torch alone."""
-    data, module = TwoKinds(), TinyModule()
+    data, models, history = TwoKinds(), fresh_models(), []
     tradeoff = relative_trade_off * math.sqrt(sum(SIZES) / len(SIZES))
-    models = [copy.deepcopy(module) for _ in SIZES]
-    history = []
     for _ in range(rounds):
-        starts = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
-        for client, model in enumerate(models):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            x, y = data.sets[client, "train"].tensors
-            for begin in range(0, len(x), 8):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
-                optimizer.step()
-        ends = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+        starts = [flat(model) for model in models]
+        ends = train_all(models, data)
         updates = torch.stack([end - start for end, start in zip(ends, starts, strict=True)])
         labels = hierarchical_partition(updates, SIZES, tradeoff)
         history.append(labels)
         for group in set(labels):
-            members = [client for client, label in enumerate(labels) if label == group]
-            total = sum(SIZES[client] for client in members)
-            average = sum(SIZES[client] / total * ends[client] for client in members)
-            for client in members:
-                torch.nn.utils.vector_to_parameters(average.clone(), models[client].parameters())
-    return [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models], history
+            share_average(models, ends, [client for client, label in enumerate(labels) if label == group])
+    return [flat(model) for model in models], history
 
 
 @pytest.mark.parametrize("relative_trade_off", [0.0, 0.13, 0.5, 13.0])
@@ -49,14 +46,10 @@ def test_a_run_is_the_papers_algorithm(relative_trade_off):
     expected, history = plain_hcct(4, relative_trade_off)
     hcct = HCCT(relative_trade_off=relative_trade_off, memory=0.0, hysteresis=0.0)
     run = trainer(hcct, rounds=4)
-    module = TinyModule()
-    run.fit(module, TwoKinds())
+    run.fit(TinyModule(), TwoKinds())
     assert hcct.assignments == history
     assert hcct.rounds == [1, 2, 3, 4]
-    for client, vector in enumerate(expected):
-        run.loop.flat.load(run.client_model(client))
-        got = torch.cat([p.detach().flatten() for p in module.parameters()])
-        assert_equal_up_to_rounding(got, vector, steps=4 * 3)
+    assert_clients_have(run, expected, steps=4 * 3)
 
 
 def test_it_separates_what_differs_and_joins_what_is_alike():
@@ -66,30 +59,11 @@ def test_it_separates_what_differs_and_joins_what_is_alike():
     assert {tuple(sorted(merge.first + merge.second)) for merge in hcct.merges} >= {(0, 1, 2), (3, 4)}
 
 
-def test_with_a_trade_off_of_zero_it_is_local_training_to_the_last_bit():
-    runs = [trainer(callback) for callback in (HCCT(relative_trade_off=0.0), LocalTraining())]
-    for run in runs:
-        run.fit(TinyModule(), TwoKinds())
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(runs[0], client), weights_of(runs[1], client))
-
-
-def test_with_a_large_trade_off_it_is_fedavg():
-    runs = [trainer(HCCT(relative_trade_off=1e6)), trainer()]
-    for run in runs:
-        run.fit(TinyModule(), TwoKinds())
-    assert runs[0].collaboration.num_models == 1
-    assert_equal_up_to_rounding(weights_of(runs[0], 0), weights_of(runs[1], 0), steps=3 * 3)
-
-
 def test_between_partitions_the_groups_stay():
     hcct, partitions = HCCT(relative_trade_off=0.8, hysteresis=0.0, every_n_rounds=3), []
-
-    class Watch(Callback):
-        def on_round_end(self, run):
-            partitions.append(hcct.partition_round)
-
-    trainer(hcct, Watch(), rounds=5).fit(TinyModule(), TwoKinds())
+    trainer(hcct, hooks(on_round_end=lambda run: partitions.append(hcct.partition_round)), rounds=5).fit(
+        TinyModule(), TwoKinds()
+    )
     assert partitions == [1, 1, 1, 4, 4]
     assert hcct.assignments[0] == hcct.assignments[1] == hcct.assignments[2]
 
@@ -102,34 +76,9 @@ def test_the_compared_layer_is_chosen_or_given():
     assert given.assignments[-1] == [0, 0, 0, 1, 1]
 
 
-def test_personal_layers_are_not_compared_and_not_shared():
-    hcct = HCCT(relative_trade_off=1e6)
-    run = trainer(hcct, PersonalLayers(layers=["linear.bias"]), rounds=2)
-    run.fit(TinyModule(), TwoKinds())
-    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
-    assert run.collaboration.num_models == 1
-    vectors = [weights_of(run, client) for client in range(len(SIZES))]
-    biases = {float(vector[span.begin]) for vector in vectors}
-    assert len(biases) == len(SIZES)
-    others = [torch.cat([vector[: span.begin], vector[span.end :]]) for vector in vectors]
-    assert all(torch.equal(other, others[0]) for other in others)
-
-
-class Without(Callback):
-    """Client 2 takes no part in some rounds."""
-
-    role = "participation"
-
-    def __init__(self, *rounds):
-        self.rounds = rounds
-
-    def select_clients(self, run):
-        return Cohort.of([0, 1, 3, 4] if run.current_round + 1 in self.rounds else [0, 1, 2, 3, 4])
-
-
 def test_who_took_no_part_keeps_its_model():
     whole, without = (HCCT(relative_trade_off=0.8, hysteresis=0.0) for _ in range(2))
-    first, second = trainer(whole, rounds=1), trainer(without, Without(2), rounds=2)
+    first, second = trainer(whole, rounds=1), trainer(without, Cohorts({2: OTHERS}, 5), rounds=2)
     for run in (first, second):
         run.fit(TinyModule(), TwoKinds())
     assert torch.equal(weights_of(second, 2), weights_of(first, 2))
@@ -138,7 +87,7 @@ def test_who_took_no_part_keeps_its_model():
 
 def test_who_has_never_taken_part_uses_the_average_of_the_groups():
     hcct = HCCT(relative_trade_off=0.8)
-    run = trainer(hcct, Without(1, 2), rounds=2)
+    run = trainer(hcct, Cohorts({1: OTHERS, 2: OTHERS}, 5), rounds=2)
     run.fit(TinyModule(), TwoKinds())
     assert hcct.assignments == [[0, 0, -1, 1, 1]] * 2
     assert run.collaboration.num_models == 2
@@ -146,7 +95,7 @@ def test_who_has_never_taken_part_uses_the_average_of_the_groups():
     shares = [sum(samples[:2]) / sum(samples), sum(samples[2:]) / sum(samples)]
     assert run.collaboration.personalisation[2].tolist() == pytest.approx(shares)
     hcct = HCCT(relative_trade_off=0.8)
-    trainer(hcct, Without(1, 2), rounds=3).fit(TinyModule(), TwoKinds())
+    trainer(hcct, Cohorts({1: OTHERS, 2: OTHERS}, 5), rounds=3).fit(TinyModule(), TwoKinds())
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
 
 
@@ -252,7 +201,7 @@ def test_a_partition_that_is_hardly_better_is_not_taken():
 def test_a_client_that_was_away_has_a_mean_of_its_own_rounds():
     hcct = HCCT(relative_trade_off=0.8)
     grams = Grams(hcct)
-    trainer(hcct, Without(2), grams, rounds=3).fit(TinyModule(), TwoKinds())
+    trainer(hcct, Cohorts({2: OTHERS}, 5), grams, rounds=3).fit(TinyModule(), TwoKinds())
 
     def cosine(number, first, second):
         gram = grams.rounds[number]
@@ -266,7 +215,7 @@ def test_a_client_that_was_away_has_a_mean_of_its_own_rounds():
 
 def test_a_newcomer_joins_the_partition_that_is_kept():
     hcct = HCCT(relative_trade_off=0.8, hysteresis=2.0)
-    trainer(hcct, Without(1, 2), rounds=4).fit(TinyModule(), TwoKinds())
+    trainer(hcct, Cohorts({1: OTHERS, 2: OTHERS}, 5), rounds=4).fit(TinyModule(), TwoKinds())
     assert hcct.assignments[1] == [0, 0, -1, 1, 1]
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
     assert hcct.partition_round == 1
@@ -276,7 +225,9 @@ def test_a_newcomer_joins_the_partition_that_is_kept():
 def test_the_mean_of_cosines_is_the_same_after_a_stop(tmp_path, layer):
     def make(root, rounds):
         hcct = HCCT(relative_trade_off=0.5, memory=0.7, every_n_rounds=2, layer=layer)
-        return hcct, trainer(hcct, Without(2), rounds=rounds, root=tmp_path / root, enable_checkpointing=True)
+        return hcct, trainer(
+            hcct, Cohorts({2: OTHERS}, 5), rounds=rounds, root=tmp_path / root, enable_checkpointing=True
+        )
 
     whole, run = make("whole", 5)
     run.fit(TinyModule(), TwoKinds())

@@ -1,75 +1,47 @@
 """KMeans in a run: against a plain loop, its limits, who comes late, and what composes with it."""
 
-import copy
-
 import pytest
 import torch
+from hooks import Cohorts, hooks
 from rounding import assert_equal_up_to_rounding
-from test_cfl_callback import KINDS, Cohorts, flat
-from test_coalition_callbacks import trainer as logged_trainer
 from tiny import TinyModule
-from two_kinds import SIZES, TwoKinds, trainer, weights_of
-
-from lightning_fl.callbacks import (
-    Callback,
-    ClientArrivals,
-    CoalitionFigure,
-    KMeans,
-    LocalTraining,
-    PersonalLayers,
-    UniformSampling,
+from two_kinds import (
+    KINDS,
+    SIZES,
+    TwoKinds,
+    assert_clients_have,
+    flat,
+    fresh_models,
+    share_average,
+    train_all,
+    trainer,
+    weights_of,
 )
+
+from lightning_fl.callbacks import Callback, ClientArrivals, KMeans, LocalTraining, UniformSampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
 
 
 def plain_kmeans(rounds: int, warm_up: int) -> list[torch.Tensor]:
     """Alone, then in the two groups that there are, with torch alone."""
-    data, models = TwoKinds(), [copy.deepcopy(TinyModule()) for _ in SIZES]
+    data, models = TwoKinds(), fresh_models()
     for done in range(1, rounds + 1):
-        for client, model in enumerate(models):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            x, y = data.sets[client, "train"].tensors
-            for begin in range(0, len(x), 8):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x[begin : begin + 8]), y[begin : begin + 8]).backward()
-                optimizer.step()
+        ends = train_all(models, data)
         if done >= warm_up:
             for group in ([0, 1, 2], [3, 4]):
-                total = sum(SIZES[client] for client in group)
-                average = sum(SIZES[client] / total * flat(models[client]) for client in group)
-                for client in group:
-                    torch.nn.utils.vector_to_parameters(average.clone(), models[client].parameters())
+                share_average(models, ends, group)
     return [flat(model) for model in models]
 
 
 @pytest.mark.parametrize("warm_up", [1, 3])
 def test_a_run_is_the_papers_algorithm(warm_up):
     kmeans = KMeans(num_clusters=2, warm_up_rounds=warm_up)
-    run, module = trainer(kmeans, rounds=5), TinyModule()
-    run.fit(module, TwoKinds())
+    run = trainer(kmeans, rounds=5)
+    run.fit(TinyModule(), TwoKinds())
     assert kmeans.assignment == KINDS
     assert kmeans.clustering_round == warm_up
-    for client, vector in enumerate(plain_kmeans(5, warm_up)):
-        run.loop.flat.load(run.client_model(client))
-        assert_equal_up_to_rounding(flat(module), vector, steps=5 * 3)
-
-
-def test_one_cluster_after_one_round_is_fedavg():
-    runs = [trainer(KMeans(num_clusters=1), rounds=4), trainer(rounds=4)]
-    for run in runs:
-        run.fit(TinyModule(), TwoKinds())
-    assert runs[0].collaboration.num_models == 1
-    assert_equal_up_to_rounding(weights_of(runs[0], 0), weights_of(runs[1], 0), steps=4 * 3)
-
-
-def test_as_many_clusters_as_clients_are_local_training():
-    runs = [trainer(KMeans(num_clusters=5), rounds=4), trainer(LocalTraining(), rounds=4)]
-    for run in runs:
-        run.fit(TinyModule(), TwoKinds())
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(runs[0], client), weights_of(runs[1], client))
-    assert runs[0].communication.bytes_sent == dict.fromkeys(range(5), runs[0].communication.model_bytes)
+    assert_clients_have(run, plain_kmeans(5, warm_up), steps=5 * 3)
 
 
 def test_who_has_not_trained_yet_joins_the_cluster_whose_mean_update_is_most_similar(
@@ -124,12 +96,12 @@ def test_a_client_that_arrives_finds_its_cluster(warm_up, order):
 
 def test_who_arrives_while_all_train_alone_goes_on_from_what_it_learned():
     kmeans, starts = KMeans(num_clusters=2, warm_up_rounds=4), []
-
-    class Watch(Callback):
-        def on_round_start(self, trainer):
-            starts.append(weights_of(trainer, 2).clone())
-
-    run = trainer(ClientArrivals(rounds={"client_2": 2}), kmeans, Watch(), rounds=6)
+    run = trainer(
+        ClientArrivals(rounds={"client_2": 2}),
+        kmeans,
+        hooks(on_round_start=lambda trainer: starts.append(weights_of(trainer, 2).clone())),
+        rounds=6,
+    )
     run.fit(TinyModule(), TwoKinds())
     assert kmeans.assignment == KINDS
     alone = trainer(LocalTraining(), rounds=1)
@@ -153,22 +125,6 @@ def test_who_arrives_in_the_round_that_forms_clusters_counts_with_what_it_learne
     total = sum(SIZES)
     mean = sum(SIZES[i] / total * runs[1].models[i].vectors[torch.float32] for i in range(5))
     assert_equal_up_to_rounding(weights_of(runs[0], 2), mean, steps=2 * 3)
-
-
-def test_personal_layers_are_not_compared_and_not_shared():
-    run = trainer(KMeans(num_clusters=2), PersonalLayers(layers=["linear.bias"]), rounds=3)
-    run.fit(TinyModule(), TwoKinds())
-    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
-    vectors = [weights_of(run, client) for client in range(len(SIZES))]
-    assert len({float(vector[span.begin]) for vector in vectors}) == len(SIZES)
-    assert torch.equal(vectors[0][: span.begin], vectors[2][: span.begin])
-    assert not torch.equal(vectors[0][: span.begin], vectors[3][: span.begin])
-
-
-@pytest.mark.slow
-def test_its_clusters_are_drawn(tmp_path):
-    logged_trainer(KMeans(num_clusters=2), CoalitionFigure(), root=tmp_path).fit(TinyModule(), TwoKinds())
-    assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}
 
 
 def test_a_run_without_rounds_in_clusters_is_warned_of():

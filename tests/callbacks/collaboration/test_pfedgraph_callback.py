@@ -8,6 +8,7 @@ import pytest
 import torch
 from bowls import Bowl, Bowls, descend, points, roll
 from corners import FailingTurns, fit
+from hooks import hooks
 from learners import Proximal
 from torch import Tensor
 
@@ -128,11 +129,14 @@ def test_only_the_named_layers_are_compared(tmp_path: Path) -> None:
 
 
 def test_who_takes_no_part_keeps_its_model_and_gives_none(tmp_path: Path) -> None:
-    class Two(Callback):
-        def select_clients(self, trainer: Any) -> Cohort:
-            return Cohort.of([0, 2])
-
-    run = roll(Bowls(*BOWLS), PFedGraph(lam=0.5), Two(), root=tmp_path, start=START, max_rounds=3)
+    run = roll(
+        Bowls(*BOWLS),
+        PFedGraph(lam=0.5),
+        hooks(select_clients=lambda trainer: Cohort.of([0, 2])),
+        root=tmp_path,
+        start=START,
+        max_rounds=3,
+    )
     models, _ = plain((BOWLS[0], BOWLS[2]), 3, 0.8, 0.5)
     found = points(run)
     torch.testing.assert_close(found[[0, 2]], models, rtol=0, atol=1e-10)

@@ -1,9 +1,9 @@
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
+from drawn import legend_of, names_of, texts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import same_color, to_rgb
@@ -16,23 +16,9 @@ from lightning_fl.callbacks.figures.plots.coalitions import (
     draw_merge_tree,
     draw_partition,
 )
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.drawing import BAD, GOOD
 
 ALONE = to_rgb("0.72")
-
-
-def names_of(count):
-    return [f"silo {i}" for i in range(count)]
-
-
-def legend_of(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def texts_of(labels):
-    return [label.get_text() for label in labels]
 
 
 def partition_of(labels):
@@ -102,13 +88,6 @@ class TestDistances:
         assert axes.get_ylabel() == label
         assert not axes.texts
 
-    @pytest.mark.parametrize(("shape", "labels"), [((2, 3), 3), ((3, 3), 2), ((2, 2), 3)])
-    def test_sizes_must_agree(self, shape, labels):
-        with pytest.raises(
-            ConfigurationError, match=rf"distances of shape \[{shape[0]}, {shape[1]}\], {labels} labels"
-        ):
-            draw_distances(torch.zeros(*shape), [0] * labels, names_of(3), "title", "measured")
-
 
 class TestMergeTree:
     # ((3 1) 4) and (0 2), client 5 alone; the merges interleave.
@@ -161,21 +140,6 @@ class TestMergeTree:
         assert not bars.patches
         assert "every client is alone" in tree.texts[0].get_text()
         assert legend_of(bars) == ["alone"]
-
-    @pytest.mark.parametrize(
-        ("merges", "labels", "message"),
-        [
-            ([((0, 1), (2,), 1.0)], [0, 0, 0], r"merge 1 of \[0, 1\] and \[2\]"),
-            ([((0,), (0,), 1.0)], [0, 0, 0], r"merge 1 of \[0\] and \[0\]"),
-            ([((0,), (3,), 1.0)], [0, 0, 0], r"merge 1 of \[0\] and \[3\]"),
-            ([((0,), (1,), 1.0), ((1,), (2,), 1.0)], [0, 0, 0], r"merge 2 of \[1\] and \[2\]"),
-            ([((0,), (1,), 1.0)], [0, 1, 2], r"merge 1 of \[0\] and \[1\].*labels"),
-            ([], [0, 1], "2 labels for 3 names"),
-        ],
-    )
-    def test_merges_that_cannot_be(self, merges, labels, message):
-        with pytest.raises(ConfigurationError, match=message):
-            draw_merge_tree(merges, labels, names_of(3), "title", "measured")
 
 
 class TestTracking:
@@ -246,13 +210,6 @@ class TestPartition:
         assert len(axes.get_xticklabels()) == 25
         assert legend_of(axes) == [f"coalition {label}" for label in range(20)] + ["10 more"]
 
-    @pytest.mark.parametrize(
-        ("rounds", "assignments"), [([], []), ([1], []), ([1, 2], [[0, 0, 0]]), ([1, 2], [[0, 0, 0], [0, 0]])]
-    )
-    def test_sizes_must_agree(self, rounds, assignments):
-        with pytest.raises(ConfigurationError, match=rf"{len(rounds)} rounds, .*"):
-            draw_partition(rounds, assignments, names_of(3), "title", "measured")
-
 
 class TestGains:
     arguments = (("metric", "test/acc"), ("higher_is_better", True), ("title", "Gains"), ("source", "measured"))
@@ -307,36 +264,3 @@ class TestGains:
         figure = self.draw({0: 0.5, 1: 0.5}, reference)
         assert figure.axes[1].get_ylim() == (-1, 1)
         figure.draw_without_rendering()
-
-    def test_nobody(self):
-        with pytest.raises(ConfigurationError, match="values and reference of test/acc: no client has both"):
-            self.draw({0: 1.0}, {1: 1.0})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "note"), [("stand-in", STAND_IN_LABEL), ("measured", "data: measured")])
-@pytest.mark.parametrize("count", [1, 2, 20, 200])
-def test_every_picture_renders_and_says_where_its_data_came_from(source, note, count):
-    labels, names = [client // 3 for client in range(count)], names_of(count)
-    values = {client: float(client) for client in range(count)}
-    figures = [
-        draw_distances(torch.ones(count, count), labels, names, "title", source),
-        draw_merge_tree([], labels, names, "title", source),
-        draw_partition([1], [labels], names, "title", source),
-        draw_gains(
-            values,
-            dict.fromkeys(values, 3.0),
-            names,
-            metric="val/loss",
-            higher_is_better=False,
-            title="title",
-            source=source,
-            labels=labels,
-        ),
-    ]
-    for figure in figures:
-        figure.draw_without_rendering()
-        assert figure.get_supxlabel() == note
-        assert figure.get_suptitle().startswith("title")
-    if "matplotlib.pyplot" in sys.modules:
-        assert sys.modules["matplotlib.pyplot"].get_fignums() == []

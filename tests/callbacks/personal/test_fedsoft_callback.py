@@ -8,6 +8,7 @@ import pytest
 import torch
 from bowls import RATE, Bowl, descend, points, roll
 from corners import fit
+from hooks import hooks
 from learners import Proximal
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -233,16 +234,10 @@ def test_bad_settings_are_named() -> None:
         fit(FedSoft(num_models=7, lam=0.1))
     with pytest.raises(ConfigurationError, match="FedSoft.initial_rounds=4"):
         fit(FedSoft(num_models=2, lam=0.1, initial_rounds=4))
-
-    class Names(Callback):
-        def select_clients(self, trainer: Any) -> Cohort:
-            return Cohort((Participant(0, 1),))
-
-    class Weighs(Callback):
-        def select_clients(self, trainer: Any) -> Cohort:
-            return Cohort(tuple(Participant(client, weight=1.0) for client in range(6)))
-
     with pytest.raises(ConfigurationError, match="FedSoft conflicts with"):
-        fit(FedSoft(num_models=2, lam=0.1), Names())
+        fit(FedSoft(num_models=2, lam=0.1), hooks(select_clients=lambda trainer: Cohort((Participant(0, 1),))))
     with pytest.raises(ConfigurationError, match="FedSoft.clients_per_model conflicts with"):
-        fit(FedSoft(num_models=2, lam=0.1, clients_per_model=2), Weighs())
+        fit(
+            FedSoft(num_models=2, lam=0.1, clients_per_model=2),
+            hooks(select_clients=lambda trainer: Cohort(tuple(Participant(client, weight=1.0) for client in range(6)))),
+        )

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from hooks import hooks
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 from torch import nn
@@ -216,13 +217,10 @@ def test_fine_tuning_names_bad_settings_and_failures():
             loss = super().training_step(batch, batch_idx)
             return loss * float("nan") if broken else loss
 
-    class Break(Callback):
-        def on_fit_end(self, run):
-            broken.append(1)
-
+    broken: list[int] = []
     for policy in ("fail", "skip"):
-        broken: list[int] = []
-        run = trainer(Break(), FineTuning(), on_client_error=policy)
+        broken.clear()
+        run = trainer(hooks(on_fit_end=lambda run: broken.append(1)), FineTuning(), on_client_error=policy)
         if policy == "fail":
             with pytest.raises(TrainingError, match="fine-tuning of client 0 failed"):
                 run.fit(Fragile(), TinyClients())
@@ -233,17 +231,15 @@ def test_fine_tuning_names_bad_settings_and_failures():
 
 @pytest.mark.parametrize("kept", [[], [BestClientModels(monitor="val_loss")]], ids=["last", "best of each"])
 def test_who_never_came_is_not_fine_tuned(kept):
-    class RoundsAreOver(Callback):
-        def on_fit_end(self, run):
-            steps.clear()
-
     class Watched(TinyModule):
         def training_step(self, batch, batch_idx):
             steps.append(self.trainer.client)
             return super().training_step(batch, batch_idx)
 
     steps: list[int] = []
-    run = trainer(RoundsAreOver(), ClientArrivals(rounds={"client_1": 99}), *kept, FineTuning(steps=2))
+    run = trainer(
+        hooks(on_fit_end=lambda run: steps.clear()), ClientArrivals(rounds={"client_1": 99}), *kept, FineTuning(steps=2)
+    )
     run.fit(Watched(), TinyClients(SIZES))
     assert steps == [0, 0, 2, 2]
     assert set(run.client_store("final_models")) == {0, 2}
@@ -306,14 +302,11 @@ def test_arrivals_that_cannot_be_are_named():
         trainer(ClientArrivals(rounds={"client_9": 2})).fit(TinyModule(), TinyClients(SIZES))
     with pytest.raises(ConfigurationError, match=r"ClientArrivals\.rounds.* round 1"):
         trainer(ClientArrivals(rounds={"0": 2, "1": 2, "2": 3})).fit(TinyModule(), TinyClients(SIZES))
-
-    class OnlyTheLast(Callback):
-        def select_clients(self, run):
-            return Cohort.of([2])
-
     module = TinyModule()
     with pytest.warns(UserWarning, match="nobody takes part in round 1, which leaves all models as they are"):
-        trainer(ClientArrivals(rounds={"2": 3}), OnlyTheLast(), max_rounds=1).fit(module, TinyClients(SIZES))
+        trainer(ClientArrivals(rounds={"2": 3}), hooks(select_clients=lambda run: Cohort.of([2])), max_rounds=1).fit(
+            module, TinyClients(SIZES)
+        )
     assert all(
         torch.equal(own, first) for own, first in zip(module.parameters(), TinyModule().parameters(), strict=True)
     )

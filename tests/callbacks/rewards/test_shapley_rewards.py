@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from hooks import hooks
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -542,21 +543,19 @@ def test_clients_without_held_out_data_are_refused_and_have_training_data_instea
 
 
 def test_too_many_participants_for_enumeration_are_refused_before_training() -> None:
-    class Started(Callback):
-        def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
-            pytest.fail("a client trains")
-
     message = "method='exact'.* 11"
     with pytest.raises(ConfigurationError, match=message):
-        fit(ShapleyRewards(method="exact"), Started(), data=TinyClients((8,) * 11))
+        fit(
+            ShapleyRewards(method="exact"),
+            hooks(on_client_start=lambda trainer, client: pytest.fail("a client trains")),
+            data=TinyClients((8,) * 11),
+        )
 
 
 def test_too_many_drawn_participants_are_refused_when_they_are_known() -> None:
-    class Everybody(Callback):
-        role = "participation"
-
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            return Cohort.of(range(11))
-
     with pytest.raises(ConfigurationError, match="method='exact'.* 11"):
-        fit(ShapleyRewards(method="exact"), Everybody(), data=TinyClients((8,) * 11))
+        fit(
+            ShapleyRewards(method="exact"),
+            hooks(role="participation", select_clients=lambda trainer: Cohort.of(range(11))),
+            data=TinyClients((8,) * 11),
+        )

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from corners import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
+from hooks import hooks
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
@@ -228,12 +229,11 @@ def test_a_round_without_bids_needs_random_clients() -> None:
 def test_a_tier_without_a_cohort_stays_as_it_is() -> None:
     tiers = TierBidding(num_tiers=2, policy=Watching(1), num_random=0, **ALL)
     models: list[Any] = []
-
-    class Keep(Callback):
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            models.append((trainer.models[0], trainer.collaboration.aggregation[0]))
-
-    run = fit(tiers, Keep(), max_rounds=3)
+    run = fit(
+        tiers,
+        hooks(on_round_end=lambda trainer: models.append((trainer.models[0], trainer.collaboration.aggregation[0]))),
+        max_rounds=3,
+    )
     assert models[0][0].equal(models[2][0])
     assert torch.equal(models[0][1], models[2][1])
     assert tiers.rounds[1].cohorts[0] == {"best": [], "random": []}
