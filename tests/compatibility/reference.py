@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks.callback import Callback
@@ -193,6 +193,16 @@ class Batches:
         return zip(self.rows[0].split(4), self.rows[1].split(4), strict=True)
 
 
+class Rows(IterableDataset):
+    """Samples one after another, without a length."""
+
+    def __init__(self, client: int, count: int) -> None:
+        self.rows = samples(client, count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
 class LeaveOut(Callback):
     """Clients take part in the rounds that ``cohorts`` lists for each round."""
 
@@ -225,7 +235,7 @@ def federated_trainer(folder: Path, **arguments: Any) -> FederatedTrainer:
     return FederatedTrainer(**(quiet | arguments))
 
 
-def lightning_trainer(folder: Path, **arguments: Any) -> pl.Trainer:
+def lightning_trainer(folder: Path, kind: Any = pl.Trainer, **arguments: Any) -> Any:
     """Lightning's own Trainer, as quiet, on one CPU."""
     quiet: dict[str, Any] = {
         "accelerator": "cpu",
@@ -237,7 +247,7 @@ def lightning_trainer(folder: Path, **arguments: Any) -> pl.Trainer:
         "num_sanity_val_steps": 0,
         "default_root_dir": folder,
     }
-    return pl.Trainer(**(quiet | arguments))
+    return kind(**(quiet | arguments))
 
 
 def make(module: Callable[[], LightningModule]) -> LightningModule:

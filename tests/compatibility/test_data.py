@@ -3,13 +3,25 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from reference import Clients, Linear, OneClient, assert_same_weights, federated_trainer, make, samples, train_both
+from reference import (
+    Clients,
+    Linear,
+    OneClient,
+    Rows,
+    Validated,
+    assert_same_weights,
+    federated_trainer,
+    lightning_trainer,
+    linear,
+    make,
+    samples,
+    train_both,
+)
 from rounding import rounding
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.nn import global_add_pool
@@ -97,19 +109,13 @@ def test_graph_batches(follow: list[str] | None, tmp_path: Path) -> None:
     assert trainer.metrics["train"]["guessed"].mean == pytest.approx(value, rel=1e-5)
 
 
-class Stream(IterableDataset):
-    def __init__(self, count: int) -> None:
-        self.rows = samples(0, count)
-
-    def __iter__(self) -> Any:
-        return iter(self.rows)
-
+class Stream(Rows):
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def test_iterable_data(tmp_path: Path) -> None:
-    data = Clients((10,), data=lambda client, split: DataLoader(Stream(10), batch_size=4))
+    data = Clients((10,), data=lambda client, split: DataLoader(Stream(0, 10), batch_size=4))
     own, _, reference, _ = train_both(Linear, tmp_path, data=data)
     assert_same_weights(own, reference)
 
@@ -122,27 +128,18 @@ def test_collation_that_leaves_a_batch_out(tmp_path: Path) -> None:
             return None
         return tuple(map(torch.stack, zip(*rows, strict=True)))
 
-    class Rows(Dataset):
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> Any:
-            return samples(0, 10)[index]
-
-    data = Clients((10,), data=lambda client, split: DataLoader(Rows(), batch_size=4, collate_fn=collate))
+    data = Clients((10,), data=lambda client, split: DataLoader(samples(0, 10), batch_size=4, collate_fn=collate))
     own, trainer, reference, theirs = train_both(Linear, tmp_path, data=data)
     assert_same_weights(own, reference)
     assert trainer.client_states[0].global_step == theirs.global_step == 6
 
 
 def test_the_modules_own_loaders_are_not_asked(tmp_path: Path) -> None:
-    class HasLoaders(Linear):
-        def train_dataloader(self) -> Any:
-            raise AssertionError
+    def refuse(self: Any) -> Any:
+        raise AssertionError
 
-        val_dataloader = train_dataloader
-
-    own, _, reference, _ = train_both(HasLoaders, tmp_path)
+    module = linear(train_dataloader=refuse, val_dataloader=refuse)
+    own, _, reference, _ = train_both(module, tmp_path)
     assert_same_weights(own, reference)
 
 
@@ -154,7 +151,9 @@ _CALLS = ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 class _Moves:
     """The three hooks, each of which changes the batch."""
 
-    moved: list[str]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.moved: list[str] = []
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.moved.append(f"{_CALLS[0]} {dataloader_idx}")
@@ -169,25 +168,13 @@ class _Moves:
         return [2.0 * batch[0], batch[1]]
 
 
-class MovingModule(_Moves, Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
+class MovingModule(_Moves, Validated): ...
 
 
-class MovingData(_Moves, Clients):
-    def __init__(self) -> None:
-        super().__init__((10,))
-        self.moved = []
+class MovingData(_Moves, Clients): ...
 
 
-class MovingLightningData(_Moves, OneClient):
-    def __init__(self) -> None:
-        super().__init__(Clients((10,)))
-        self.moved = []
+class MovingLightningData(_Moves, OneClient): ...
 
 
 def test_transfer_hooks_of_the_module(tmp_path: Path) -> None:
@@ -201,19 +188,10 @@ def test_transfer_hooks_of_the_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", [Linear, MovingModule])
 def test_transfer_hooks_of_the_data_come_before_the_modules(module: type[Linear], tmp_path: Path) -> None:
     own, reference = make(module), make(module)
-    data = MovingData()
+    data = MovingData((10,))
     federated_trainer(tmp_path, max_rounds=2, optimizer_state="keep", check_val_every_n_rounds=0).fit(own, data)
-    lightning_data = MovingLightningData()
-    pl.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        limit_val_batches=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=tmp_path,
-    ).fit(reference, datamodule=lightning_data)
+    lightning_data = MovingLightningData(Clients((10,)))
+    lightning_trainer(tmp_path, max_epochs=2, limit_val_batches=0).fit(reference, datamodule=lightning_data)
     assert_same_weights(own, reference)
     assert data.moved == lightning_data.moved
     assert len(data.moved) == 2 * 3 * 3
@@ -234,15 +212,11 @@ class AsksItsTrainer(Clients):
 
 
 def test_the_data_module_is_told_what_the_run_is_doing(tmp_path: Path) -> None:
-    class Evaluated(Linear):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", self.loss(batch))
-
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("test_loss", self.loss(batch))
-
-        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+    class Evaluated(Validated):
+        def test_step(self, batch: Any, batch_idx: int) -> Tensor:
             return self.loss(batch)
+
+        predict_step = test_step
 
     data, module = AsksItsTrainer(), make(Evaluated)
     trainer = federated_trainer(tmp_path, max_rounds=1)
@@ -280,10 +254,6 @@ def test_predict_step(tmp_path: Path, three_clients: Clients) -> None:
 def test_predict_without_a_predict_step_calls_forward(tmp_path: Path) -> None:
     """Lightning's own ``predict_step`` is ``self(batch)``."""
 
-    class Forward(Linear):
-        def forward(self, batch: Any) -> Tensor:
-            return self.net(batch[0])
-
-    module = make(Forward)
+    module = make(linear(forward=lambda self, batch: self.net(batch[0])))
     outputs = federated_trainer(tmp_path).predict(module, Clients((4,)), split="val")
     torch.testing.assert_close(torch.cat(outputs[0]), module.net(samples(0, 5, "val").tensors[0]).detach())

@@ -20,6 +20,7 @@ from reference import (
     federated_trainer,
     linear,
     make,
+    step,
     train_both,
     watching,
 )
@@ -426,16 +427,12 @@ def test_settings_are_shown(tmp_path: Path) -> None:
 
 
 def test_should_stop_ends_the_run_after_the_round(tmp_path: Path) -> None:
-    class Stops(Linear):
-        steps = 0
+    def act(self: Any) -> None:
+        self.steps += 1
+        if self.current_epoch == 1:
+            self.trainer.should_stop = True
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.steps += 1
-            if self.current_epoch == 1:
-                self.trainer.should_stop = True
-            return self.loss(batch)
-
-    module = Stops()
+    module = linear("Stops", training_step=step(act), steps=0)()
     trainer = federated_trainer(tmp_path, max_rounds=5)
     trainer.fit(module, Clients((10, 10)))
     assert trainer.current_round == 2

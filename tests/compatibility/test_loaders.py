@@ -18,6 +18,7 @@ from reference import (
     Batches,
     Holds,
     Linear,
+    Rows,
     Validated,
     assert_same_weights,
     federated_trainer,
@@ -206,16 +207,6 @@ def test_training_on_several_loaders(kind: str, tmp_path: Path) -> None:
 
 
 # -- any iterable, streams ------------------------------------------------------------------------------------------
-
-
-class Rows(IterableDataset):
-    """Samples one after another, without a length."""
-
-    def __init__(self, client: int, count: int) -> None:
-        self.rows = samples(client, count)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
 
 
 class Asks(Linear):
@@ -566,10 +557,6 @@ def test_an_endless_loader_with_a_length_trains_and_is_evaluated(amount: dict[st
 
         def __len__(self) -> int:
             return 3
-
-    class Validated(Linear):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", self.loss(batch))
 
     loaders = [Endless(), Endless()]
     own, reference = make(Validated), make(Validated)

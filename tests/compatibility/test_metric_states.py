@@ -13,6 +13,7 @@ from reference import (
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    linear,
     make,
     train_both,
 )
@@ -104,11 +105,9 @@ def test_a_resumed_run_continues(module: type[Best], tmp_path: Path) -> None:
 
 
 def test_logged_metrics_leave_nothing_behind(tmp_path: Path) -> None:
-    class Logged(Best):
-        def on_validation_epoch_end(self) -> None: ...
-
+    logged = linear("Logged", Best, on_validation_epoch_end=lambda self: None)
     trainer = federated_trainer(tmp_path, max_rounds=2)
-    trainer.fit(make(Logged), Clients((8, 8)))
+    trainer.fit(make(logged), Clients((8, 8)))
     assert "metric_states" not in trainer.federation.client_stores
 
 

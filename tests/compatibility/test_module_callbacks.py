@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
-from reference import Clients, Linear, assert_same_weights, federated_trainer, linear, make, train_both
+from reference import Clients, Fails, Linear, assert_same_weights, federated_trainer, linear, make, train_both
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import TrainingError
@@ -146,12 +146,8 @@ def test_base_finetuning(tmp_path: Path) -> None:
     assert not torch.equal(several.backbone.weight, make(Finetuned).backbone.weight)
 
 
-def _brings(callback: Any) -> type[Linear]:
-    class Brings(Linear):
-        def configure_callbacks(self) -> Any:
-            return [callback]
-
-    return Brings
+def _brings(callback: Any) -> type[Any]:
+    return linear("Brings", configure_callbacks=lambda self: [callback])
 
 
 @pytest.mark.parametrize(
@@ -194,10 +190,7 @@ def test_callbacks_hear_of_an_error(tmp_path: Path) -> None:
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
             seen.append(stage)
 
-    class Fails(_brings(Hears())):  # type: ignore[misc]
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise ValueError("no")
-
+    module = linear("Brings", Fails, configure_callbacks=lambda self: [Hears()])()
     with pytest.raises(TrainingError):
-        federated_trainer(tmp_path, max_rounds=1).fit(Fails(), Clients())
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients())
     assert seen == ["TrainingError", "fit"]

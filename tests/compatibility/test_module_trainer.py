@@ -8,7 +8,18 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from reference import Clients, Linear, federated_trainer, fit_whole_and_resumed, make, samples, train_both
+from reference import (
+    Clients,
+    Linear,
+    federated_trainer,
+    fit_whole_and_resumed,
+    linear,
+    make,
+    samples,
+    step,
+    train_both,
+    watching,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
@@ -63,51 +74,25 @@ def kind(value: Any) -> Any:
     return "callable" if callable(value) and not isinstance(value, nn.Module) else "object"
 
 
-class Looks(Linear):
-    """Reads every public attribute the first time that it is in a hook."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, dict[str, Any]] = {}
-
-    def look(self, moment: str) -> None:
-        if moment not in self.seen:
-            found = self.seen[moment] = {}
-            for name in ATTRIBUTES:
-                if moment == "setup" and name == "estimated_stepping_batches":  # loads data in Lightning
-                    continue
-                try:
-                    found[name] = kind(getattr(self.trainer, name))
-                except AttributeError as error:
-                    found[name] = error
-
-    def setup(self, stage: str) -> None:
-        self.look("setup")
-
-    def configure_optimizers(self) -> Any:
+def _look(self: Any, moment: str, *_: Any) -> None:
+    """Read every public attribute the first time that the module is in a hook."""
+    if moment == "configure_optimizers":
         _ = self.trainer.estimated_stepping_batches  # whereby Lightning makes its loader
-        self.look("configure_optimizers")
-        return super().configure_optimizers()
-
-    def on_train_epoch_start(self) -> None:
-        self.look("on_train_epoch_start")
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.look("training_step")
-        return super().training_step(batch, batch_idx)
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.look("on_train_batch_end")
-
-    def on_train_epoch_end(self) -> None:
-        self.look("on_train_epoch_end")
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.look("validation_step")
+    if moment in self.seen:
+        return
+    found = self.seen[moment] = {}
+    for name in ATTRIBUTES:
+        if moment == "setup" and name == "estimated_stepping_batches":  # loads data in Lightning
+            continue
+        try:
+            found[name] = kind(getattr(self.trainer, name))
+        except AttributeError as error:
+            found[name] = error
 
 
 def test_every_public_attribute_is_what_lightnings_trainer_answers_or_refused(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(Looks, tmp_path, epochs=2)
+    silent = linear("Silent", validation_step=lambda *_: None, build=lambda self: setattr(self, "seen", {}))
+    own, _, reference, _ = train_both(watching(silent, _DIFFERENT, _look), tmp_path, epochs=2)
     assert own.seen.keys() == _DIFFERENT.keys()
     for moment, found in own.seen.items():
         expected = reference.seen[moment]
@@ -161,13 +146,10 @@ def test_what_there_is_not_says_what_there_is(path: str, message: str, tmp_path:
     ],
 )
 def test_settings_of_the_run_cannot_be_changed_by_a_module(name: str, instead: str, tmp_path: Path) -> None:
-    class Sets(Linear):
-        def on_train_start(self) -> None:
-            setattr(self.trainer, name, 3)
-
+    module = linear(on_train_start=lambda self: setattr(self.trainer, name, 3))()
     message = rf"self.trainer.{name} = 3 would change nothing: it belongs to the whole run; {instead}"
     with pytest.raises(AttributeError, match=message):
-        federated_trainer(tmp_path, max_rounds=1).fit(Sets(), Clients((4,)))
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4,)))
 
 
 def test_neither_can_loops_and_callbacks(tmp_path: Path) -> None:
@@ -225,18 +207,16 @@ def test_reading_the_loader_changes_nothing(tmp_path: Path) -> None:
     """It has an order of its own, the same for the same turn whatever was read before."""
     read: list[Tensor] = []
 
-    class Reads(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loader = self.trainer.train_dataloader
-            assert isinstance(loader.sampler, RandomSampler)
-            read.append(torch.cat([x for x, _ in loader]))
-            return self.loss([nn.functional.dropout(batch[0]), batch[1]])
-
     class Plain(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.loss([nn.functional.dropout(batch[0]), batch[1]])
+        def loss(self, batch: Any) -> Any:
+            return super().loss([nn.functional.dropout(batch[0]), batch[1]])
 
-    own, plain = make(Reads), make(Plain)
+    def act(self: Any) -> None:
+        loader = self.trainer.train_dataloader
+        assert isinstance(loader.sampler, RandomSampler)
+        read.append(torch.cat([x for x, _ in loader]))
+
+    own, plain = make(linear("Reads", Plain, training_step=step(act))), make(Plain)
     federated_trainer(tmp_path / "a", max_rounds=2).fit(own, Clients((8, 8), shuffle=True))
     federated_trainer(tmp_path / "b", max_rounds=2).fit(plain, Clients((8, 8), shuffle=True))
     assert torch.equal(own.net.weight, plain.net.weight)
@@ -247,16 +227,15 @@ def test_reading_the_loader_changes_nothing(tmp_path: Path) -> None:
 def test_chemprops_warm_up(tmp_path: Path) -> None:
     """The number of steps as ``chemprop.models.MPNN.configure_optimizers`` finds it."""
 
-    class WarmUp(Linear):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
-            if self.trainer.train_dataloader is None:
-                _ = self.trainer.estimated_stepping_batches
-            steps = self.trainer.num_training_batches * 2
-            rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        if self.trainer.train_dataloader is None:
+            _ = self.trainer.estimated_stepping_batches
+        steps = self.trainer.num_training_batches * 2
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
-    own, _, reference, _ = train_both(WarmUp, tmp_path)
+    own, _, reference, _ = train_both(linear(configure_optimizers=configure_optimizers), tmp_path)
     assert torch.equal(own.net.weight, reference.net.weight)
 
 
@@ -264,37 +243,13 @@ def test_chemprops_warm_up(tmp_path: Path) -> None:
 
 
 class Counts(Linear):
-    """Notes where Lightning's loops are."""
+    """Compares its loops with its trainer; :data:`Noting` notes where Lightning's loops are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[Any] = []
 
-    def note(self, moment: str) -> None:
-        loop = self.trainer.fit_loop
-        progress = loop.epoch_loop.batch_progress
-        epochs = loop.epoch_progress.current
-        self.notes.append(
-            (
-                moment,
-                (loop.batch_idx, loop.total_batch_idx, loop.epoch_loop.batch_idx, loop.epoch_loop.total_batch_idx),
-                (loop.max_epochs, loop.max_steps, loop.min_epochs, loop.max_batches, loop.epoch_loop.global_step),
-                (epochs.ready, epochs.started, epochs.processed, epochs.completed),
-                tuple(
-                    (part.ready, part.started, part.processed, part.completed)
-                    for part in (progress.current, progress.total)
-                ),
-            )
-        )
-
-    def on_train_epoch_start(self) -> None:
-        self.note("start")
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.note("batch start")
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.note("step")
         loop = self.trainer.fit_loop
         assert loop._data_source.is_defined()
         assert loop.epoch_loop.val_loop._data_source.is_defined()
@@ -302,21 +257,31 @@ class Counts(Linear):
         assert loop.epoch_loop._should_accumulate() == (self.trainer.accumulate_grad_batches > 1 and batch_idx == 0)
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.note("batch end")
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         loop = self.trainer.fit_loop.epoch_loop.val_loop
         assert (loop.batch_progress.current.ready, loop.num_dataloaders, loop.max_batches) == (batch_idx + 1, 1, [2])
 
-    def on_train_epoch_end(self) -> None:
-        self.note("end")
+
+def _note_loops(self: Any, hook: str, *_: Any) -> None:
+    loop = self.trainer.fit_loop
+    progress = loop.epoch_loop.batch_progress
+    counts = [
+        (part.ready, part.started, part.processed, part.completed)
+        for part in (loop.epoch_progress.current, progress.current, progress.total)
+    ]
+    indices = (loop.batch_idx, loop.total_batch_idx, loop.epoch_loop.batch_idx, loop.epoch_loop.total_batch_idx)
+    ends = (loop.max_epochs, loop.max_steps, loop.min_epochs, loop.max_batches, loop.epoch_loop.global_step)
+    self.notes.append((hook, indices, ends, *counts))
+
+
+_NOTED = "on_train_epoch_start on_train_batch_start training_step on_train_batch_end on_train_epoch_end"
+Noting = watching(Counts, _NOTED.split(), _note_loops)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_loops_are_where_lightnings_are(accumulate: int, tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(Counts, tmp_path, epochs=2, accumulate_grad_batches=accumulate)
-    again = next(place for place, note in enumerate(own.notes) if place and note[0] == "start")
+    own, _, reference, _ = train_both(Noting, tmp_path, epochs=2, accumulate_grad_batches=accumulate)
+    again = next(place for place, note in enumerate(own.notes) if place and note[0] == "on_train_epoch_start")
     # Before its first batch Lightning still counts the epoch before.
     assert own.notes[again][3] == reference.notes[again][3]
     del own.notes[again], reference.notes[again]
@@ -324,7 +289,7 @@ def test_loops_are_where_lightnings_are(accumulate: int, tmp_path: Path) -> None
 
 
 def test_batches_are_counted_on_after_a_resumed_run(tmp_path: Path) -> None:
-    (whole, _, second), _ = fit_whole_and_resumed(Counts, tmp_path, Clients((10, 3)))
+    (whole, _, second), _ = fit_whole_and_resumed(Noting, tmp_path, Clients((10, 3)))
     totals = [note[1] for note in second.notes]
     assert totals == [note[1] for note in whole.notes][-len(totals) :]
     assert totals[-1][1] == 3  # client 1's fourth batch
@@ -502,13 +467,11 @@ def test_a_federated_data_module_sees_the_modules_trainer(tmp_path: Path) -> Non
             assert t.federated.max_rounds == 1
             return batch
 
-    class Reads(Linear):
-        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+    def on_train_epoch_start(self: Any) -> None:
+        assert len(self.trainer.datamodule.train_dataloader()) == 2
 
-        def on_train_epoch_start(self) -> None:
-            assert len(self.trainer.datamodule.train_dataloader()) == 2
-
-    federated_trainer(tmp_path, max_rounds=1).fit(Reads(), Data((8,)))
+    module = linear(validation_step=lambda *_: None, on_train_epoch_start=on_train_epoch_start)
+    federated_trainer(tmp_path, max_rounds=1).fit(module(), Data((8,)))
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -525,10 +488,7 @@ def test_an_error_of_the_module_names_its_place(tmp_path: Path) -> None:
 
 
 def test_an_error_with_a_message_of_ours_does_not(tmp_path: Path) -> None:
-    class Wrong(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return 1.0
-
+    module = linear(training_step=lambda *_: 1.0)()
     with pytest.raises(TrainingError) as error:
-        federated_trainer(tmp_path, max_rounds=1).fit(Wrong(), Clients((4,)))
+        federated_trainer(tmp_path, max_rounds=1).fit(module, Clients((4,)))
     assert "test_module_trainer" not in str(error.value)

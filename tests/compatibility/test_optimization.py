@@ -6,17 +6,24 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    linear,
+    make,
+    samples,
+    train_both,
+    watching,
+)
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
 
 def _with(optimizer: Any, **options: Any) -> type[Linear]:
-    class Module(Linear):
-        def configure_optimizers(self) -> Any:
-            return optimizer(self.parameters(), **options)
-
-    return Module
+    return linear(configure_optimizers=lambda self: optimizer(self.parameters(), **options))
 
 
 @pytest.mark.parametrize(
@@ -58,13 +65,9 @@ def test_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
 
 
 def test_no_optimizer_leaves_the_weights(tmp_path: Path) -> None:
-    class Fixed(Linear):
-        def configure_optimizers(self) -> None:
-            return None
-
-    own, _, reference, _ = train_both(Fixed, tmp_path)
+    own, _, reference, _ = train_both(linear(configure_optimizers=lambda self: None), tmp_path)
     assert_same_weights(own, reference, moved=False)
-    assert torch.equal(own.net.weight, make(Fixed).net.weight)
+    assert torch.equal(own.net.weight, make(Linear).net.weight)
 
 
 # -- accumulation ---------------------------------------------------------------------------------------------------
@@ -111,13 +114,10 @@ class Outputs(Linear):
         self.seen.append({key: float(value) for key, value in outputs.items()})
 
 
-class DictOutputs(Outputs):
-    style = "dict"
-
-
-@pytest.mark.parametrize("module", [Outputs, DictOutputs])
+@pytest.mark.parametrize("style", ["tensor", "dict"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_outputs_reach_on_train_batch_end(module: type[Outputs], accumulate: int, tmp_path: Path) -> None:
+def test_outputs_reach_on_train_batch_end(style: str, accumulate: int, tmp_path: Path) -> None:
+    module = linear("Outputs", Outputs, style=style)
     own, _, reference, _ = train_both(module, tmp_path, accumulate_grad_batches=accumulate)
     assert_same_weights(own, reference)
     assert own.seen == reference.seen
@@ -156,14 +156,10 @@ def test_none_skips_a_batch(skipped: tuple[int, ...], accumulate: int, tmp_path:
 
 
 def test_a_client_without_any_loss_keeps_its_weights(tmp_path: Path) -> None:
-    class Nothing(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-    module = make(Nothing)
+    module = make(linear(training_step=lambda *_: None))
     trainer = federated_trainer(tmp_path, max_rounds=2)
     trainer.fit(module, Clients((4, 4)))
-    assert torch.equal(module.net.weight, make(Nothing).net.weight)
+    assert torch.equal(module.net.weight, make(Linear).net.weight)
     assert trainer.metrics["train"] == {}
 
 
@@ -264,11 +260,8 @@ def test_gradient_clipping(value: float, algorithm: str | None, tmp_path: Path) 
 
 
 def test_a_batch_hook_that_ends_the_epoch(tmp_path: Path) -> None:
-    class Stops(Linear):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-            return -1 if batch_idx == 2 else None
-
-    own, trainer, reference, theirs = train_both(Stops, tmp_path)
+    stops = linear(on_train_batch_start=lambda self, batch, batch_idx: -1 if batch_idx == 2 else None)
+    own, trainer, reference, theirs = train_both(stops, tmp_path)
     assert_same_weights(own, reference)
     assert trainer.client_states[0].global_step == theirs.global_step == 6
 
@@ -391,25 +384,20 @@ class ManualHooks(Linear):
             optimizer.step()
             optimizer.zero_grad()
 
-    def on_before_backward(self, loss: Tensor) -> None:
-        self.calls.append("on_before_backward")
-
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.calls.append("backward")
         (3 * loss).backward(*args, **kwargs)
 
-    def on_after_backward(self) -> None:
-        self.calls.append("on_after_backward")
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.calls.append("on_before_optimizer_step")
+_MANUAL_HOOKS = "on_before_backward backward on_after_backward on_before_optimizer_step on_train_batch_end"
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.calls.append(f"on_train_batch_end {sorted(outputs)}")
+
+def _note_manual(self: Any, hook: str, *arguments: Any) -> None:
+    self.calls.append(f"{hook} {sorted(arguments[0])}" if hook == "on_train_batch_end" else hook)
 
 
 def test_manual_hooks_in_lightnings_order(tmp_path: Path) -> None:
-    own, trainer, reference, theirs = train_both(ManualHooks, tmp_path, data=Clients((16,)))
+    module = watching(ManualHooks, _MANUAL_HOOKS.split(), _note_manual)
+    own, trainer, reference, theirs = train_both(module, tmp_path, data=Clients((16,)))
     assert_same_weights(own, reference)
     assert own.calls == reference.calls
     assert trainer.client_states[0].global_step == theirs.global_step == 6
@@ -434,7 +422,7 @@ class ManualClosure(ManualHooks):
 
 
 def test_manual_closure(tmp_path: Path) -> None:
-    own, trainer, reference, _ = train_both(ManualClosure, tmp_path)
+    own, trainer, reference, _ = train_both(watching(ManualClosure, _MANUAL_HOOKS.split(), _note_manual), tmp_path)
     assert_same_weights(own, reference)
     assert own.calls == reference.calls
     assert trainer.metrics["train"]["train/loss"].mean > 0
@@ -487,13 +475,10 @@ def test_steps_that_a_module_takes_itself_are_the_optimizer_s_own(
 ) -> None:
     """Before and after steps of the trainer's: both see one momentum."""
 
-    class StepsTwice(Linear):
-        def configure_optimizers(self) -> Any:
-            return optimizer(self.parameters(), lr=0.05, **options)
+    def steps(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            self.optimizers(use_pl_optimizer=False).step()
 
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 1:
-                self.optimizers(use_pl_optimizer=False).step()
-
-    own, _, reference, _ = train_both(StepsTwice, tmp_path)
+    module = linear("StepsTwice", _with(optimizer, lr=0.05, **options), on_train_batch_end=steps)
+    own, _, reference, _ = train_both(module, tmp_path)
     assert_same_weights(own, reference)

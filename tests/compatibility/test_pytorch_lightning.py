@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import pytorch_lightning
 import torch
-from reference import Clients, federated_trainer, samples
+from reference import Clients, federated_trainer, lightning_trainer, loader, samples
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError
@@ -158,15 +158,6 @@ def test_both_names_give_the_same_bits(members: dict[str, Any], tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["automatic", "manual"])
 def test_a_client_has_the_weights_of_its_own_trainer(name: str, tmp_path: Path) -> None:
-    quiet: dict[str, Any] = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
-
     def plain(pl: ModuleType) -> Any:
         module = module_of(pl, **CASES[name])
         module.net[2].p = 0.0  # the trainers draw otherwise
@@ -174,9 +165,8 @@ def test_a_client_has_the_weights_of_its_own_trainer(name: str, tmp_path: Path) 
 
     own, reference = plain(pytorch_lightning), plain(pytorch_lightning)
     federated_trainer(tmp_path, max_rounds=2, optimizer_state="keep").fit(own, Clients((10,)))
-    loader = DataLoader(samples(0, 10), batch_size=4)
-    trainer = pytorch_lightning.Trainer(max_epochs=2, limit_val_batches=0, **quiet)
-    trainer.fit(reference, loader)
+    trainer = lightning_trainer(tmp_path, pytorch_lightning.Trainer, max_epochs=2, limit_val_batches=0)
+    trainer.fit(reference, loader(0, 10))
     for name, value in own.state_dict().items():
         assert torch.equal(value, reference.state_dict()[name]), name
 

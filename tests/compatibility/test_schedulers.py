@@ -17,6 +17,7 @@ from reference import (
     linear,
     make,
     train_both,
+    watching,
 )
 from torch import Tensor
 from torch.optim import lr_scheduler
@@ -153,14 +154,12 @@ def test_estimated_stepping_batches(accumulate: int, tmp_path: Path) -> None:
     ],
 )
 def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, tmp_path: Path) -> None:
-    estimates = []
+    estimates: list[Any] = []
 
-    class Noting(OneCycle):
-        def configure_optimizers(self) -> Any:
-            estimates.append(self.trainer.estimated_stepping_batches)
-            return super().configure_optimizers()
+    def note(self: Any, hook: str) -> None:
+        estimates.append(self.trainer.estimated_stepping_batches)
 
-    module = make(Noting)
+    module = make(watching(OneCycle, ["configure_optimizers"], note))
     trainer = federated_trainer(tmp_path, max_rounds=3, **arguments)
     trainer.fit(module, Clients((10,)))
     assert estimates == [steps] * 3

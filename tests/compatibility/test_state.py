@@ -1,34 +1,45 @@
 """Parameters and buffers of all kinds, and what of a module's state belongs to whom."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from reference import Clients, LeaveOut, Linear, assert_same_weights, federated_trainer, make, samples, train_both
+from reference import (
+    Clients,
+    LeaveOut,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    linear,
+    make,
+    samples,
+    train_both,
+)
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import ConfigurationError
 
 
-def _linear_with(**buffers: Tensor) -> type[Linear]:
-    class Module(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, value in buffers.items():
-                self.register_buffer(name, value.clone())
+def _linear_with(**buffers: Tensor) -> type[Any]:
+    def build(self: Any) -> None:
+        for name, value in buffers.items():
+            self.register_buffer(name, value.clone())
 
-    return Module
+    return linear(build=build)
 
 
 # -- layers against Lightning's Trainer -----------------------------------------------------------------------------
 
 
-class Normalised(Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))  # type: ignore[assignment]
+def _net(*layers: Callable[[], nn.Module]) -> type[Any]:
+    return linear(build=lambda self: setattr(self, "net", nn.Sequential(*(layer() for layer in layers))))
+
+
+Normalised = _net(partial(nn.Linear, 3, 4), partial(nn.BatchNorm1d, 4), nn.ReLU, partial(nn.Linear, 4, 1))
 
 
 class Tied(Linear):
@@ -81,20 +92,6 @@ class Recurrent(Linear):
         return nn.functional.mse_loss(self.head(self.lstm(x.unsqueeze(-1))[0][:, -1]), y)
 
 
-class Spectral(Linear):
-    """A parametrised weight whose power iteration lives in buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 1))  # type: ignore[assignment]
-
-
-class WeightNorm(Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))  # type: ignore[assignment]
-
-
 class Averages(Linear):
     """An exponential average of the weights in a copy, and one of the loss in a buffer that is assigned anew."""
 
@@ -131,39 +128,30 @@ class Custom(Linear):
         return nn.functional.mse_loss(self.scale * self.net(x), y)
 
 
-class Compiled(Linear):
-    """A part of the module compiled by torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.compile(self.net, backend="eager")  # type: ignore[assignment]
+def _compile_part(self: Any) -> None:
+    self.net = torch.compile(self.net, backend="eager")
 
 
-class CompiledInPlace(Linear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net.compile(backend="eager")
+_LAYERS: dict[str, type[Any]] = {
+    "Normalised": Normalised,
+    "Tied": Tied,
+    "SharesMemory": SharesMemory,
+    "SharesTransposed": SharesTransposed,
+    "Recurrent": Recurrent,
+    # The power iteration of spectral_norm is in buffers.
+    "Spectral": _net(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), partial(nn.Linear, 4, 1)),
+    "WeightNorm": _net(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))),
+    "Averages": Averages,
+    "Custom": Custom,
+    "Compiled": linear(build=_compile_part),
+    "CompiledInPlace": linear(build=lambda self: self.net.compile(backend="eager")),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module",
-    [
-        Normalised,
-        Tied,
-        SharesMemory,
-        SharesTransposed,
-        Recurrent,
-        Spectral,
-        WeightNorm,
-        Averages,
-        Custom,
-        Compiled,
-        CompiledInPlace,
-    ],
-)
-def test_layers(module: type[Linear], tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(module, tmp_path)
+@pytest.mark.parametrize("name", _LAYERS)
+def test_layers(name: str, tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(_LAYERS[name], tmp_path)
     # A shared model is summed in fixed point: entries below 2^-22 may differ in the last bits.
     assert_same_weights(own, reference, atol=2**-46)
 
@@ -398,14 +386,9 @@ def test_attributes_are_shared_by_clients_and_buffers_are_not(tmp_path: Path) ->
 
 
 def test_modes_of_submodules_survive_evaluation(tmp_path: Path) -> None:
-    class PartlyEval(Normalised):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net[1].eval()  # type: ignore[index]
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-
-    module = make(PartlyEval)
+    module = make(
+        linear("PartlyEval", Normalised, build=lambda self: self.net[1].eval(), validation_step=lambda *_: None)
+    )
     federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((8, 8)))
     assert [part.training for part in module.net] == [True, False, True, True]  # type: ignore[attr-defined]
     assert int(module.net[1].num_batches_tracked) == 0  # type: ignore[index]
@@ -455,15 +438,11 @@ def test_lazy_layers_get_their_shapes_before_training(tmp_path: Path) -> None:
 
 
 def test_lazy_layers_that_a_batch_does_not_show_are_refused(tmp_path: Path) -> None:
-    class Unused(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            self.other = nn.LazyLinear(1)
-
+    unused = linear(build=lambda self: setattr(self, "other", nn.LazyLinear(1)))
     message = r"'other.weight', 'other.bias' .*training_step"
     for stage in ("fit", "validate"):
         with pytest.raises(ConfigurationError, match=message):
-            getattr(federated_trainer(tmp_path, max_rounds=1), stage)(Unused(), Clients())
+            getattr(federated_trainer(tmp_path, max_rounds=1), stage)(unused(), Clients())
 
 
 class Observed(Linear):

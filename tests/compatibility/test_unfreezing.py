@@ -12,6 +12,7 @@ from reference import (
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    linear,
     make,
     train_both,
 )
@@ -135,10 +136,8 @@ def test_a_resumed_run_continues_with_the_groups(module: type[Backbone], state: 
 def test_fresh_optimisers_go_on_training_what_was_added(tmp_path: Path) -> None:
     """SGD has no state, so that fresh optimisers are kept ones."""
 
-    class Plain(AtAnEpoch):
-        kind = torch.optim.SGD
-
-    fresh, kept = make(Plain), make(Plain)
+    plain = linear("Plain", AtAnEpoch, kind=torch.optim.SGD)
+    fresh, kept = make(plain), make(plain)
     for module, state in ((fresh, "fresh"), (kept, "keep")):
         federated_trainer(tmp_path, max_rounds=4, optimizer_state=state).fit(module, Clients((8, 12)))  # type: ignore[arg-type]
     assert_same_weights(fresh, kept, moved=False)
