@@ -10,11 +10,11 @@ import torch
 from cuda_standin.device import StandIn
 from cuda_standin.operations import Wait
 from lightning.pytorch import LightningModule
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.data import IID, MoleculeNet
 from lightning_fl.data.images.transform import ImageTransform, transform_batch
@@ -92,17 +92,8 @@ def test_a_step_waits_for_nothing_and_a_turn_for_its_results(
     def waits(rounds: int, steps: int) -> Counter[Wait]:
         module, data, settings = make()
         cuda_standin.waits.clear()
-        trainer = FederatedTrainer(
-            accelerator="cuda",
-            devices=1,
-            max_rounds=rounds,
-            local_steps=steps,
-            logger=False,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            default_root_dir=tmp_path,
-            **settings,
-        )
+        work = {"max_rounds": rounds, "local_steps": steps, "default_root_dir": tmp_path}
+        trainer = quiet_trainer(accelerator="cuda", devices=1, **work, **settings)
         trainer.fit(module, data)
         assert data.num_clients == 3
         return cuda_standin.waits.copy()

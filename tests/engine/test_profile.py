@@ -11,7 +11,7 @@ import torch
 from algorithm_run import callbacks
 from lightning.pytorch.profilers import PassThroughProfiler
 from rich.console import Console
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer, same_bits, weights_of
 
 from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, CollaborationGraph, ModelCheckpoint
@@ -42,8 +42,8 @@ def profiler(clock: HandClock) -> RoundProfiler:
 
 
 def trainer_in(folder: Path, **settings: Any) -> FederatedTrainer:
-    given = {"max_rounds": 3, "local_steps": 3, "logger": False, "enable_progress_bar": False, "seed": 5}
-    return FederatedTrainer(accelerator="cpu", default_root_dir=folder / "runs", **(given | settings))
+    given = {"max_rounds": 3, "local_steps": 3, "seed": 5, "enable_checkpointing": True}
+    return quiet_trainer(**(given | settings | {"default_root_dir": folder / "runs"}))
 
 
 def ticking(trainer: FederatedTrainer) -> FederatedTrainer:
@@ -299,10 +299,8 @@ def test_a_client_that_fails_leaves_the_parts_whole(tmp_path: Path) -> None:
     assert sorted(set(written(failing)["round"])) == [1, 2, 3]
 
 
-class Manual(TinyModule):
+class Manual(ManualModule):
     """Optimises manually, and times a part of its step."""
-
-    automatic_optimization = False
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         optimizer = self.optimizers()

@@ -1,32 +1,22 @@
 """The encoders against PyG's own models and plain loops, and the node of the whole molecule."""
 
+from functools import partial
+
 import pytest
 import torch
+from small_models import ATOM, BOND, collate, molecule, molecule_model, renumbered
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.nn import AttentiveFP, GINEConv
 
-from lightning_fl.models import MoleculeModel
 from lightning_fl.models.attentive_fp import AttentiveFPEncoder, AttentiveFPReadout
 from lightning_fl.models.dmpnn import DMPNN, reverse_edges
 from lightning_fl.models.encoders import build_encoder
 from lightning_fl.models.gine import GINE
 
-ATOM, BOND, DIM = 5, 3, 8
+DIM = 8
 SIZES = {"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": DIM, "dropout": 0.0}
 GRAPH_ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
-
-
-def molecule(num_atoms, seed=0):
-    """A ring with a tail where it has four atoms or more, else a chain; both directions of a bond side by side."""
-    generator = torch.Generator().manual_seed(seed)
-    bonds = [(i, i + 1) for i in range(num_atoms - 1)] + ([(0, num_atoms - 2)] if num_atoms > 3 else [])
-    edges = torch.tensor([pair for i, j in bonds for pair in ((i, j), (j, i))], dtype=torch.long).reshape(-1, 2)
-    return Data(
-        x=torch.randn(num_atoms, ATOM, generator=generator),
-        edge_index=edges.t().contiguous(),
-        edge_attr=torch.rand(len(bonds), BOND, generator=generator).repeat_interleave(2, dim=0),
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +142,7 @@ def test_attentive_fp_is_pygs_model(num_layers):
         ours.load_state_dict(other.state_dict())
     readout.conv.load_state_dict(theirs.mol_conv.state_dict())
     readout.update.load_state_dict(theirs.mol_gru.state_dict())
-    batch = Batch.from_data_list([molecule(6, 1), molecule(1, 2), molecule(3, 3)])
+    batch = collate([molecule(6, 1), molecule(1, 2), molecule(3, 3)])
     atoms = encoder(batch.x, batch.edge_index, batch.edge_attr)
     torch.testing.assert_close(
         theirs.lin2(readout(atoms, index=batch.batch, dim_size=3)),
@@ -163,26 +153,17 @@ def test_attentive_fp_is_pygs_model(num_layers):
 # The node of the whole molecule
 
 
-def make_model(**arguments):
-    return MoleculeModel(
-        **({"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": DIM, "num_layers": 3} | arguments)
-    ).eval()
+make_model = partial(molecule_model, hidden_dim=DIM, num_layers=3)
 
 
 @pytest.mark.parametrize("encoder", GRAPH_ENCODERS)
 def test_a_virtual_node_does_not_see_other_molecules_nor_the_order_of_atoms(encoder):
-    model = make_model(encoder=encoder, virtual_node=True)
+    model = make_model(encoder=encoder, virtual_node=True).eval()
     graphs = [molecule(6, 1), molecule(1, 2), molecule(0), molecule(4, 3)]
-    together = model(Batch.from_data_list(graphs))
-    alone = torch.cat([model(Batch.from_data_list([graph])) for graph in graphs])
+    together = model(collate(graphs))
+    alone = torch.cat([model(collate([graph])) for graph in graphs])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-    atoms, bonds = torch.randperm(6), torch.randperm(graphs[0].edge_index.size(1))
-    renumbered = Data(
-        x=graphs[0].x[atoms],
-        edge_index=atoms.argsort()[graphs[0].edge_index][:, bonds],
-        edge_attr=graphs[0].edge_attr[bonds],
-    )
-    torch.testing.assert_close(model(Batch.from_data_list([renumbered])), alone[:1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(collate([renumbered(graphs[0])])), alone[:1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("encoder", ["gcn", "dmpnn"])
@@ -191,10 +172,10 @@ def test_with_a_virtual_node_the_ends_of_a_long_chain_see_each_other(encoder, vi
     chain = torch.arange(11)
     edges = torch.stack([torch.stack([chain, chain + 1], 1), torch.stack([chain + 1, chain], 1)], 1).reshape(-1, 2).t()
     graph = Data(x=torch.randn(12, ATOM), edge_index=edges, edge_attr=torch.rand(11, BOND).repeat_interleave(2, 0))
-    model = make_model(encoder=encoder, virtual_node=virtual_node)
+    model = make_model(encoder=encoder, virtual_node=virtual_node).eval()
     first = []
     model.encoder.register_forward_hook(lambda module, args, output: first.append(output[0].detach().clone()))
-    model(Batch.from_data_list([graph]))
+    model(collate([graph]))
     graph.x[-1] += 1
-    model(Batch.from_data_list([graph]))
+    model(collate([graph]))
     assert torch.allclose(*first, atol=1e-7) is not virtual_node

@@ -1,51 +1,35 @@
 """Extra descriptors of a molecule in the model: their scale, their place, and the baseline without a graph."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import small_models
 import torch
-from lightning.pytorch import Trainer
-from torch_geometric.data import Batch, Data
+from small_models import collate, plain_trainer
+from tiny import quiet_trainer
 from torch_geometric.loader import DataLoader
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import Partitioned
 from lightning_fl.data.partition import IID
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.descriptors import DescriptorScale
 
-ATOM, BOND, DESCRIPTORS = 4, 2, 3
+DESCRIPTORS = 3
+make_model = partial(small_models.molecule_model, hidden_dim=8, task="regression", num_targets=1)
 
 
-def molecules(count, descriptors=True, seed=0):
-    """Chains of 1 to 4 atoms."""
-    generator = torch.Generator().manual_seed(seed)
-    graphs = []
-    for number in range(count):
-        size = 1 + number % 4
-        edges = [pair for i in range(size - 1) for pair in ((i, i + 1), (i + 1, i))]
-        graph = Data(
-            x=torch.randn(size, ATOM, generator=generator),
-            edge_index=torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t().contiguous(),
-            edge_attr=torch.ones(len(edges), BOND),
-            y=torch.randn(1, 1, generator=generator),
-        )
-        if descriptors:
-            graph.descriptors = torch.randn(1, DESCRIPTORS, generator=generator) * 5 + 2
-        graphs.append(graph)
+def molecules(count, first=0):
+    graphs = small_models.molecules(count, first=first)
+    for seed, graph in enumerate(graphs, first):
+        graph.descriptors = torch.randn(1, DESCRIPTORS, generator=torch.Generator().manual_seed(seed)) * 5 + 2
     return graphs
 
 
-def make_model(**arguments):
-    torch.manual_seed(0)
-    sizes = {"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": 8, "num_layers": 2}
-    return MoleculeModel(**(sizes | {"task": "regression", "num_targets": 1} | arguments))
-
-
 def fit(model, data, **arguments):
-    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
-    trainer = FederatedTrainer(**(quiet | {"max_rounds": 1, "local_steps": 1} | arguments))
+    settings = {"max_rounds": 1, "local_steps": 1, "enable_checkpointing": True}
+    trainer = quiet_trainer(**(settings | arguments))
     trainer.fit(model, data)
     return trainer
 
@@ -78,9 +62,7 @@ def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path)
     federated = make_model(encoder=encoder, descriptor_dim=DESCRIPTORS)
     fit(federated, data, default_root_dir=str(tmp_path))
     alone = make_model(encoder=encoder, descriptor_dim=DESCRIPTORS)
-    Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
-        alone, DataLoader(graphs, batch_size=5)
-    )
+    plain_trainer(max_epochs=1).fit(alone, DataLoader(graphs, batch_size=5))
     values = torch.cat([graph.descriptors for graph in graphs]).double()
     for model in (federated, alone):
         torch.testing.assert_close(model.descriptor_scale.mean, values.mean(0).float())
@@ -91,7 +73,7 @@ def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path)
 
 
 def test_the_readout_gives_the_molecule_and_its_standardised_descriptors():
-    model, batch = make_model(descriptor_dim=DESCRIPTORS).eval(), Batch.from_data_list(molecules(5))
+    model, batch = make_model(descriptor_dim=DESCRIPTORS).eval(), collate(molecules(5))
     model.descriptor_scale.set_statistics(torch.full((3,), 2.0), torch.full((3,), 5.0))
     seen = []
     model.readout.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -106,10 +88,10 @@ def test_the_readout_gives_the_molecule_and_its_standardised_descriptors():
 def test_a_fingerprint_sees_no_graph():
     model = make_model(encoder="fingerprint", descriptor_dim=DESCRIPTORS).eval()
     graphs = molecules(4)
-    before = model(Batch.from_data_list(graphs))
+    before = model(collate(graphs))
     for graph in graphs:
         graph.x = graph.x + 1
-    assert torch.equal(model(Batch.from_data_list(graphs)), before)
+    assert torch.equal(model(collate(graphs)), before)
     first = model.encoder.layers[0]
     assert (first.in_features, first.out_features) == (DESCRIPTORS, 8)
     values = torch.cat([graph.descriptors for graph in graphs])
@@ -142,7 +124,7 @@ def test_an_exported_model_opens_without_data(tmp_path):
     model = make_model()
     trainer = fit(model, data, default_root_dir=str(tmp_path), logger=True)
     opened = MoleculeModel.load_from_checkpoint(f"{trainer.log_dir}/models/shared_0.ckpt").eval()
-    batch = Batch.from_data_list(molecules(4, seed=5))
+    batch = collate(molecules(4, first=5))
     assert opened.hparams["descriptor_dim"] == DESCRIPTORS
     assert torch.equal(opened(batch), model.eval()(batch))
 
@@ -159,15 +141,14 @@ def test_a_model_without_descriptors_is_as_before():
 
 
 def test_a_fingerprint_needs_descriptors(tmp_path):
-    data = Partitioned(molecules(8, descriptors=False), IID(num_clients=2), split=(1.0, 0.0, 0.0))
+    data = Partitioned(small_models.molecules(8), IID(num_clients=2), split=(1.0, 0.0, 0.0))
     with pytest.raises(ConfigurationError, match=r"encoder='fingerprint'.*features: \[morgan\]"):
         fit(make_model(encoder="fingerprint"), data, default_root_dir=str(tmp_path))
 
 
 def test_a_single_molecule_is_evaluated(tmp_path):
     model = make_model(descriptor_dim=DESCRIPTORS)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    (metrics,) = trainer.validate(model, DataLoader(molecules(1)), verbose=False)
+    (metrics,) = plain_trainer().validate(model, DataLoader(molecules(1)), verbose=False)
     (graph,) = molecules(1)
-    error = (model.eval()(Batch.from_data_list([graph])) - graph.y).abs().item()
+    error = (model.eval()(collate([graph])) - graph.y).abs().item()
     assert metrics["val/mae"] == pytest.approx(error, rel=1e-5)

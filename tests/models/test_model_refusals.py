@@ -1,9 +1,12 @@
 """Refusals of models: type of the error, and the option or thing at fault."""
 
 import re
+from functools import partial
 
 import pytest
+import small_models
 import torch
+from small_models import silence
 from torch_geometric.data import Batch, Data
 
 from lightning_fl.core.errors import ConfigurationError, DataError
@@ -16,8 +19,7 @@ NAN = float("nan")
 BINARY, CLASSES = {"task": "classification"}, {"task": "multiclass"}
 
 
-def molecule_model(**options):
-    return MoleculeModel(**({"node_dim": 5, "edge_dim": 3, "hidden_dim": 8, "num_layers": 1} | options))
+molecule_model = partial(small_models.molecule_model, hidden_dim=8, num_layers=1)
 
 
 def classifier(**options):
@@ -144,12 +146,6 @@ def graphs(count=3, **changes):
     return Batch.from_data_list([Data(**(fields | changes)) for _ in range(count)])
 
 
-def silent(model):
-    model.log = lambda *_, **__: None
-    model.log_dict = lambda *_, **__: None
-    return model
-
-
 DESCRIBED = {"descriptors": torch.zeros(1, 3)}
 
 
@@ -172,7 +168,7 @@ DESCRIBED = {"descriptors": torch.zeros(1, 3)}
 )
 def test_batches_of_molecules_are_refused(options, batch, faults):
     with pytest.raises(ConfigurationError) as error:
-        silent(molecule_model(**options)).training_step(batch, 0)
+        silence(molecule_model(**options)).training_step(batch, 0)
     assert [fault for fault in faults if fault not in str(error.value)] == []
 
 
@@ -207,7 +203,7 @@ def test_samples_of_a_classifier_are_refused(x, faults):
 @pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step", "on_train_batch_start"])
 def test_labels_of_a_classifier_are_refused(y, faults, step):
     with pytest.raises(ConfigurationError) as error:
-        getattr(silent(classifier()), step)((torch.zeros(4, 1, 6, 5), y), 0)
+        getattr(silence(classifier()), step)((torch.zeros(4, 1, 6, 5), y), 0)
     assert [fault for fault in faults if fault not in str(error.value)] == []
 
 
@@ -218,11 +214,11 @@ def test_labels_of_a_classifier_are_refused(y, faults, step):
 @pytest.mark.parametrize("make", [classifier, survival])
 def test_batches_that_are_no_pairs_are_refused(make, batch, fault):
     with pytest.raises(ConfigurationError, match=fault):
-        silent(make()).training_step(batch, 0)
+        silence(make()).training_step(batch, 0)
 
 
 def test_a_batch_of_one_is_refused_where_the_network_needs_two():
-    model = silent(classifier(network="cnn3", in_shape=[1, 8, 8]))
+    model = silence(classifier(network="cnn3", in_shape=[1, 8, 8]))
     batch = torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.long)
     with pytest.raises(ConfigurationError, match="network='cnn3'.*batch_size"):
         model.training_step(batch, 0)

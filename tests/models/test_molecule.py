@@ -3,9 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from small_models import ATOM, BOND, collate, molecule, molecule_model, molecules, plain_trainer, renumbered, silence
 from torch import nn
-from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import NNConv
 
@@ -17,49 +16,11 @@ from lightning_fl.models.mpnn import EdgeNetworkConv
 from lightning_fl.models.target_summary import target_moments
 from lightning_fl.models.training_targets import gather_statistics
 
-ATOM, BOND = 5, 3
 ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
 READOUTS = ("mean", "sum", "max", "set2set", "attentivefp")
 NAN = float("nan")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-
-
-def molecule(num_atoms, seed=0, num_targets=1):
-    """A chain of atoms closed to a ring where it has three or more; one or no atom has no bond."""
-    generator = torch.Generator().manual_seed(seed)
-    bonds = [(i, i + 1) for i in range(num_atoms - 1)] + ([(0, num_atoms - 1)] if num_atoms > 2 else [])
-    edges = torch.tensor([pair for i, j in bonds for pair in ((i, j), (j, i))], dtype=torch.long).reshape(-1, 2)
-    return Data(
-        x=torch.randn(num_atoms, ATOM, generator=generator),
-        edge_index=edges.t().contiguous(),
-        edge_attr=torch.rand(len(bonds), BOND, generator=generator).repeat_interleave(2, dim=0),
-        y=torch.randn(1, num_targets, generator=generator),
-    )
-
-
-def molecules(count, num_targets=1):
-    return [molecule(1 + seed % 6, seed, num_targets) for seed in range(count)]
-
-
-def collate(graphs):
-    return Batch.from_data_list(graphs)
-
-
-def make_model(seed=0, **arguments):
-    torch.manual_seed(seed)
-    return MoleculeModel(**({"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": 16, "num_layers": 2} | arguments))
-
-
-def make_trainer(**arguments):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
-    return Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **(quiet | arguments))
-
-
-def silence(model):
-    """Lets a step be called without a trainer."""
-    model.log = lambda *args, **kwargs: None
-    return model
 
 
 # The functions
@@ -127,23 +88,16 @@ def test_bond_features_matter(name):
 @pytest.mark.parametrize("readout", READOUTS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_the_order_of_atoms_and_bonds_does_not_matter(encoder, readout):
-    model = make_model(encoder=encoder, readout=readout).eval()
+    model = molecule_model(encoder=encoder, readout=readout).eval()
     graph = molecule(6, seed=3)
-    atoms, bonds = torch.randperm(6), torch.randperm(graph.edge_index.size(1))
-    renumbered = Data(
-        x=graph.x[atoms],
-        edge_index=atoms.argsort()[graph.edge_index][:, bonds],
-        edge_attr=graph.edge_attr[bonds],
-        y=graph.y,
-    )
-    torch.testing.assert_close(model(collate([graph])), model(collate([renumbered])), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(collate([graph])), model(collate([renumbered(graph)])), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_other_molecules_in_the_batch_do_not_matter(encoder, readout):
-    model = make_model(encoder=encoder, readout=readout, num_targets=2).eval()
+    model = molecule_model(encoder=encoder, readout=readout, num_targets=2).eval()
     graphs = molecules(8, num_targets=2)  # among them some of one atom, without a bond
     together = model(collate(graphs))
     assert together.shape == (8, 2)
@@ -153,7 +107,7 @@ def test_other_molecules_in_the_batch_do_not_matter(encoder, readout):
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_molecules_without_bonds(encoder):
-    model = make_model(encoder=encoder)
+    model = molecule_model(encoder=encoder)
     batch = collate([molecule(1, seed) for seed in range(3)])
     assert batch.edge_index.shape == (2, 0)
     model(batch).sum().backward()
@@ -164,7 +118,7 @@ def test_molecules_without_bonds(encoder):
 @pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 def test_an_empty_molecule_at_the_end_has_a_row(readout):
-    model = make_model(readout=readout).eval()
+    model = molecule_model(readout=readout).eval()
     seen = []
     model.readout.register_forward_hook(lambda module, args, output: seen.append(output))
     prediction = model(collate([molecule(4), molecule(0)]))
@@ -180,7 +134,7 @@ def test_an_empty_molecule_at_the_end_has_a_row(readout):
 @pytest.mark.slow
 @pytest.mark.parametrize("readout", READOUTS)
 def test_a_hook_on_the_readout_replaces_the_graph_embeddings(readout):
-    model = make_model(readout=readout).eval()
+    model = molecule_model(readout=readout).eval()
     batch = collate(molecules(5))
     embeddings = []
     handle = model.readout.register_forward_hook(lambda module, args, output: embeddings.append(output))
@@ -202,7 +156,7 @@ def test_missing_targets_are_as_if_they_were_not_there():
     graphs[4].y[:] = NAN
     gradients, losses = [], []
     for part in (graphs, [graphs[i] for i in (0, 2, 3, 5)]):
-        model = silence(make_model(encoder="mpnn"))
+        model = silence(molecule_model(encoder="mpnn"))
         loss = model.training_step(collate(part), 0)
         loss.backward()
         losses.append(loss.detach())
@@ -215,7 +169,7 @@ def test_a_batch_without_targets_moves_nothing():
     graphs = molecules(3)
     for graph in graphs:
         graph.y[:] = NAN
-    model = silence(make_model())
+    model = silence(molecule_model())
     model.training_step(collate(graphs), 0).backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
@@ -225,9 +179,9 @@ def test_evaluation_is_over_the_present_entries_of_all_batches():
     graphs[0].y[0, 1] = NAN
     for graph in graphs[3:6]:  # one batch of three with nothing in it
         graph.y[:] = NAN
-    model = make_model(num_targets=2)
+    model = molecule_model(num_targets=2)
     model.set_target_statistics(torch.tensor([1.0, -2.0]), torch.tensor([2.0, 0.5]))
-    trainer = make_trainer()
+    trainer = plain_trainer()
     loader = DataLoader(graphs, batch_size=3)
     val, test = trainer.validate(model, loader, verbose=False)[0], trainer.test(model, loader, verbose=False)[0]
     everything = collate(graphs)
@@ -248,8 +202,8 @@ def test_the_scale_is_learned_from_the_training_loader():
     graphs[2].y[0, 0] = NAN
     for graph in graphs:
         graph.y[0, 2] = 4.0  # the same for all: nothing to scale
-    model = make_model(num_targets=3)
-    make_trainer(max_epochs=1).fit(model, DataLoader(graphs, batch_size=4))
+    model = molecule_model(num_targets=3)
+    plain_trainer(max_epochs=1).fit(model, DataLoader(graphs, batch_size=4))
     targets = torch.cat([graph.y for graph in graphs]).double()
     first = torch.cat([targets[:2, 0], targets[3:, 0]])
     expected_mean = torch.stack([first.mean(), targets[:, 1].mean(), torch.tensor(4.0).double()])
@@ -261,33 +215,33 @@ def test_the_scale_is_learned_from_the_training_loader():
 def test_learning_the_scale_does_not_move_the_random_numbers():
     orders = []
     for standardize in (True, False):
-        model = make_model(standardize_targets=standardize)
+        model = molecule_model(standardize_targets=standardize)
         seen = []
         model.on_train_batch_start = lambda batch, index, seen=seen: seen.append(batch.y.flatten())
         loader = DataLoader(molecules(12), batch_size=4, shuffle=True)
         torch.manual_seed(5)
-        make_trainer(max_epochs=1).fit(model, loader)
+        plain_trainer(max_epochs=1).fit(model, loader)
         orders.append(torch.cat(seen))
     assert torch.equal(*orders)
 
 
 def test_without_standardisation_targets_are_taken_as_they_are():
-    model = make_model(standardize_targets=False)
-    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
+    model = molecule_model(standardize_targets=False)
+    plain_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
     assert (model.target_mean.item(), model.target_scale.item()) == (0, 1)
 
 
 def test_further_training_keeps_the_scale():
-    model = make_model()
-    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
+    model = molecule_model()
+    plain_trainer(max_epochs=1).fit(model, DataLoader(molecules(6)))
     mean, scale = model.target_mean.clone(), model.target_scale.clone()
-    make_trainer(max_epochs=1).fit(model, DataLoader(molecules(3)))
+    plain_trainer(max_epochs=1).fit(model, DataLoader(molecules(3)))
     assert torch.equal(model.target_mean, mean)
     assert torch.equal(model.target_scale, scale)
 
 
 def test_a_trainer_that_knows_the_statistics_is_asked():
-    model = make_model()
+    model = molecule_model()
     model._trainer = SimpleNamespace(target_statistics=lambda: (torch.tensor([7.0]), torch.tensor([0.0])))
     model.on_fit_start()
     assert (model.target_mean.item(), model.target_scale.item()) == (7, 1)
@@ -297,7 +251,7 @@ def test_parts_of_the_data_give_the_statistics_of_the_whole():
     graphs = molecules(9)
     targets = torch.cat([graph.y for graph in graphs])
     parts = torch.stack([target_moments(targets[:2]), target_moments(targets[2:])])
-    model = make_model()
+    model = molecule_model()
     model.all_gather = lambda moments: parts  # what two processes would gather
     loop = SimpleNamespace(setup_data=lambda: None)
     model._trainer = SimpleNamespace(fit_loop=loop, train_dataloader=DataLoader(graphs[:2]))
@@ -308,7 +262,7 @@ def test_parts_of_the_data_give_the_statistics_of_the_whole():
 
 def test_no_training_data_to_learn_the_scale_from():
     with pytest.raises(DataError, match="standardize_targets=False"):
-        make_trainer(max_epochs=1, limit_train_batches=0).fit(make_model(), DataLoader(molecules(3)))
+        plain_trainer(max_epochs=1, limit_train_batches=0).fit(molecule_model(), DataLoader(molecules(3)))
 
 
 @pytest.mark.slow
@@ -318,15 +272,15 @@ def test_a_target_without_finite_values(column):
     for graph, value in zip(graphs, column, strict=True):
         graph.y[0, 1] = value
     with pytest.raises(DataError, match=r"targets \[1\]"):
-        make_trainer(max_epochs=1).fit(make_model(num_targets=2), DataLoader(graphs))
+        plain_trainer(max_epochs=1).fit(molecule_model(num_targets=2), DataLoader(graphs))
 
 
 # Training
 
 
 def fitted(graphs, encoder="gcn", epochs=1, **arguments):
-    model = make_model(encoder=encoder, **arguments)
-    make_trainer(max_epochs=epochs).fit(model, DataLoader(graphs, batch_size=len(graphs)))
+    model = molecule_model(encoder=encoder, **arguments)
+    plain_trainer(max_epochs=epochs).fit(model, DataLoader(graphs, batch_size=len(graphs)))
     return model.eval()
 
 
@@ -361,7 +315,7 @@ def test_weight_decay_pulls_the_weights_in(optimizer):
     graphs = molecules(4)
     for graph in graphs:
         graph.y[:] = NAN  # no loss: the penalty is all that moves the weights
-    model = silence(make_model(optimizer=optimizer, weight_decay=0.5, learning_rate=0.01))
+    model = silence(molecule_model(optimizer=optimizer, weight_decay=0.5, learning_rate=0.01))
     before = model.head[0].weight.detach().clone()
     optimizer_ = model.configure_optimizers()
     model.training_step(collate(graphs), 0).backward()
@@ -373,7 +327,7 @@ def test_weight_decay_pulls_the_weights_in(optimizer):
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_dropout_is_active_in_training_only(encoder):
-    model = make_model(encoder=encoder, dropout=0.5)
+    model = molecule_model(encoder=encoder, dropout=0.5)
     batch = collate(molecules(5))
     assert not torch.equal(model.train()(batch), model(batch))
     torch.testing.assert_close(model.eval()(batch), model(batch))
@@ -388,8 +342,8 @@ def test_bf16_mixed_is_close_to_full_precision(encoder, readout):
         graph.y = 1000 + graph.y  # bfloat16 itself cannot tell 1000 from 1001
     predictions = []
     for precision in ("32-true", "bf16-mixed"):
-        model = make_model(encoder=encoder, readout=readout)
-        trainer = make_trainer(max_epochs=3, precision=precision)
+        model = molecule_model(encoder=encoder, readout=readout)
+        trainer = plain_trainer(max_epochs=3, precision=precision)
         loader = DataLoader(graphs, batch_size=8)
         trainer.fit(model, loader, loader)
         predictions.append(trainer.predict(model, loader)[0])
@@ -401,8 +355,8 @@ def test_bf16_mixed_is_close_to_full_precision(encoder, readout):
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_checkpoint_round_trip(encoder, tmp_path):
     graphs = molecules(6, num_targets=2)
-    model = make_model(encoder=encoder, readout="set2set", num_targets=2)
-    trainer = make_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
+    model = molecule_model(encoder=encoder, readout="set2set", num_targets=2)
+    trainer = plain_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
     trainer.fit(model, DataLoader(graphs, batch_size=3))
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     torch.load(tmp_path / "model.ckpt", weights_only=True)

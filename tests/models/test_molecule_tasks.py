@@ -2,37 +2,34 @@
 
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
+import small_models
 import torch
 from processes import start, succeed
 from sklearn.metrics import average_precision_score, roc_auc_score
-from torch_geometric.data import Batch, Data
+from small_models import collate, molecule_model, plain_trainer, silence
+from tiny import quiet_trainer
 from torch_geometric.loader import DataLoader
 
-from lightning_fl import FederatedDataModule, FederatedTrainer
+from lightning_fl import FederatedDataModule
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
 from lightning_fl.data import IID, MoleculeCSV
 from lightning_fl.inference.personalization import personalize
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.target_summary import infer_task, make_class_weights, pool_ranges, target_ranges
 
-ATOM, BOND, NAN = 5, 3, float("nan")
+NAN = float("nan")
+make_model = partial(molecule_model, hidden_dim=8, num_layers=1)
 
 
 def molecule(seed, target, bound=None):
-    """A chain of atoms whose features tell its target, and a target of T entries."""
-    draws = torch.Generator().manual_seed(seed)
-    atoms = 2 + seed % 4
-    ends = torch.stack([torch.arange(atoms - 1), torch.arange(1, atoms)])
-    target = torch.as_tensor(target).float().reshape(1, -1)
-    graph = Data(
-        x=torch.randn(atoms, ATOM, generator=draws) + target.nan_to_num(0.5).mean(),
-        edge_index=torch.cat([ends, ends.flip(0)], dim=1),
-        edge_attr=torch.rand(2 * (atoms - 1), BOND, generator=draws),
-        y=target,
-    )
+    """A molecule whose atoms tell its target, a target of T entries."""
+    graph = small_models.molecule(2 + seed % 4, seed)
+    graph.y = torch.as_tensor(target).float().reshape(1, -1)
+    graph.x += graph.y.nan_to_num(0.5).mean()
     if bound is not None:
         graph.y_bound = torch.as_tensor(bound).float().reshape(1, -1)
     return graph
@@ -66,14 +63,9 @@ def binary(count, num_targets=1, seed=0):
     return (torch.rand(count, num_targets, generator=torch.Generator().manual_seed(seed)) > 0.5).float()
 
 
-def make_model(**arguments):
-    torch.manual_seed(0)
-    return MoleculeModel(**({"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": 8, "num_layers": 1} | arguments))
-
-
 def make_trainer(folder, **arguments):
-    settings = {"max_rounds": 2, "local_steps": 2, "logger": False, "enable_progress_bar": False, "seed": 1}
-    return FederatedTrainer(default_root_dir=folder, accelerator="cpu", devices=1, **(settings | arguments))
+    settings = {"max_rounds": 2, "local_steps": 2, "seed": 1, "enable_checkpointing": True}
+    return quiet_trainer(default_root_dir=folder, devices=1, **(settings | arguments))
 
 
 def fitted(folder, data, model=None, **arguments):
@@ -101,7 +93,7 @@ def test_labels_of_all_clients_make_a_classification(tmp_path, said):
     assert said == ["task: classification, 2 targets, as all training targets are 0 or 1"]
     assert (model.task, model.num_targets, model.num_classes) == ("classification", 2, 2)
     assert (model.hparams.task, model.hparams.num_targets) == ("classification", 2)
-    predicted = model(Batch.from_data_list(one))
+    predicted = model(collate(one))
     assert predicted.shape == (5, 2)
     assert ((predicted > 0) & (predicted < 1)).all()
 
@@ -117,7 +109,7 @@ def test_several_classes_are_counted_over_clients(tmp_path):
     one, two = molecules([[0], [1], [1], [0]]), molecules([[3], [0]], first=20)
     model, trainer = fitted(tmp_path, Laboratories(one, two), make_model(task="multiclass"))
     assert (model.num_classes, model.hparams.num_classes) == (4, 4)
-    predicted = model(Batch.from_data_list(two))
+    predicted = model(collate(two))
     assert predicted.shape == (2, 1, 4)
     torch.testing.assert_close(predicted.sum(-1), torch.ones(2, 1))
     assert {"val/accuracy", "val/auroc"} <= set(trainer.metrics["val"])
@@ -251,10 +243,9 @@ def test_weights_of_classes():
 
 
 def test_weights_of_targets_and_classes_are_in_the_loss():
-    graphs = Batch.from_data_list(molecules([[1.0, 0.0], [NAN, 1.0]]))
+    graphs = collate(molecules([[1.0, 0.0], [NAN, 1.0]]))
     model = make_model(task="classification", num_targets=2, class_weights=3.0, task_weights=[2.0, 0.5])
-    model.log = lambda *args, **kwargs: None
-    model.class_factors.fill_(3)  # what a fit learns
+    silence(model).class_factors.fill_(3)  # what a fit learns
     with torch.no_grad():
         p = model(graphs)
     losses = [-2 * 3 * p[0, 0].log(), -0.5 * (1 - p[0, 1]).log(), -0.5 * 3 * p[1, 1].log()]
@@ -273,7 +264,7 @@ def test_a_round_is_a_plain_loop(tmp_path):
     start_of = make_model(task="classification", num_targets=2, learning_rate=0.5)
     model = make_model(task="classification", num_targets=2, learning_rate=0.5)
     model, trainer = fitted(tmp_path, data, model, max_rounds=3, local_steps=1)
-    batch = Batch.from_data_list(graphs)
+    batch = collate(graphs)
     present = ~labels.isnan()
     optimizer = torch.optim.SGD(start_of.parameters(), lr=0.5)
     for _ in range(3):
@@ -300,7 +291,7 @@ def test_bounds_are_in_loss_and_metrics(tmp_path):
     model, trainer = fitted(tmp_path, Laboratories(graphs), make_model(standardize_targets=False, task="regression"))
     trainer.test(model, Laboratories(graphs))
     with torch.no_grad():
-        error = model(Batch.from_data_list(graphs)) - values
+        error = model(collate(graphs)) - values
     error[2].clamp_(max=0)
     error[3].clamp_(min=0)
     found = trainer.metrics["test"]
@@ -379,7 +370,7 @@ def test_an_exported_model_needs_no_data(tmp_path, task):
     graphs = molecules(labels)
     model, _ = fitted(tmp_path, Laboratories(graphs), make_model(task=task))
     loaded = MoleculeModel.load_from_checkpoint(next(Path(tmp_path).rglob("shared_0.ckpt")))
-    batch = Batch.from_data_list(graphs)
+    batch = collate(graphs)
     assert torch.equal(loaded.eval()(batch), model.eval()(batch))
     assert (loaded.task, loaded.num_targets) == (task or "regression", 3)
     assert dict(loaded.hparams) == dict(model.hparams)
@@ -439,18 +430,15 @@ def test_a_newcomer_gets_a_model_of_the_runs_task(tmp_path):
 
 
 def test_an_ordinary_trainer_reads_the_loader(tmp_path):
-    from lightning.pytorch import Trainer
-
     labels = binary(8, 3)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=2, devices=1, default_root_dir=tmp_path, **quiet)
+    trainer = plain_trainer(max_epochs=2, default_root_dir=tmp_path, enable_checkpointing=True)
     model = make_model(class_weights="balanced")
     loader = DataLoader(molecules(labels), batch_size=4)
     trainer.fit(model, loader, loader)
     assert (model.task, model.num_targets) == ("classification", 3)
     torch.testing.assert_close(model.class_factors, (labels == 0).sum(0) / (labels == 1).sum(0))
     fresh = make_model(class_weights="balanced")
-    found = Trainer(devices=1, **quiet).test(fresh, loader, ckpt_path=trainer.checkpoint_callback.best_model_path)[0]
+    found = plain_trainer().test(fresh, loader, ckpt_path=trainer.checkpoint_callback.best_model_path)[0]
     assert found["test/auroc"] == pytest.approx(trainer.callback_metrics["val/auroc"].item(), abs=1e-6)
 
 

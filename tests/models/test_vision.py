@@ -1,6 +1,6 @@
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from small_models import plain_trainer, silence
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
@@ -29,18 +29,6 @@ def samples(count, seed=0, shape=SHAPE):
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % CLASSES
     return torch.randn(count, *shape, generator=generator) + y.view(-1, *[1] * len(shape)), y
-
-
-def make_trainer(**arguments):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **(quiet | arguments))
-
-
-def silence(model):
-    """Lets a step be called without a trainer."""
-    model.log = lambda *args, **kwargs: None
-    model.log_dict = lambda *args, **kwargs: None
-    return model
 
 
 class Clients(FederatedDataModule):
@@ -83,7 +71,7 @@ def test_evaluation_is_over_the_samples_of_all_batches():
         probabilities = model(x).softmax(1)
     expected_loss = -probabilities[torch.arange(10), y].log().mean().item()
     expected_acc = (probabilities.argmax(1) == y).float().mean().item()
-    trainer = make_trainer()
+    trainer = plain_trainer()
     val, test = trainer.validate(model, loader, verbose=False)[0], trainer.test(model, loader, verbose=False)[0]
     assert val == {"val/loss": pytest.approx(expected_loss), "val/acc": pytest.approx(expected_acc)}
     assert test == {"test/loss": pytest.approx(expected_loss), "test/acc": pytest.approx(expected_acc)}
@@ -125,7 +113,7 @@ def test_a_tiny_set_is_learned_by_heart(network, shape):
     x, y = samples(18, shape=shape)
     y = y[torch.randperm(18, generator=torch.Generator().manual_seed(0))]  # nothing but memory helps
     model = make_model(network=network, in_shape=shape, hidden_sizes=[32], optimizer="adam")
-    make_trainer(max_epochs=60).fit(model, DataLoader(TensorDataset(x, y), batch_size=18))
+    plain_trainer(max_epochs=60).fit(model, DataLoader(TensorDataset(x, y), batch_size=18))
     assert (model.eval()(x).argmax(1) == y).float().mean() > 0.9
 
 
@@ -136,7 +124,7 @@ def test_bf16_mixed_is_close_to_full_precision(network):
     found = []
     for precision in ("32-true", "bf16-mixed"):
         model = make_model(network=network, in_shape=[1, 8, 8])
-        trainer = make_trainer(max_epochs=2, precision=precision)
+        trainer = plain_trainer(max_epochs=2, precision=precision)
         loader = DataLoader(TensorDataset(x, y), batch_size=8)
         trainer.fit(model, loader, loader)
         found.append(trainer.predict(model, loader)[0])
@@ -185,7 +173,7 @@ def test_what_the_data_tell_is_compared_before_training(tmp_path, told, message)
 def test_checkpoint_round_trip(arguments, tmp_path):
     model = make_model(**arguments)
     x, y = samples(8, shape=arguments.get("in_shape", SHAPE))
-    trainer = make_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
+    trainer = plain_trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
     trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=4))
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     loaded = ClassificationModel.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)

@@ -1,35 +1,21 @@
 """What a client keeps beside the shared model is on the device while it trains, and on the host after the run."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from cuda_standin.device import StandIn
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer, with_optimizer
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.strategies import APFL
 
 
-class Heavy(TinyModule):
-    """With momentum."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
-
-
 def own_models(accelerator: str, root: Path) -> list[torch.Tensor]:
-    trainer = FederatedTrainer(
-        strategy=APFL(alpha=0.5, alpha_every="never"),
-        optimizer_state="keep",
-        accelerator=accelerator,
-        devices=1,
-        max_rounds=3,
-        local_steps=2,
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=root,
-    )
-    trainer.fit(Heavy(), TinyClients())
+    strategy = APFL(alpha=0.5, alpha_every="never")
+    settings = {"max_rounds": 3, "local_steps": 2, "default_root_dir": root, "enable_checkpointing": True}
+    trainer = quiet_trainer(strategy=strategy, optimizer_state="keep", accelerator=accelerator, devices=1, **settings)
+    heavy = with_optimizer(TinyModule, partial(torch.optim.SGD, lr=0.05, momentum=0.5))
+    trainer.fit(heavy(), TinyClients())
     return [trainer.client_model(client).vectors[torch.float32] for client in range(3)]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from algorithm_run import STRATEGIES
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import nn
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
     FLSC,
     FedSoft,
@@ -42,9 +41,8 @@ def size_of(module: nn.Module, *personal: str) -> int:
 
 
 def moved(strategy: Any, *callbacks: Any, **settings: Any) -> tuple[dict[int, int], dict[int, int]]:
-    given = {"max_rounds": ROUNDS, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
-    run = FederatedTrainer(
-        strategy=strategy, callbacks=list(callbacks), enable_progress_bar=False, **{**given, **settings}
+    run = quiet_trainer(
+        *callbacks, strategy=strategy, **({"max_rounds": ROUNDS, "local_steps": 2, "seed": 3} | settings)
     )
     run.fit(TinyModule(norm=True), TinyClients(SIZES))
     return dict(run.communication.bytes_received), dict(run.communication.bytes_sent)

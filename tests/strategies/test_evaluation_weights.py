@@ -1,13 +1,14 @@
 """What clients are evaluated with: fine-tuned before each evaluation, adapted, mixed; and what is exported of it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parabolas import CURVES, OneWeight, TwoParabolas, Watched, number, trainer
-from tiny import TinyClients, TinyModule, digest
+from parabolas import CURVES, RATE, OneWeight, TwoParabolas, Watched, number, trainer
+from tiny import TinyClients, TinyModule, digest, with_optimizer
 
 from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
@@ -24,8 +25,6 @@ from lightning_fl.callbacks import (
     SoftAveraging,
 )
 from lightning_fl.strategies import APFL, Ditto, FedAvg, FedRep, PerFedAvg, PFedMe
-
-RATE = 0.1
 
 
 def tuned(w: float, client: int, steps: int = 2) -> float:
@@ -67,10 +66,7 @@ def test_twice_the_local_work_by_default() -> None:
 def test_training_knows_nothing_of_it(strategy: type[FedAvg], more: Any, tmp_path: Path) -> None:
     """With dropout, BatchNorm, momentum that is kept and personal layers."""
 
-    class Heavy(TinyModule):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
+    heavy = with_optimizer(TinyModule, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     runs = []
     for extra in ([FineTuning(steps=2, every_evaluation=True)], []):
         run = trainer(
@@ -82,7 +78,7 @@ def test_training_knows_nothing_of_it(strategy: type[FedAvg], more: Any, tmp_pat
             optimizer_state="keep",
             root=tmp_path,
         )
-        run.fit(Heavy(dropout=0.3, norm=True), TinyClients())
+        run.fit(heavy(dropout=0.3, norm=True), TinyClients())
         runs.append(run)
     tuned_run, plain = runs
     assert [digest(model) for model in tuned_run.models] == [digest(model) for model in plain.models]
@@ -90,20 +86,14 @@ def test_training_knows_nothing_of_it(strategy: type[FedAvg], more: Any, tmp_pat
     assert tuned_run.metrics["val"] != plain.metrics["val"]
 
 
-class Grows(OneWeight):
-    """The steps of the second client overshoot more and more."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.7)
-
-
 def test_a_fine_tuning_that_fails_ends_the_run_or_is_left_out() -> None:
+    """At this rate the steps of the second client overshoot more and more."""
     settings: dict[str, Any] = {"max_rounds": 1, "local_steps": 1}
     with pytest.raises(TrainingError, match=r"fine-tuning of client 1 \(client_1\) failed: .*Lower the learning rate"):
-        trainer(FineTuning(steps=5000, every_evaluation=True), **settings).fit(Grows(), TwoParabolas())
+        trainer(FineTuning(steps=5000, every_evaluation=True), **settings).fit(OneWeight(rate=0.7), TwoParabolas())
     run = trainer(FineTuning(steps=5000, every_evaluation=True), on_client_error="skip", **settings)
     with pytest.warns(UserWarning, match=r"fine-tuning of client 1 .* failed: .* It is evaluated without"):
-        run.fit(Grows(), TwoParabolas())
+        run.fit(OneWeight(rate=0.7), TwoParabolas())
     with pytest.warns(UserWarning, match="evaluated without"):
         assert number(run.client_model(1)) == number(run.models[0])
     assert number(run.client_model(0)) == pytest.approx(2.0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from bowls import TWO, Bowls, points, roll
-from parabolas import SIZES, OneWeight, TwoParabolas, descend, loss_of, number
+from bowls import TWO, Bowls, LossIsNaN, points, roll
+from parabolas import SIZES, OneWeight, TwoParabolas, descend, loss_of, number, trainer
 from tiny import TinyClients, TinyModule
 from torch import Tensor
 
@@ -21,12 +21,9 @@ from lightning_fl.strategies import ClientTurn, FedAvg, FedFA, MaxFL, QFedAvg, W
 
 
 def run(strategy: FedAvg | Any, *callbacks: Callback, module: Any = None, data: Any = None, **settings: Any) -> Any:
-    given = {"max_rounds": 1, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
-    trainer = FederatedTrainer(
-        strategy=strategy, callbacks=list(callbacks), enable_progress_bar=False, **{**given, **settings}
-    )
-    trainer.fit(module or OneWeight(), data or TwoParabolas())
-    return trainer
+    made = trainer(*callbacks, strategy=strategy, **({"max_rounds": 1} | settings))
+    made.fit(module or OneWeight(), data or TwoParabolas())
+    return made
 
 
 # -- q-FedAvg ----------------------------------------------------------------------------------------------------------
@@ -45,7 +42,7 @@ def test_qfedavg_of_a_large_power_goes_the_way_of_the_worst_client() -> None:
 
 
 def test_qfedavg_does_not_mind_the_order_of_clients() -> None:
-    one, other = (run(QFedAvg(2.0), data=TwoParabolas(swapped)).models[0] for swapped in (False, True))
+    one, other = (run(QFedAvg(2.0), data=Bowls(*bowls)).models[0] for bowls in (TWO, TWO[::-1]))
     assert number(one) == pytest.approx(number(other), rel=1e-12)
 
 
@@ -94,13 +91,17 @@ def test_maxfl_by_samples(eps: float) -> None:
     assert number(run(made, max_rounds=3).models[0]) == pytest.approx(w, rel=1e-10)
 
 
-def test_maxfl_without_a_difference_is_fedavg_by_samples() -> None:
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_maxfl_without_a_difference_counts_clients_alike_or_is_fedavg_by_samples(weights: Any) -> None:
     class Alike(MaxFL):
         def _threshold(self, turn: ClientTurn) -> float:
             return float(turn.kept["loss"])
 
-    found = run(Alike(threshold=0.0, eps=1e-14, weights="samples"), max_rounds=3).models[0]
-    assert number(found) == pytest.approx(number(run(FedAvg(), max_rounds=3).models[0]), rel=1e-10)
+    found = run(Alike(threshold=0.0, eps=1e-14, weights=weights), max_rounds=3).models[0]
+    plain = run(
+        FedAvg(), data=Bowls(*((30, *bowl[1:]) for bowl in TWO)) if weights == "clients" else None, max_rounds=3
+    )
+    assert number(found) == pytest.approx(number(plain.models[0]), rel=1e-10)
 
 
 def test_maxfl_where_those_who_opt_in_count_alike() -> None:
@@ -114,14 +115,6 @@ def test_maxfl_warms_up_for_as_long_as_it_is_told() -> None:
     kept = trainer.client_store("strategy")
     for client in (0, 1):
         assert kept[client]["threshold"] == pytest.approx(loss_of(client, descend(client, 1.0, 7)), rel=1e-12)
-
-
-def test_maxfl_without_a_difference_counts_clients_alike() -> None:
-    class Alike(MaxFL):
-        def _threshold(self, turn: ClientTurn) -> float:
-            return float(turn.kept["loss"])
-
-    assert number(run(Alike(threshold=0.0, eps=1e-14)).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-10)
 
 
 def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
@@ -293,13 +286,8 @@ def test_weights_are_the_strategy_s_own_whatever_the_collaboration_says(strategy
 
 
 def test_fedfa_compares_those_who_arrived(tmp_path: Path) -> None:
-    class Fails(Callback):
-        def around_training_step(self, run: FederatedTrainer, batch: Any, compute: Any, generator: Any) -> Any:
-            assert run.participant is not None
-            return compute(batch) * (math.nan if run.participant.client == 2 else 1.0)
-
     settings: dict[str, Any] = {"root": tmp_path, "on_client_error": "skip", "max_rounds": 1}
     with pytest.warns(UserWarning, match="client 2 .* is left out of round 1"):
-        run = roll(Bowls(*TWO, (20, 2.0, (0.9,))), Fails(), strategy=FedFA(momentum=0.0), **settings)
+        run = roll(Bowls(*TWO, (20, 2.0, (0.9,))), LossIsNaN(2), strategy=FedFA(momentum=0.0), **settings)
     alone = roll(Bowls(*TWO), strategy=FedFA(momentum=0.0), **settings)
     torch.testing.assert_close(points(run), points(alone))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from bowls import FOUR, TWO, Assigned, Bowls, Coalitions, Regrouped, points, roll
-from parabolas import CURVES, RATE, START, OneWeight, TwoParabolas, Watched, parabolas, trainer
+from parabolas import CURVES, RATE, START, OneWeight, TwoParabolas, Watched, exactly, parabolas, tiny_run, trainer
 from tiny import TinyClients, TinyModule, digest
-from torch.utils.data import TensorDataset
 
 from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import (
@@ -17,7 +16,6 @@ from lightning_fl.callbacks import (
     CollaborationGraph,
     DROClientSampling,
     FedCollab,
-    PersonalLayers,
     SoftAveraging,
     UniformSampling,
 )
@@ -36,24 +34,13 @@ from lightning_fl.strategies import (
 from lightning_fl.strategies.local_sgd import accumulated_steps, distance
 
 
-def exactly(*values: float) -> list[Any]:
-    return [pytest.approx(value, rel=1e-9, abs=1e-12) for value in values]
-
-
-class UnequalSteps(TwoParabolas):
-    """The second client takes five steps in an epoch, the first two; the loss of a batch is that of the whole part."""
-
-    def client_data(self, client: int, split: str) -> TensorDataset:
-        return TensorDataset(torch.tensor([CURVES[client]], dtype=torch.float64).expand((60, 150)[client], 2))
-
-    def client_sizes(self) -> list[int]:
-        return [60, 150]
-
-
-def unequal(strategy: FedAvg, rounds: int, module: OneWeight | None = None) -> list[float]:
+def unequal(strategy: FedAvg, rounds: int) -> list[float]:
+    """In an epoch the first client takes two steps and the second five, each on its whole loss."""
     watched = Watched()
     run = trainer(watched, strategy=strategy, max_rounds=rounds, local_steps=None, local_epochs=1)
-    run.fit(module or OneWeight(), UnequalSteps())
+    run.fit(
+        OneWeight(), Bowls(*((count, *curve) for count, (_, *curve) in zip((60, 150), TWO, strict=True)), batch_size=30)
+    )
     return watched.weights
 
 
@@ -158,12 +145,6 @@ def test_ditto_without_a_pull_is_training_alone() -> None:
 # -- neutral values ----------------------------------------------------------------------------------------------------
 
 
-def tiny(strategy: FedAvg, **settings: Any) -> FederatedTrainer:
-    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, **settings)
-    run.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
-    return run
-
-
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [
@@ -176,11 +157,11 @@ def tiny(strategy: FedAvg, **settings: Any) -> FederatedTrainer:
     ],
 )
 def test_neutral_values_are_fedavg_to_the_bit(strategy: FedAvg, settings: dict[str, Any]) -> None:
-    assert digest(tiny(strategy, **settings).models[0]) == digest(tiny(FedAvg(), **settings).models[0])
+    assert digest(tiny_run(strategy, **settings).models[0]) == digest(tiny_run(FedAvg(), **settings).models[0])
 
 
 def test_equal_steps_make_fednova_fedavg() -> None:
-    found, plain = (tiny(strategy, local_steps=3).models[0] for strategy in (FedNova(), FedAvg()))
+    found, plain = (tiny_run(strategy, local_steps=3).models[0] for strategy in (FedNova(), FedAvg()))
     torch.testing.assert_close(found.vectors, plain.vectors, rtol=1e-6, atol=1e-7)
 
 

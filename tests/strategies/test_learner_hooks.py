@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bowls import TWO, Bowls, Regrouped, points, roll
+from bowls import FOUR, TWO, Bowls, LossIsNaN, Regrouped, points, roll
 from learners import (
     Everything,
     FairAverage,
@@ -16,8 +16,8 @@ from learners import (
     Scaffold,
     ServerMomentum,
 )
-from parabolas import CURVES, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
-from tiny import TinyClients, TinyModule, digest
+from parabolas import OneWeight, TwoParabolas, Watched, loss_of, number, parabolas, trainer
+from tiny import ManualModule, TinyClients, TinyModule, digest
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
@@ -46,8 +46,7 @@ from lightning_fl.strategies import SCAFFOLD, FedAvg
 
 class Fair(FairAverage):
     def loss_of(self, turn: ClientTurn) -> float:
-        curvature, centre = CURVES[turn.client]
-        return curvature / 2 * (number(turn.start) - centre) ** 2
+        return loss_of(turn.client, number(turn.start))
 
 
 # -- numbers worked out by hand ----------------------------------------------------------------------------------------
@@ -98,8 +97,7 @@ def test_a_second_training_and_what_is_evaluated() -> None:
     assert own[1] == [pytest.approx(1.20850625, rel=1e-12), pytest.approx(-0.4433046875, rel=1e-12)]
     assert watched.weights == parabolas(FedAvg())[1].weights
     clients = run.metrics["val"]["val_loss"].clients
-    for client, (curvature, centre) in enumerate(CURVES):
-        assert clients[client] == pytest.approx(curvature / 2 * (own[1][client] - centre) ** 2, rel=1e-12)
+    assert clients == {client: pytest.approx(loss_of(client, own[1][client]), rel=1e-12) for client in (0, 1)}
     assert number(run.client_model(1)) == own[1][1]
 
 
@@ -188,19 +186,8 @@ def test_a_correction_is_clipped_and_comes_once_in_an_accumulation() -> None:
 
 
 def test_a_module_that_steps_by_itself_is_corrected_too() -> None:
-    class Manual(TinyModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
     models = []
-    for kind in (Manual, TinyModule):
+    for kind in (ManualModule, TinyModule):
         run = trainer(strategy=Proximal(2.0))
         run.fit(kind(), TinyClients())
         models.append(run.models[0])
@@ -213,22 +200,9 @@ def test_a_module_that_steps_by_itself_is_corrected_too() -> None:
 # -- states: of whom, and when they are forgotten ----------------------------------------------------------------------
 
 
-class Fails(Callback):
-    """Lets turns fail before or after the client handed over."""
-
-    def __init__(self, client: int, round_number: int) -> None:
-        self.client, self.round_number = client, round_number
-
-    def around_training_step(self, run: FederatedTrainer, batch: Any, compute: Any, generator: Any) -> Any:
-        loss = compute(batch)
-        assert run.participant is not None
-        failing = run.participant.client == self.client and run.current_round + 1 == self.round_number
-        return loss * float("nan") if failing else loss
-
-
 def test_a_turn_that_fails_changes_nothing_that_is_kept() -> None:
     watched = Watched()
-    run = trainer(Fails(1, 2), watched, strategy=Everything(), on_client_error="skip", max_rounds=3)
+    run = trainer(LossIsNaN(1, 2), watched, strategy=Everything(), on_client_error="skip", max_rounds=3)
     with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
         run.fit(OneWeight(), TwoParabolas())
     kept = [json.dumps(of_round[1], default=lambda value: value.tolist()) for of_round in watched.kept]
@@ -272,25 +246,11 @@ def test_a_client_that_failed_goes_on_from_what_it_kept_before() -> None:
 
     states: list[str] = []
     survivors: list[list[int]] = []
-    run = trainer(Fails(1, 2), Looks(), optimizer_state="keep", on_client_error="skip", max_rounds=3)
+    run = trainer(LossIsNaN(1, 2), Looks(), optimizer_state="keep", on_client_error="skip", max_rounds=3)
     with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
         run.fit(Kept(), TinyClients())
     assert survivors == [[0, 1, 2], [0, 2], [0, 1, 2]]
     assert states[0] == states[1] != states[2]
-
-
-class Regroups(Callback):
-    """Coalitions, by round."""
-
-    role = "collaboration"
-
-    def __init__(self, *of_rounds: list[int]) -> None:
-        self.of_rounds = of_rounds
-
-    def select_collaboration(self, run: FederatedTrainer, weights: Any) -> Any:
-        from lightning_fl.core.collaboration import Collaboration
-
-        return Collaboration.coalitions(self.of_rounds[run.current_round], run.num_samples)
 
 
 def test_a_server_s_state_stays_with_a_coalition_that_stays() -> None:
@@ -299,19 +259,11 @@ def test_a_server_s_state_stays_with_a_coalition_that_stays() -> None:
             update.state["rounds"] = update.state.get("rounds", 0) + 1
             return update.average
 
-    watched = Watched2()
-    run = trainer(Regroups([0, 0, 1], [1, 1, 0], [0, 1, 2], [0, 1, 2]), watched, strategy=Counts(), max_rounds=4)
-    run.fit(TinyModule(), TinyClients())
-    assert watched.counts == [[1, 1], [2, 2], [1, 1, 3], [2, 2, 4]]
-
-
-class Watched2(Callback):
-    def __init__(self) -> None:
-        self.counts: list[list[int]] = []
-
-    def on_round_end(self, run: FederatedTrainer) -> None:
-        states = run.federation.model_states
-        self.counts.append([states[model]["rounds"] for model in sorted(states)])
+    watched = Watched()
+    regrouped = Regrouped([0, 0, 1], [1, 1, 0], [0, 1, 2], [0, 1, 2], since=1)
+    trainer(regrouped, watched, strategy=Counts(), max_rounds=4).fit(OneWeight(), Bowls(*FOUR[:3]))
+    counts = [[state["rounds"] for _, state in sorted(states.items())] for states in watched.states]
+    assert counts == [[1, 1], [2, 2], [1, 1, 3], [2, 2, 4]]
 
 
 @pytest.mark.parametrize("kind", [Scaffold, ServerMomentum, PersonalModels, Everything])

@@ -9,7 +9,20 @@ import pytest
 import torch
 from bowls import FOUR, Bowls, Regrouped, roll
 from lightning.pytorch import LightningModule
-from parabolas import CURVES, RATE, SHARES, START, OneWeight, TwoParabolas, Watched, number, parabolas, trainer
+from parabolas import (
+    CURVES,
+    RATE,
+    SHARES,
+    START,
+    OneWeight,
+    TwoParabolas,
+    Watched,
+    exactly,
+    number,
+    parabolas,
+    tiny_run,
+    trainer,
+)
 from tiny import TinyClients, TinyModule, digest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -19,10 +32,6 @@ from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks import Callback, LocalTraining, PersonalLayers
 from lightning_fl.engine.batches.parts import parts_of
 from lightning_fl.strategies import APFL, FedAvg, FedRep, PerFedAvg, PFedMe
-
-
-def exactly(*values: float) -> list[Any]:
-    return [pytest.approx(value, rel=1e-9, abs=1e-12) for value in values]
 
 
 def evaluated(run: FederatedTrainer) -> list[float]:
@@ -44,10 +53,6 @@ def test_apfl_learns_the_share() -> None:
 @pytest.mark.parametrize("every", ["round", "step"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_apfl_agrees_with_a_plain_loop(every: Any, momentum: float) -> None:
-    class Heavy(OneWeight):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=momentum, weight_decay=0.05)
-
     x, v, alpha = START, np.full(2, START), np.full(2, 0.3)
     for _ in range(3):
         ends = []
@@ -66,7 +71,7 @@ def test_apfl_agrees_with_a_plain_loop(every: Any, momentum: float) -> None:
         x = float(np.dot(SHARES, ends))
     watched = Watched()
     run = trainer(watched, strategy=APFL(alpha=0.3, alpha_every=every), max_rounds=3, local_steps=3)
-    run.fit(Heavy(), TwoParabolas())
+    run.fit(OneWeight(momentum=momentum, decay=0.05), TwoParabolas())
     assert watched.own(-1) == [pytest.approx(value, rel=1e-10) for value in v]
     assert watched.own(-1, "alpha") == [pytest.approx(value, rel=1e-10) for value in alpha]
     assert watched.weights[-1] == pytest.approx(x, rel=1e-10)
@@ -89,15 +94,11 @@ def test_apfl_at_both_ends_of_the_share() -> None:
 
 
 def test_the_second_optimiser_goes_on_where_the_run_keeps_optimisers() -> None:
-    class Heavy(OneWeight):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.5)
-
     watched = Watched()
     run = trainer(
         watched, strategy=APFL(alpha=1.0, alpha_every="never"), max_rounds=3, optimizer_state="keep", local_steps=2
     )
-    run.fit(Heavy(), TwoParabolas())
+    run.fit(OneWeight(momentum=0.5), TwoParabolas())
     for i, (a, c) in enumerate(CURVES):
         v, memory = START, 0.0
         for _ in range(6):  # the momentum of all rounds
@@ -243,7 +244,7 @@ def test_batches_that_are_left_out_shift_no_accumulation(count: int, steps: int 
 
 def test_per_fedavg_without_an_adaptation_is_fedavg_to_the_bit() -> None:
     assert PerFedAvg(adaptation_rate=0.0).batch_parts == 1
-    assert tiny(PerFedAvg(adaptation_rate=0.0)) == tiny(FedAvg())
+    assert tiny_run(PerFedAvg(adaptation_rate=0.0)).models[0].equal(tiny_run(FedAvg()).models[0])
 
 
 def test_batches_in_parts() -> None:
@@ -298,7 +299,7 @@ def test_pfedme_keeps_theta_of_clients_that_stay_together(second: list[int], kep
 
 
 class Product(LightningModule):
-    """``(h b - y)^2 / 2``: a head h and a body b."""
+    """``(h b - y)^2 / 2`` where y is the bottom of a client's parabola: a head h and a body b."""
 
     def __init__(self, decay: float = 0.0) -> None:
         super().__init__()
@@ -308,22 +309,17 @@ class Product(LightningModule):
         self.decay = decay
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return (self.head.h * self.body.b - batch[0]).square().mean() / 2
+        return (self.head.h * self.body.b - batch[0][:, 1]).square().mean() / 2
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val_loss", (self.head.h * self.body.b - batch[0]).square().mean() / 2)
+        self.log("val_loss", (self.head.h * self.body.b - batch[0][:, 1]).square().mean() / 2)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9 if self.decay else 0.0, weight_decay=self.decay)
 
 
-class TwoTargets(TwoParabolas):
-    def client_data(self, client: int, split: str) -> TensorDataset:
-        return TensorDataset(torch.tensor([2.0, -1.0][client], dtype=torch.float64).repeat((10, 30)[client]))
-
-
 def product(run: FederatedTrainer, module: Product) -> tuple[list[float], float]:
-    run.fit(module, TwoTargets())
+    run.fit(module, TwoParabolas())
     heads = [float(values["head.h"]) for _, values in sorted(run.client_store("personal_layers").items())]
     span = next(span for span in run.loop.flat.spans() if span.name == "body.b")
     return heads, float(run.models[0].vectors[torch.float64][span.begin])
@@ -399,48 +395,21 @@ def test_phases_are_another_thing_than_both_at_once() -> None:
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
-def tiny(strategy: FedAvg, **settings: Any) -> str:
-    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, **settings)
-    run.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
-    return digest(run.models[0])
-
-
 @pytest.mark.parametrize("strategy", [APFL(), PerFedAvg(), PFedMe()])
 def test_statistics_and_metrics_move_by_the_steps_alone(strategy: FedAvg) -> None:
     """With steps of size zero all are FedAvg's, but for the samples of a part."""
 
-    class Still(TinyModule):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
     strategy.batch_parts = 1 if isinstance(strategy, PerFedAvg) else strategy.batch_parts
     plain = trainer(strategy=FedAvg())
-    plain.fit(Still(norm=True), TinyClients())
+    plain.fit(TinyModule(learning_rate=0.0, norm=True), TinyClients())
     if isinstance(strategy, PerFedAvg):
         strategy.correct_gradient_ = lambda turn, gradient, weights: gradient.copy_(  # type: ignore[method-assign]
             turn.step_gradient(turn.combine((2.0, weights)))
         )
     run = trainer(strategy=strategy)
-    run.fit(Still(norm=True), TinyClients())
+    run.fit(TinyModule(learning_rate=0.0, norm=True), TinyClients())
     assert run.models[0].equal(plain.models[0])
     assert run.metrics["train"] == plain.metrics["train"]
-
-
-class Manual(TinyModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-
-
-class Scaled(FedAvg):
-    def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
-        return 2 * loss
 
 
 # -- further gradients of a step ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -11,7 +12,7 @@ from learners import Proximal, Scaffold
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from parabolas import OneWeight, TwoParabolas, trainer
-from tiny import TinyClients, TinyModule
+from tiny import ManualModule, TinyClients, TinyModule, with_optimizer
 from torch import Tensor, nn
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
@@ -127,7 +128,7 @@ class Needing(FedAvg):
     [
         ("fedvg", r"'fedvg' .*'fedavg'\?.*fedavgm, "),
         ("ddp", "'ddp'"),
-        ("torch.nn.Linear", "'torch.nn.Linear'.*named by its module"),
+        ("torch.nn.Linear", "'torch.nn.Linear'.*with its module"),
         ("no_such.Thing", "'no_such.Thing'.*'no_such'"),
         (f"{__name__}.Nothing", "'Nothing'"),
         ("needing", r"'needing': .*'rate'.*class_path"),
@@ -198,14 +199,8 @@ def test_what_is_not_afl(arguments: dict[str, Any], settings: dict[str, Any], op
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-class WithAdam(OneWeight):
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.1)
-
-
-class Nesterov(OneWeight):
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+WithAdam = with_optimizer(OneWeight, partial(torch.optim.Adam, lr=0.1))
+Nesterov = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True))
 
 
 @pytest.mark.parametrize(
@@ -230,21 +225,9 @@ class Scaled(FedAvg):
         return 2 * loss
 
 
-class Manual(TinyModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-
-
 @pytest.mark.parametrize("strategy", [APFL, PerFedAvg, PFedMe, QFedAvg, MaxFL, Scaled])
 def test_modules_that_optimise_manually(strategy: type[FedAvg]) -> None:
-    class Early(Manual):
+    class Early(ManualModule):
         def on_train_start(self) -> None:
             raise AssertionError("training has begun")
 
@@ -253,7 +236,7 @@ def test_modules_that_optimise_manually(strategy: type[FedAvg]) -> None:
 
 
 def test_per_fedavg_without_adaptation_takes_modules_that_optimise_manually() -> None:
-    trainer(strategy=PerFedAvg(adaptation_rate=0.0)).fit(Manual(), TinyClients())
+    trainer(strategy=PerFedAvg(adaptation_rate=0.0)).fit(ManualModule(), TinyClients())
 
 
 # -- in a round --------------------------------------------------------------------------------------------------------

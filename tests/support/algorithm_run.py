@@ -62,18 +62,9 @@ from lightning_fl.strategies import (
 
 #: Ways of learning.
 STRATEGIES: dict[str, Any] = {
-    "qfedavg": QFedAvg,
-    "maxfl": MaxFL,
+    **{kind.name: kind for kind in (APFL, Ditto, FedAdam, FedAvgM, FedFA, FedNova, FedYogi, MaxFL, QFedAvg, SCAFFOLD)},
     "maxfl_out": lambda: MaxFL(opt_out=True),
-    "fedfa": FedFA,
     "fedprox": lambda: FedProx(mu=0.5),
-    "fednova": FedNova,
-    "scaffold": SCAFFOLD,
-    "fedavgm": FedAvgM,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "ditto": Ditto,
-    "apfl": APFL,
     "perfedavg": lambda: PerFedAvg(adaptation_rate=0.01, hessian="differences"),
     "pfedme": lambda: PFedMe(strength=1.0),
     "fedrep": lambda: FedRep(head_epochs=1),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from tiny import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -25,8 +26,8 @@ FOUR: tuple[Bowl, ...] = (*TWO, (20, 2.0, (3.0,)), (40, 1.0, (0.0,)))
 class Bowls(FederatedDataModule):
     """Client i has ``a_i |w - c_i|² / 2`` as its loss, by m_i equal samples in one batch."""
 
-    def __init__(self, *bowls: Bowl) -> None:
-        super().__init__(batch_size=1000, shuffle=False)
+    def __init__(self, *bowls: Bowl, batch_size: int = 1000) -> None:
+        super().__init__(batch_size=batch_size, shuffle=False)
         self.bowls = bowls
 
     @property
@@ -38,21 +39,28 @@ class Bowls(FederatedDataModule):
         return TensorDataset(torch.tensor([[curvature, *centre]], dtype=torch.float64).repeat(count, 1))
 
 
-class Marble(LightningModule):
-    """A point, which begins where it is told."""
+class OneWeight(LightningModule):
+    """A weight, or a vector of them; training begins at 1 or at the point given."""
 
-    def __init__(self, *start: float) -> None:
+    def __init__(
+        self, *start: float, sign: float = 1.0, rate: float = RATE, momentum: float = 0.0, decay: float = 0.0
+    ) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.tensor(start or (1.0,), dtype=torch.float64))
+        self.sign = sign
+        self.settings = {"lr": rate, "momentum": momentum, "weight_decay": decay}
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        return self.sign * (batch[0][:, :1] / 2 * (self.w - batch[0][:, 1:]).square()).sum(1).mean()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return (batch[0][:, :1] / 2 * (self.w - batch[0][:, 1:]).square()).sum(1).mean()
+        return self.loss(batch)
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val/loss", self.training_step(batch, batch_idx))
+        self.log("val_loss", self.loss(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=RATE)
+        return torch.optim.SGD(self.parameters(), **self.settings)
 
 
 def roll(
@@ -60,19 +68,10 @@ def roll(
 ) -> Any:
     """A run with two local steps a round."""
     ckpt_path = settings.pop("ckpt_path", None)
-    trainer = FederatedTrainer(
-        callbacks=list(callbacks),
-        **{
-            "local_steps": 2,
-            "seed": 0,
-            "default_root_dir": root,
-            "logger": False,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            **settings,
-        },
+    trainer = quiet_trainer(
+        *callbacks, **({"local_steps": 2, "seed": 0, "default_root_dir": root, "enable_checkpointing": True} | settings)
     )
-    trainer.fit(Marble(*start), data, ckpt_path=ckpt_path)
+    trainer.fit(OneWeight(*start), data, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -104,19 +103,32 @@ class Starts(Callback):
                 model.vectors[torch.float64][0] = value
 
 
+class LossIsNaN(Callback):
+    """Makes a client's losses NaN, in every round or in one."""
+
+    def __init__(self, client: int, round_number: int | None = None) -> None:
+        self.client, self.round_number = client, round_number
+
+    def around_training_step(self, run: FederatedTrainer, batch: Any, compute: Any, generator: Any) -> Any:
+        assert run.participant is not None
+        fails = run.participant.client == self.client and self.round_number in (None, run.current_round + 1)
+        return compute(batch) * (float("nan") if fails else 1.0)
+
+
 class Coalitions(Callback):
-    """Two divisions into coalitions; the second holds from round 4 on."""
+    """Divisions into coalitions: the second holds from round ``since + 1`` on, the third from the one after it."""
 
     role = "collaboration"
 
-    def __init__(self, first: list[int], second: list[int]) -> None:
-        self.labels = (first, second)
+    def __init__(self, *labels: list[int], since: int = 3) -> None:
+        self.labels, self.since = labels, since
 
     def on_fit_start(self, run: FederatedTrainer) -> None:
         run.collaboration = self.collaboration(run)
 
     def collaboration(self, run: FederatedTrainer) -> Collaboration:
-        return Collaboration.coalitions(self.labels[run.current_round >= 3], run.num_samples)
+        place = min(max(run.current_round - self.since + 1, 0), len(self.labels) - 1)
+        return Collaboration.coalitions(self.labels[place], run.num_samples)
 
 
 class Assigned(Coalitions):

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from tiny import quiet_trainer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -134,19 +135,7 @@ class FailingTurns(Callback):
 def fit(
     *callbacks: Callback, data: Any = None, module: Any = None, ckpt: Any = None, **settings: Any
 ) -> FederatedTrainer:
-    run = FederatedTrainer(
-        callbacks=list(callbacks),
-        **{
-            "max_rounds": 3,
-            "local_steps": 2,
-            "enable_progress_bar": False,
-            "enable_checkpointing": False,
-            "logger": False,
-            "seed": 4,
-            "accelerator": "cpu",
-            **settings,
-        },
-    )
+    run = quiet_trainer(*callbacks, **({"max_rounds": 3, "local_steps": 2, "seed": 4} | settings))
     run.fit(module or CornerModule(), data or MixedClients(), ckpt_path=ckpt)
     return run
 

@@ -1,60 +1,33 @@
-"""Two clients whose losses are parabolas of one weight, and runs on them."""
+"""The two bowls of one weight, which are parabolas, and runs on them."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from bowls import RATE, TWO, Bowls, OneWeight
+from tiny import TinyClients, TinyModule, quiet_trainer
 
-from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.callbacks import Callback
+from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.engine.weights.flat import Weights
+
+__all__ = ["CURVES", "RATE", "SHARES", "SIZES", "START", "OneWeight", "TwoParabolas"]
 
 CURVES = ((1.0, 2.0), (3.0, -1.0))  # f_A(w) = (w - 2)² / 2 of 10 samples, f_B(w) = 3 (w + 1)² / 2 of 30
 SIZES = (10, 30)
-RATE, START = 0.1, 1.0
+START = 1.0
 #: Shares of the two clients in the average.
 SHARES = (0.25, 0.75)
 
 
-class TwoParabolas(FederatedDataModule):
-    """The two clients; ``swapped`` names them the other way round."""
-
-    def __init__(self, swapped: bool = False) -> None:
-        super().__init__(batch_size=30, shuffle=False)
-        self.order = (1, 0) if swapped else (0, 1)
-
-    @property
-    def num_clients(self) -> int:
-        return 2
-
-    def client_data(self, client: int, split: str) -> TensorDataset:
-        which = self.order[client]
-        return TensorDataset(torch.tensor([CURVES[which]], dtype=torch.float64).expand(SIZES[which], 2))
+TwoParabolas = partial(Bowls, *TWO)
 
 
-class OneWeight(LightningModule):
-    """The weight of the parabolas, which starts at 1."""
-
-    def __init__(self, sign: float = 1.0, rate: float = RATE) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([START], dtype=torch.float64))
-        self.sign, self.rate = sign, rate
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        curvature, centre = batch[0].unbind(1)
-        return self.sign * (curvature / 2 * (self.w - centre).square()).mean()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.rate)
+def exactly(*values: float) -> list[Any]:
+    """Equal up to the digits that references are worked out to."""
+    return [pytest.approx(value, rel=1e-9, abs=1e-12) for value in values]
 
 
 def loss_of(client: int, w: float) -> float:
@@ -78,10 +51,8 @@ def number(weights: Weights) -> float:
 
 def trainer(*callbacks: Callback, root: Path | None = None, **settings: Any) -> FederatedTrainer:
     """A quiet trainer of two rounds with two local steps."""
-    given = {"max_rounds": 2, "local_steps": 2, "logger": False, "enable_checkpointing": False, "seed": 3}
-    return FederatedTrainer(
-        callbacks=list(callbacks), enable_progress_bar=False, default_root_dir=root, **{**given, **settings}
-    )
+    given = {"max_rounds": 2, "local_steps": 2, "seed": 3, "default_root_dir": root}
+    return quiet_trainer(*callbacks, **(given | settings))
 
 
 class Watched(Callback):
@@ -112,3 +83,10 @@ def parabolas(strategy: Any, **settings: Any) -> tuple[FederatedTrainer, Watched
     run = trainer(watched, strategy=strategy, **settings)
     run.fit(OneWeight(), TwoParabolas())
     return run, watched
+
+
+def tiny_run(strategy: Any, **settings: Any) -> FederatedTrainer:
+    """A fit of the tiny module with dropout, normalisation and a personal layer."""
+    run = trainer(PersonalLayers(layers=["linear.bias"]), strategy=strategy, **settings)
+    run.fit(TinyModule(dropout=0.2, norm=True), TinyClients())
+    return run

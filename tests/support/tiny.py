@@ -1,6 +1,7 @@
 """A tiny federation whose right answers can be worked out: linear regression on quadratic clients."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fl import FederatedDataModule
+from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.data.module import Split
 
 NUM_FEATURES = 3
@@ -81,6 +82,31 @@ class TinyModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
+
+
+class ManualModule(TinyModule):
+    """Takes its steps by itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+def with_optimizer(base: type, make: Callable[..., Any]) -> Any:
+    """A module class whose optimiser is ``make(parameters)``."""
+    return type(base.__name__, (base,), {"configure_optimizers": lambda module: make(module.parameters())})
+
+
+def quiet_trainer(*more: Any, callbacks: Any = (), **settings: Any) -> FederatedTrainer:
+    """A trainer on the CPU that shows and writes nothing, unless the settings are others."""
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    return FederatedTrainer(callbacks=[*more, *callbacks], **(quiet | settings))
 
 
 class FolderSilo(LightningDataModule):

@@ -178,7 +178,7 @@ def test_everybody_is_evaluated_with_its_own_model(tmp_path: Path) -> None:
         sum((w - centre) ** 2 / 2 for centre in centres) / len(centres)
         for w, centres in zip(own(run), CENTRES, strict=True)
     ]
-    found = run.metrics["val"]["val/loss"].clients
+    found = run.metrics["val"]["val_loss"].clients
     assert [found[k] for k in range(4)] == pytest.approx(losses, abs=1e-6)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding
+from tiny import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -83,15 +84,8 @@ class Convolving(LightningModule):
 
 
 def trained(folder: Path, data: TwoClients, module: Convolving, **settings) -> FederatedTrainer:
-    trainer = FederatedTrainer(
-        accelerator="cpu",
-        precision="64",
-        max_rounds=3,
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=folder / "runs",
-        seed=2,
-        **settings,
+    trainer = quiet_trainer(
+        precision="64", max_rounds=3, default_root_dir=folder / "runs", seed=2, enable_checkpointing=True, **settings
     )
     trainer.fit(module, data)
     return trainer

@@ -1,28 +1,19 @@
 """Data that are too large for a GPU: they stay on the host, and results are the same."""
 
+from functools import partial
+
 import pytest
 import torch
 from cuda_standin.device import StandIn
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.packs import MemoryBudget
 
 GPU = torch.device("cuda", 0)
 
 
-def trainer(accelerator: str, **settings: object) -> FederatedTrainer:
-    return FederatedTrainer(
-        accelerator=accelerator,
-        devices=1,
-        max_rounds=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        seed=2,
-        **settings,
-    )
+trainer = partial(quiet_trainer, devices=1, max_rounds=2, seed=2)
 
 
 def test_half_of_what_is_free_is_for_data(monkeypatch):
@@ -49,7 +40,7 @@ def test_data_that_do_not_fit_give_the_same_results_from_the_host(cuda_standin: 
     found = {}
     for free in (2**36, 100):
         cuda_standin.free_memory = free
-        run, module, seen = trainer("cuda", stacked_clients=stacked), TinyModule(), []
+        run, module, seen = trainer(accelerator="cuda", stacked_clients=stacked), TinyModule(), []
         data = TinyClients((40, 32, 48), batch_size=8)
         module.on_train_batch_start = lambda batch, batch_idx, seen=seen: seen.append(batch[0].device)
         if stacked > 1:
@@ -66,7 +57,7 @@ def test_it_is_said_once(cuda_standin: StandIn, monkeypatch):
     cuda_standin.free_memory = 10
     said: list[str] = []
     monkeypatch.setattr("lightning_fl.engine.batches.factory.rank_zero_info", said.append)
-    trainer("cuda").fit(TinyModule(), TinyClients())
+    trainer(accelerator="cuda").fit(TinyModule(), TinyClients())
     assert len(said) == 1
     assert "cuda:0: they stay on the host" in said[0]
 

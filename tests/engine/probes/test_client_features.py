@@ -3,11 +3,10 @@
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
@@ -30,9 +29,7 @@ class Look(Callback):
 
 def look(module, data, clients, encoder=None):
     callback = Look(clients, encoder)
-    FederatedTrainer(
-        callbacks=[callback], max_rounds=1, logger=False, enable_progress_bar=False, enable_checkpointing=False, seed=1
-    ).fit(module, data)
+    quiet_trainer(callback, max_rounds=1, seed=1).fit(module, data)
     return callback
 
 

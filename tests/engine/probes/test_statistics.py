@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from tiny import quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch_geometric.data import Data
@@ -9,7 +10,6 @@ from torch_geometric.data import Data
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.trainer.trainer import FederatedTrainer
 
 
 class Constant(LightningModule):
@@ -39,11 +39,6 @@ class Given(FederatedDataModule):
         return self.clients[client] if split == "train" else None
 
 
-class Statistics(Callback):
-    def on_round_start(self, trainer):
-        self.mean, self.std = trainer.target_statistics()
-
-
 class Fetched(Dataset):
     def __init__(self, targets):
         self.targets = targets
@@ -55,14 +50,31 @@ class Fetched(Dataset):
         return torch.zeros(2), self.targets[index]
 
 
-def statistics(tmp_path, *clients) -> Statistics:
-    callback = Statistics()
-    trainer = FederatedTrainer(
-        max_rounds=1, callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=tmp_path, accelerator="cpu",
-    )  # fmt: skip
-    trainer.fit(Constant(), Given(*clients))
-    return callback
+class AtStart(Callback):
+    """What a function finds of the trainer when a round begins."""
+
+    def __init__(self, find):
+        self.find = find
+
+    def on_round_start(self, trainer):
+        self.found = self.find(trainer)
+
+
+def found_by(find, tmp_path, *clients):
+    callback = AtStart(find)
+    quiet_trainer(callback, max_rounds=1, default_root_dir=tmp_path).fit(Constant(), Given(*clients))
+    return callback.found
+
+
+def statistics(tmp_path, *clients):
+    return found_by(lambda trainer: trainer.target_statistics(), tmp_path, *clients)
+
+
+def summaries(tmp_path, *clients):
+    def summary(targets):
+        return torch.stack([targets.nansum(0), (targets > 0).sum(0)])
+
+    return found_by(lambda trainer: trainer.target_summaries(summary), tmp_path, *clients)
 
 
 def test_mean_and_deviation_of_the_pooled_targets(tmp_path):
@@ -72,26 +84,28 @@ def test_mean_and_deviation_of_the_pooled_targets(tmp_path):
     targets[torch.rand(23, 3, generator=draws) < 0.3] = torch.nan
     targets[0:4, 1] = torch.nan  # nothing measured at the first client
     dataset = TensorDataset(torch.zeros(23, 1), targets)
-    found = statistics(
+    mean, std = statistics(
         tmp_path,
         Subset(dataset, range(4)),
         DataLoader(Fetched(targets[4:9]), batch_size=2),
         Subset(dataset, range(9, 23)),
     )
     pooled = targets.double().numpy()
-    assert found.mean.dtype == found.std.dtype == torch.float64
-    np.testing.assert_allclose(found.mean, np.nanmean(pooled, 0), rtol=1e-12)
-    np.testing.assert_allclose(found.std, np.nanstd(pooled, 0), rtol=1e-10)
+    assert mean.dtype == std.dtype == torch.float64
+    np.testing.assert_allclose(mean, np.nanmean(pooled, 0), rtol=1e-12)
+    np.testing.assert_allclose(std, np.nanstd(pooled, 0), rtol=1e-10)
 
 
 def test_single_targets_and_graphs(tmp_path):
-    found = statistics(tmp_path, TensorDataset(torch.zeros(3, 1), torch.tensor([1, 2, 6])), Fetched(torch.tensor([7])))
-    assert found.mean.tolist() == [4]
-    assert found.std.tolist() == pytest.approx([np.std([1, 2, 6, 7])], rel=1e-15)
+    mean, std = statistics(
+        tmp_path, TensorDataset(torch.zeros(3, 1), torch.tensor([1, 2, 6])), Fetched(torch.tensor([7]))
+    )
+    assert mean.tolist() == [4]
+    assert std.tolist() == pytest.approx([np.std([1, 2, 6, 7])], rel=1e-15)
     graphs = [Data(x=torch.ones(n, 1), y=torch.tensor([[float(n), -1.0]])) for n in (1, 2, 3, 4)]
-    found = statistics(tmp_path, graphs[:1], graphs[1:])
-    assert found.mean.tolist() == [2.5, -1]
-    assert found.std.tolist() == pytest.approx([1.25**0.5, 0], rel=1e-15)
+    mean, std = statistics(tmp_path, graphs[:1], graphs[1:])
+    assert mean.tolist() == [2.5, -1]
+    assert std.tolist() == pytest.approx([1.25**0.5, 0], rel=1e-15)
 
 
 def test_a_target_without_any_value_is_named(tmp_path):
@@ -99,21 +113,6 @@ def test_a_target_without_any_value_is_named(tmp_path):
     dataset = TensorDataset(torch.zeros(2, 1), targets)
     with pytest.raises(ConfigurationError, match=r"target column\(s\) \[1\]"):
         statistics(tmp_path, dataset, dataset)
-
-
-class Summaries(Callback):
-    def on_round_start(self, trainer):
-        self.found = trainer.target_summaries(lambda targets: torch.stack([targets.nansum(0), (targets > 0).sum(0)]))
-
-
-def summaries(tmp_path, *clients):
-    callback = Summaries()
-    trainer = FederatedTrainer(
-        max_rounds=1, callbacks=callback, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=tmp_path, accelerator="cpu",
-    )  # fmt: skip
-    trainer.fit(Constant(), Given(*clients))
-    return callback.found
 
 
 def test_what_every_client_says_of_its_targets(tmp_path):

@@ -1,14 +1,15 @@
 """A turn that fails: what is fatal whatever the policy, and that what it held is freed before the next turn."""
 
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import Tensor
 
-from lightning_fl import FederatedTrainer, TrainingError
+from lightning_fl import TrainingError
 from lightning_fl.engine.round.failures import free_memory
 from lightning_fl.strategies import FedAvg
 
@@ -56,9 +57,7 @@ class NotTraining(FedAvg):
         return {}
 
 
-def trainer(**more: Any) -> FederatedTrainer:
-    settings: dict[str, Any] = {"max_rounds": 1, "enable_progress_bar": False, "logger": False}
-    return FederatedTrainer(**{**settings, "enable_checkpointing": False, "on_client_error": "skip", **more})
+trainer = partial(quiet_trainer, max_rounds=1, on_client_error="skip")
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])

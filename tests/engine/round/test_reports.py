@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
@@ -55,15 +55,7 @@ class TwoModels(Callback):
 
 def fit(failing: Sequence[tuple[int, int]], **settings: Any) -> tuple[FederatedTrainer, TwoModels]:
     watched = TwoModels(failing)
-    run = FederatedTrainer(
-        callbacks=[watched],
-        max_rounds=1,
-        local_steps=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        **{"on_client_error": "skip", **settings},
-    )
+    run = quiet_trainer(watched, max_rounds=1, local_steps=2, **{"on_client_error": "skip", **settings})
     run.fit(TinyModule(), TinyClients())
     return run, watched
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from engine_alone import make_loop
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import TinyClients, TinyModule, quiet_trainer, same_bits, weights_of
 from torch import Tensor
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.hooks import Hooks
@@ -53,10 +52,8 @@ def test_it_is_the_trainers_round_to_the_bit(tmp_path) -> None:
         loop.federation.current_round = number
         train_round(loop, Cohort.of(range(3)))
     loop.flat.load(loop.federation.models[0])
-    trainer = FederatedTrainer(
-        max_rounds=2, local_steps=4, seed=3, logger=False, accelerator="cpu", devices=1, enable_progress_bar=False,
-        enable_checkpointing=False, check_val_every_n_rounds=0, default_root_dir=tmp_path,
-    )  # fmt: skip
+    settings = {"check_val_every_n_rounds": 0, "default_root_dir": tmp_path}
+    trainer = quiet_trainer(max_rounds=2, local_steps=4, seed=3, devices=1, **settings)
     trained = TinyModule(dropout=0.2, norm=True)
     trainer.fit(trained, TinyClients(SIZES))
     assert same_bits(weights_of(module), weights_of(trained))

@@ -98,34 +98,15 @@ def test_manual_optimisation_and_all_else_that_is_wrong_in_one_message(tmp_path)
         fit(tmp_path, 3, Manual(), **settings)
 
 
-def test_a_strategys_own_loss(tmp_path):
-    class Proximal(FedAvg):
-        def client_loss(self, loss, module):
-            return loss + 0.1
-
-    with pytest.raises(ConfigurationError, match="Proximal .*client_loss"):
-        fit(tmp_path, 3, Plain(), strategy=Proximal())
+class Proximal(FedAvg):
+    def client_loss(self, loss, module):
+        return loss + 0.1
 
 
-def test_images_laid_out_channels_last(tmp_path):
-    with pytest.raises(ConfigurationError, match="trainer.channels_last"):
-        fit(tmp_path, 3, Plain(), channels_last=True)
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_halves(precision, tmp_path):
-    with pytest.raises(ConfigurationError, match=f"trainer.precision={precision}"):
-        fit(tmp_path, 3, TinyModule(), precision=precision)
-
-
-def test_data_that_are_not_packed_tensors(tmp_path):
-    class Loaded(Doubles):
-        def client_data(self, client, split):
-            found = super().client_data(client, split)
-            return DataLoader(found, batch_size=4, collate_fn=lambda samples: samples) if client == 2 else found
-
-    with pytest.raises(ConfigurationError, match=r"client 2 \(client_2\).*TensorDataset"):
-        fit(tmp_path, 3, Plain(), Loaded())
+class Loaded(Doubles):
+    def client_data(self, client, split):
+        found = super().client_data(client, split)
+        return DataLoader(found, batch_size=4, collate_fn=lambda samples: samples) if client == 2 else found
 
 
 class Silo(LightningDataModule):
@@ -133,9 +114,30 @@ class Silo(LightningDataModule):
         return DataLoader(regression_set(8, 0), batch_size=4)
 
 
-def test_silos(tmp_path):
-    with pytest.raises(ConfigurationError, match="stacked_clients=3.*=1"):
-        fit(tmp_path, 3, TinyModule(), Silos([Silo(), Silo()]))
+class Shares(Plain):
+    """Two parameters share their memory."""
+
+    def __init__(self):
+        super().__init__()
+        *_, last = self.parameters()
+        self.shared = nn.Parameter(last.data)
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "match"),
+    [
+        (Plain, {"strategy": Proximal()}, "Proximal .*client_loss"),
+        (Plain, {"channels_last": True}, "trainer.channels_last"),
+        (TinyModule, {"precision": "bf16-mixed"}, "trainer.precision=bf16-mixed"),
+        (TinyModule, {"precision": "bf16-true"}, "trainer.precision=bf16-true"),
+        (Plain, {"data": Loaded()}, r"client 2 \(client_2\).*TensorDataset"),
+        (TinyModule, {"data": Silos([Silo(), Silo()])}, "stacked_clients=3.*=1"),
+        (Shares, {}, "two of its optimiser's parameters"),
+    ],
+)
+def test_settings_data_and_modules(module, settings, match, tmp_path):
+    with pytest.raises(ConfigurationError, match=match):
+        fit(tmp_path, 3, module(), **settings)
 
 
 def optimized(make: Any) -> Any:
@@ -146,17 +148,6 @@ def hooked(module):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     optimizer.register_step_post_hook(lambda *args: None)
     return optimizer
-
-
-def test_parameters_that_share_their_memory(tmp_path):
-    class Shares(Plain):
-        def __init__(self):
-            super().__init__()
-            *_, last = self.parameters()
-            self.shared = nn.Parameter(last.data)
-
-    with pytest.raises(ConfigurationError, match="two of its optimiser's parameters"):
-        fit(tmp_path, 3, Shares())
 
 
 @pytest.mark.parametrize(

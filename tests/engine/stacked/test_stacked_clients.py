@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from algorithm_run import STRATEGIES
+from bowls import Assigned
 from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding, rounding
-from tiny import TinyClients
+from tiny import TinyClients, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -101,18 +102,8 @@ class Network(LightningModule):
 def fit(
     folder: Path, stacked: int, module: LightningModule, data: Any = None, ckpt_path: str | None = None, **more: Any
 ) -> FederatedTrainer:
-    settings: dict[str, Any] = {
-        "max_rounds": 3,
-        "local_epochs": 2,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "logger": False,
-        "seed": 5,
-        "log_every_n_steps": 2,
-        "default_root_dir": folder,
-    }
-    trainer = FederatedTrainer(stacked_clients=stacked, **(settings | more))
+    given = {"max_rounds": 3, "local_epochs": 2, "seed": 5, "log_every_n_steps": 2, "default_root_dir": folder}
+    trainer = quiet_trainer(stacked_clients=stacked, **(given | more))
     trainer.fit(module, Doubles() if data is None else data, ckpt_path=ckpt_path)
     return trainer
 
@@ -167,46 +158,67 @@ def test_blocks_of_any_size(stacked, tmp_path):
     assert_stackable(tmp_path, lambda: Network("adam"), stacked)
 
 
-@pytest.mark.slow
-def test_parameter_groups_with_rates_of_their_own(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum", groups=True))
+class Replaced(Callback):
+    """Other targets for every second client."""
+
+    def on_client_data(self, trainer, client, split, batches):
+        if client % 2:
+            batches.targets = batches.targets.neg()
+
+
+class TwoModels(Callback):
+    """Everybody trains two models."""
+
+    def on_fit_start(self, trainer):
+        n = trainer.num_clients
+        trainer.collaboration = Collaboration(torch.full((2, n), 1 / n), torch.full((n, 2), 0.5))
+
+    def assign_models(self, trainer, cohort):
+        return Cohort(
+            tuple(
+                Participant(p.client, model=k, weight=1.0 + k * p.client) for p in cohort.participants for k in (0, 1)
+            )
+        )
+
+
+def without_last_batches() -> Doubles:
+    data = Doubles()
+    data.drop_last = True
+    return data
+
+
+TWO_BATCHES = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"gradient_clip_val": 0.3}, {"gradient_clip_val": 0.2, "gradient_clip_algorithm": "value"}]
+    ("optimizer", "settings"),
+    [
+        ("momentum", {"gradient_clip_val": 0.3}),
+        ("momentum", {"gradient_clip_val": 0.2, "gradient_clip_algorithm": "value"}),
+        ("adam", TWO_BATCHES),
+        ("adam", {**TWO_BATCHES, "local_steps": 3, "local_epochs": None}),
+        ("momentum", {"local_steps": 4, "local_epochs": None}),  # some clients have fewer batches
+        ("momentum", {"data": lambda: Doubles(shuffle=False)}),
+        ("momentum", {"data": lambda: Doubles(batch_size=100)}),
+        ("momentum", {"data": without_last_batches}),
+        ("momentum", {"data": lambda: TinyClients(SIZES), "precision": "64"}),  # float32 data
+        ("momentum", {"callbacks": [Replaced()]}),
+        ("adam", {"callbacks": [UniformSampling(cohort_size=5)], "max_rounds": 4, "stacked": 4}),
+        ("adam", {"callbacks": [PersonalLayers(layers=["head", "net.1"])]}),
+        # Weights that grow a hundredfold take with them what was rounded while they were small.
+        ("momentum", {"callbacks": [LocalTraining()], "growth": 4e3}),
+        ("adam", {"callbacks": [TwoModels()]}),
+    ],
 )
-def test_every_client_is_clipped_by_itself(settings, tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), **settings)
+def test_settings_of_a_run(optimizer, settings, tmp_path):
+    data = settings.get("data", lambda: None)()
+    assert_stackable(tmp_path, lambda: Network(optimizer), **{**settings, "data": data})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", [{"local_epochs": 2}, {"local_steps": 3, "local_epochs": None}])
-def test_accumulated_batches(work, tmp_path):
-    assert_stackable(tmp_path, lambda: Network("adam"), accumulate_grad_batches=2, gradient_clip_val=0.3, **work)
-
-
-@pytest.mark.slow
-def test_local_steps_and_clients_with_fewer_batches_than_steps(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), local_steps=4, local_epochs=None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"shuffle": False}, {"batch_size": 100}])
-def test_other_batches(options, tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), data=Doubles(**options))
-
-
-@pytest.mark.slow
-def test_last_batches_that_are_left_out(tmp_path):
-    data = Doubles()
-    data.drop_last = True
-    assert_stackable(tmp_path, lambda: Network("momentum"), data=data)
-
-
-@pytest.mark.slow
-def test_float32_data_at_precision_64(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), data=TinyClients(SIZES), precision="64")
+def test_parameter_groups_with_rates_of_their_own(tmp_path):
+    assert_stackable(tmp_path, lambda: Network("momentum", groups=True))
 
 
 def shared_data() -> Any:
@@ -229,24 +241,7 @@ def test_samples_of_one_data_set_are_gathered_at_once(tmp_path):
     assert_same(fit(tmp_path, 4, Network("adam")), fit(tmp_path, 4, Network("adam"), shared_data()), growth)
 
 
-class Replaced(Callback):
-    """Other targets for every second client."""
-
-    def on_client_data(self, trainer, client, split, batches):
-        if client % 2:
-            batches.targets = batches.targets.neg()
-
-
-@pytest.mark.slow
-def test_replaced_targets(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[Replaced()])
-
-
-@pytest.mark.slow
-def test_sampled_clients_and_who_is_stacked_with_whom(tmp_path):
-    assert_stackable(
-        tmp_path, lambda: Network("adam"), stacked=4, callbacks=[UniformSampling(cohort_size=5)], max_rounds=4
-    )
+def test_who_is_stacked_with_whom():
     cohort = Cohort((Participant(9), Participant(1), Participant(3), Participant(1, model=1), Participant(8, model=1)))
     assert groups_of(cohort, 4) == [(2, 0), (0, 0), (0, 0), (0, 1), (2, 0)]
 
@@ -341,35 +336,7 @@ def test_an_error_of_the_step_fails_its_group(tmp_path):
     assert 6 not in together.client_states
 
 
-@pytest.mark.slow
-def test_personal_layers(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("adam"), callbacks=[PersonalLayers(layers=["head", "net.1"])])
-
-
-@pytest.mark.slow
-def test_a_model_for_each_client(tmp_path):
-    # Weights that grow a hundredfold take with them what was rounded while they were small.
-    assert_stackable(tmp_path, lambda: Network("momentum"), callbacks=[LocalTraining()], growth=4e3)
-
-
-class TwoModels(Callback):
-    """Everybody trains two models."""
-
-    def on_fit_start(self, trainer):
-        n = trainer.num_clients
-        trainer.collaboration = Collaboration(torch.full((2, n), 1 / n), torch.full((n, 2), 0.5))
-
-    def assign_models(self, trainer, cohort):
-        return Cohort(
-            tuple(
-                Participant(p.client, model=k, weight=1.0 + k * p.client) for p in cohort.participants for k in (0, 1)
-            )
-        )
-
-
-@pytest.mark.slow
-def test_several_turns_of_a_client(tmp_path):
-    assert_stackable(tmp_path, lambda: Network("adam"), callbacks=[TwoModels()])
+def test_several_turns_and_personal_layers_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="stacked_clients=3.*PersonalLayers"):
         fit(tmp_path, 3, Network(), callbacks=[TwoModels(), PersonalLayers(layers=["head"])])
 
@@ -542,15 +509,8 @@ def test_every_strategy_trains_its_clients_at_once_or_says_why_not(name, tmp_pat
 def test_corrections_of_clients_of_different_models(strategy, tmp_path):
     """Coalitions that begin with one model and are regrouped, so that some have no server's control as yet."""
 
-    class Regroups(Callback):
-        def on_fit_start(self, trainer: FederatedTrainer) -> None:
-            trainer.collaboration = Collaboration.coalitions([0, 1, 0, 1, 0, 1, 0, 1], trainer.num_samples)
-
-        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
-            if trainer.current_round == 1:
-                trainer.collaboration = Collaboration.coalitions([0, 0, 0, 1, 1, 1, 2, 2], trainer.num_samples)
-
-    settings = {"callbacks": [Regroups()], "max_rounds": 4, "local_steps": 4, "local_epochs": None}
+    regroups = Assigned([0, 1, 0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 1, 1, 2, 2], since=2)
+    settings = {"callbacks": [regroups], "max_rounds": 4, "local_steps": 4, "local_epochs": None}
     runs = [
         fit(tmp_path, stacked, Network("plain momentum", norm=False), strategy=strategy(), **settings)
         for stacked in (1, 5)

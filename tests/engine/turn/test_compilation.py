@@ -7,7 +7,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_compiler
 from lightning.pytorch import LightningModule
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer, same_bits, weights_of
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
@@ -71,22 +71,8 @@ class Measuring(TinyModule):
         self.log("val_error", self.error)
 
 
-class Manual(TinyModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(nn.functional.mse_loss(self(batch[0]), batch[1]))
-        optimizer.step()
-
-
 def trainer_in(folder: Path, **settings: Any) -> FederatedTrainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "seed": 5}
-    given = {"max_rounds": 3, "local_epochs": 2, "accelerator": "cpu", "default_root_dir": folder} | quiet
-    return FederatedTrainer(**(given | settings))
+    return quiet_trainer(**({"max_rounds": 3, "local_epochs": 2, "seed": 5, "default_root_dir": folder} | settings))
 
 
 def fitted(
@@ -109,7 +95,7 @@ def fitted(
         (lambda: TinyModule(dropout=0.3), {}),
         (Logging, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}),
         (Measuring, {}),
-        (Manual, {}),
+        (ManualModule, {}),
         (TinyModule, {"callbacks": "mixup"}),
         (TinyModule, {"precision": "bf16-mixed"}),
         (TinyModule, {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "fused_optimizers": True}),
@@ -241,25 +227,18 @@ def test_one_compilation_serves_clients_and_rounds(sizes: tuple[int, ...], graph
 
 
 @pytest.mark.slow
-def test_loss_and_network_are_one_graph_before_what_is_logged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "graphs"),
+    [
+        (Logging, [2, 1, 1, 2]),  # linear and loss, before what is logged; the root; twice the loss; validation
+        (Measuring, [1, 1, 1]),  # linear; loss; validation's linear: metrics count outside
+        (ManualModule, [1, 2]),  # forward; validation
+    ],
+)
+def test_graphs_of_a_module(module: Any, graphs: list[int], tmp_path: Path) -> None:
     backend = Backend()
-    trainer_in(tmp_path, compile={"backend": backend}).fit(Logging(), TinyClients((24, 8)))
-    # Linear and loss; the root; twice the loss; and validation.
-    assert backend.graphs == [2, 1, 1, 2]
-
-
-@pytest.mark.slow
-def test_metrics_count_outside_of_graphs(tmp_path: Path) -> None:
-    backend = Backend()
-    trainer_in(tmp_path, compile={"backend": backend}).fit(Measuring(), TinyClients((24, 8)))
-    assert backend.graphs == [1, 1, 1]  # linear; loss; validation's linear
-
-
-@pytest.mark.slow
-def test_manual_optimisation_compiles_forward(tmp_path: Path) -> None:
-    backend = Backend()
-    trainer_in(tmp_path, compile={"backend": backend}).fit(Manual(), TinyClients((24, 8)))
-    assert backend.graphs == [1, 2]  # forward; validation
+    trainer_in(tmp_path, compile={"backend": backend}).fit(module(), TinyClients((24, 8)))
+    assert backend.graphs == graphs
 
 
 # -- afterwards ----------------------------------------------------------------------------------------------------
