@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from parabolas import CURVES, OneWeight, TwoParabolas, number, trainer
+from observers import AfterRounds, Resting
+from parabolas import CURVES, RATE, OneWeight, TwoParabolas, number, trainer
 from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, ModelCheckpoint, PersonalLayers
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional import project_simplex
-
-RATE = 0.1
 
 
 class Watched(Callback):
@@ -141,24 +139,14 @@ def test_a_resumed_run_goes_on_from_the_latest_model_and_its_average(tmp_path: P
     assert digest(again.models[0]) == digest(fit(tmp_path / "long", 7).models[0])
 
 
-class Kept(Callback):
-    """The shared model after every round."""
-
-    def __init__(self) -> None:
-        self.models: dict[int, Weights] = {}
-
-    def on_round_end(self, run: FederatedTrainer) -> None:
-        self.models[run.current_round] = run.models[0].clone()
-
-
 def test_what_is_exported_is_the_average_and_whole_numbers_are_the_latest(tmp_path: Path) -> None:
     """A layer of normalisation counts the client's steps: one a round."""
-    kept = Kept()
+    kept = AfterRounds(lambda run: run.models[0].clone())
     run = fit(tmp_path, 3, None, kept)
     checkpoint = run.callback(ModelCheckpoint)
     assert checkpoint is not None
     assert checkpoint.best_round is not None
-    run.loop.flat.load(kept.models[checkpoint.best_round])
+    run.loop.flat.load(kept.found[checkpoint.best_round - 1])
     assert run.module is not None
     expected = run.module.state_dict()
     exported = torch.load(Path(run.log_dir) / "models" / "shared_0.ckpt", weights_only=True)["state_dict"]
@@ -166,17 +154,10 @@ def test_what_is_exported_is_the_average_and_whole_numbers_are_the_latest(tmp_pa
     assert int(exported["before.0.num_batches_tracked"]) == checkpoint.best_round
 
 
-class Away(Callback):
-    """Nobody takes part in the third round."""
-
-    def on_round_start(self, run: FederatedTrainer) -> None:
-        run.resting_clients = {0, 1} if run.current_round == 2 else set()
-
-
 @pytest.mark.filterwarnings("ignore:nobody takes part")
 def test_a_round_in_which_nobody_takes_part_leaves_the_average(tmp_path: Path) -> None:
     watched = Watched()
-    run = trainer(DROClientSampling(method="afl"), Away(), watched, max_rounds=4, local_steps=1)
+    run = trainer(DROClientSampling(method="afl"), Resting(3), watched, max_rounds=4, local_steps=1)
     run.fit(OneWeight(), TwoParabolas())
     _, plain = afl(3, step_size=0.01)
     assert watched.averages == [*plain.averages[:2], plain.averages[1], plain.averages[2]]

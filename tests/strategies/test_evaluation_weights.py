@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from observers import AfterRounds
 from parabolas import CURVES, RATE, OneWeight, TwoParabolas, Watched, number, trainer
 from tiny import TinyClients, TinyModule, digest, with_optimizer
 
@@ -14,7 +15,6 @@ from lightning_fl import FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
     IFCA,
     BestClientModels,
-    Callback,
     CollaborationGraph,
     FedSoft,
     FineTuning,
@@ -99,16 +99,6 @@ def test_a_fine_tuning_that_fails_ends_the_run_or_is_left_out() -> None:
     assert number(run.client_model(0)) == pytest.approx(2.0)
 
 
-class OwnModels(Callback):
-    """What clients are evaluated with after every round."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, list[float]] = {}
-
-    def on_round_end(self, run: FederatedTrainer) -> None:
-        self.weights[run.current_round] = [number(run.client_model(client)) for client in (0, 1)]
-
-
 @pytest.mark.parametrize("strategy", [FedAvg, Ditto, APFL])
 def test_at_the_end_what_clients_used_in_the_best_round_is_fine_tuned(strategy: type[FedAvg], tmp_path: Path) -> None:
     """Own models of the strategy, too. Its last round is made the worst by a rate that is too high."""
@@ -117,7 +107,8 @@ def test_at_the_end_what_clients_used_in_the_best_round_is_fine_tuned(strategy: 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1 if self.trainer.current_epoch != 2 else 1.5)
 
-    own, checkpoint = OwnModels(), ModelCheckpoint(every_n_rounds=1)
+    own = AfterRounds(lambda run: [number(run.client_model(client)) for client in (0, 1)])
+    checkpoint = ModelCheckpoint(every_n_rounds=1)
     run = trainer(
         own,
         FineTuning(steps=2),
@@ -129,7 +120,7 @@ def test_at_the_end_what_clients_used_in_the_best_round_is_fine_tuned(strategy: 
     )
     run.fit(Overshoots(), TwoParabolas())
     assert checkpoint.best_round == 2
-    for client, before in enumerate(own.weights[2]):
+    for client, before in enumerate(own.found[1]):
         curvature, centre = CURVES[client]
         rate = run.module.configure_optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
         expected = centre + (before - centre) * (1 - rate * curvature) ** 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from bowls import TWO, Bowls, LossIsNaN, points, roll
+from observers import Learned
 from parabolas import SIZES, OneWeight, TwoParabolas, descend, loss_of, number, trainer
 from tiny import TinyClients, TinyModule
 from torch import Tensor
@@ -178,7 +179,7 @@ def test_fedfa_is_a_plain_loop(alpha: float, momentum: float, moment: Any) -> No
 
 def test_fedfa_scores_what_the_turn_will_make(tmp_path: Path) -> None:
     """To the bit, though batches are shuffled and the module draws: those of the turn itself."""
-    learned: dict[int, Weights] = {}
+    learned = Learned()
     rehearsed: dict[int, Weights] = {}
 
     class Rehearses(FedFA):
@@ -186,14 +187,10 @@ def test_fedfa_scores_what_the_turn_will_make(tmp_path: Path) -> None:
             rehearsed[turn.client] = turn.train(turn.start, "train")
             return super().measure_client(turn)
 
-    class Look(Callback):
-        def on_client_end(self, trainer: Any, client: int) -> None:
-            learned[client] = trainer.client_weights().clone()
-
     module = TinyModule(dropout=0.2, norm=True)
-    run(Rehearses(moment="after"), Look(), module=module, data=TinyClients(), max_rounds=2)
-    assert learned.keys() == rehearsed.keys() == {0, 1, 2}
-    assert all(learned[client].equal(rehearsed[client]) for client in learned)
+    run(Rehearses(moment="after"), learned, module=module, data=TinyClients(), max_rounds=2)
+    assert learned.weights.keys() == rehearsed.keys() == {0, 1, 2}
+    assert all(learned.weights[client].equal(rehearsed[client]) for client in rehearsed)
 
 
 def test_fedfa_measures_after_the_turn_with_what_that_makes_of_the_client_s_layers() -> None:

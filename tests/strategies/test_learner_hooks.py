@@ -16,6 +16,7 @@ from learners import (
     Scaffold,
     ServerMomentum,
 )
+from observers import AfterRounds, Learned, Resting
 from parabolas import OneWeight, TwoParabolas, Watched, loss_of, number, parabolas, trainer
 from tiny import ManualModule, TinyClients, TinyModule, digest
 from torch import Tensor, nn
@@ -239,17 +240,16 @@ def test_a_client_that_failed_goes_on_from_what_it_kept_before() -> None:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.01, foreach=False)
             return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
 
-    class Looks(Callback):
-        def on_round_end(self, run: FederatedTrainer) -> None:
-            states.append(json.dumps(run.client_states[1].state_dict(), default=lambda value: value.tolist()))
-            survivors.append(sorted(run.survivors))
+    def look(run: FederatedTrainer) -> Any:
+        state = run.client_states[1].state_dict()
+        return json.dumps(state, default=lambda value: value.tolist()), sorted(run.survivors)
 
-    states: list[str] = []
-    survivors: list[list[int]] = []
-    run = trainer(LossIsNaN(1, 2), Looks(), optimizer_state="keep", on_client_error="skip", max_rounds=3)
+    looks = AfterRounds(look)
+    run = trainer(LossIsNaN(1, 2), looks, optimizer_state="keep", on_client_error="skip", max_rounds=3)
     with pytest.warns(UserWarning, match="client 1 .* is left out of round 2"):
         run.fit(Kept(), TinyClients())
-    assert survivors == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    states, survivors = zip(*looks.found, strict=True)
+    assert list(survivors) == [[0, 1, 2], [0, 2], [0, 1, 2]]
     assert states[0] == states[1] != states[2]
 
 
@@ -353,17 +353,6 @@ def test_losses_that_choose_and_weigh_are_the_module_s_own() -> None:
         assert torch.equal(*found)
 
 
-class NobodyInRoundTwo(Callback):
-    def on_round_start(self, run: FederatedTrainer) -> None:
-        run.resting_clients = set(range(run.num_clients)) if run.current_round == 1 else set()
-
-    def on_round_end(self, run: FederatedTrainer) -> None:
-        models.setdefault(id(self), []).append([digest(model) for model in run.models])
-
-
-models: dict[int, list[list[str]]] = {}
-
-
 @pytest.mark.parametrize(
     "callbacks",
     [
@@ -382,11 +371,12 @@ models: dict[int, list[list[str]]] = {}
     ids=lambda make: "-".join(type(one).__name__ for one in make()) or "FedAvg",
 )
 def test_a_round_without_anybody_leaves_models_as_they_are(callbacks: Any) -> None:
-    resting = NobodyInRoundTwo()
-    run = trainer(*callbacks(), resting, max_rounds=3, strategy=Everything() if not callbacks() else FedAvg())
+    watched = AfterRounds(lambda run: [digest(model) for model in run.models])
+    made = callbacks()
+    run = trainer(*made, Resting(2), watched, max_rounds=3, strategy=FedAvg() if made else Everything())
     with pytest.warns(UserWarning, match="nobody takes part in round 2, which leaves all models as they are"):
         run.fit(TinyModule(), TinyClients())
-    first, second, third = models.pop(id(resting))
+    first, second, third = watched.found
     assert sorted(set(first)) == sorted(set(second))
     assert set(second) != set(third)
     assert run.metrics["val"]
@@ -429,16 +419,12 @@ def test_rows_of_a_graph_are_scaled() -> None:
         def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
             return ClientUpdate(weights, {0: 1.0, 1: 3.0, 2: 0.0}[turn.client])
 
-    learned: dict[int, Tensor] = {}
-
-    class Look(Callback):
-        def on_client_end(self, run: FederatedTrainer, client: int) -> None:
-            learned[client] = run.client_weights().vectors[torch.float32].cpu().clone()
-
-    run = trainer(CollaborationGraph(graph="full"), Look(), strategy=Scales(), max_rounds=1)
+    learned = Learned()
+    run = trainer(CollaborationGraph(graph="full"), learned, strategy=Scales(), max_rounds=1)
     run.fit(TinyModule(), TinyClients())
     shares = torch.tensor([24.0, 3 * 10.0, 0.0])
-    expected = sum(share * learned[client] for client, share in enumerate((shares / shares.sum()).tolist()))
+    trained = [learned.weights[client].vectors[torch.float32].cpu() for client in range(3)]
+    expected = sum(share * one for share, one in zip((shares / shares.sum()).tolist(), trained, strict=True))
     for client in range(3):
         torch.testing.assert_close(run.models[client].vectors[torch.float32], expected)
 
