@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooks import StopAfter
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 
 from lightning_fl import FederatedTrainer
@@ -74,12 +75,7 @@ def test_it_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_the_same_figures(tmp_path: Path) -> None:
     """Stopped within the last rounds of the whole run."""
-
-    class Stop(Callback):
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            trainer.should_stop |= trainer.current_round == 4
-
     whole = run(tmp_path / "whole", LastRounds(num=3))
-    run(tmp_path / "parts", LastRounds(num=3), Stop())
+    run(tmp_path / "parts", LastRounds(num=3), StopAfter(4))
     resumed = run(tmp_path / "parts", LastRounds(num=3), ckpt="last")
     assert last_rounds(resumed) == last_rounds(whole)

@@ -7,22 +7,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from hooks import StopAfter
 
-from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, displayed_metric
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.metrics import MetricSummary
 from lightning_fl.data.source import STAND_IN_LABEL
-
-
-class StopAfter(Callback):
-    """Ends the run after so many rounds, as early stopping would."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def on_round_end(self, trainer):
-        trainer.should_stop = trainer.current_round == self.rounds
 
 
 class Terminal:

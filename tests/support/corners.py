@@ -77,6 +77,14 @@ class CornerModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams["learning_rate"])
 
 
+class Manual(CornerModule):
+    """Optimises manually."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
 class Network(CornerModule):
     """Random weights, two layers: the first models differ in what they are good at."""
 
@@ -121,9 +129,9 @@ class Leaving(Callback):
 
 
 class FailingTurns(Callback):
-    """Turns (round, client, model) that raise."""
+    """Turns (round, client, model) that raise; the model is None where clients train the one they use."""
 
-    def __init__(self, *turns: tuple[int, int, int]) -> None:
+    def __init__(self, *turns: tuple[int, int, int | None]) -> None:
         self.turns = set(turns)
 
     def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from corners import CornerModule, Network, fit
+from corners import CornerModule, Manual, Network, fit
 from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule
 from torch import nn
@@ -55,12 +55,6 @@ class Feeds(Callback):
 
     def select_clients(self, trainer):
         return Cohort((Participant(0, feeds=(3,)),))
-
-
-class Manual(CornerModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
 
 
 class Bare(CornerModule):

@@ -199,7 +199,7 @@ def test_a_centre_without_clients_waits_where_it_is_and_may_win_some_back(tmp_pa
 
 def test_who_fails_is_not_assigned() -> None:
     fesem, rewards = FeSEM(num_clusters=2), ShapleyRewards(num_samples=4)
-    failing = FailingTurns((1, 3, None), (2, 0, None))  # type: ignore[arg-type]
+    failing = FailingTurns((1, 3, None), (2, 0, None))
     with pytest.warns(UserWarning, match="left out of"):
         fit(fesem, failing, rewards, data=MixedClients(pure=True), on_client_error="skip")
     assert [labels[3] for labels in fesem.assignments] == [-1, 1, 1]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from corners import SIZES, CornerModule, FailingTurns, MixedClients, Network, fit
+from hooks import StopAfter
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -215,11 +216,7 @@ def test_evaluations_have_no_part_in_the_training() -> None:
 
 
 def test_a_run_that_ends_early_uses_the_best_models() -> None:
-    class Ends(Callback):
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            trainer.should_stop = trainer.current_round == 2
-
-    early = fit(IFCA(num_clusters=3), Ends(), module=Network(), max_rounds=9, check_val_every_n_rounds=0)
+    early = fit(IFCA(num_clusters=3), StopAfter(2), module=Network(), max_rounds=9, check_val_every_n_rounds=0)
     whole = fit(IFCA(num_clusters=3), module=Network(), max_rounds=2)
     assert early.collaboration == whole.collaboration
 

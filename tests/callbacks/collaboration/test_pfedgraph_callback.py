@@ -150,7 +150,7 @@ def test_failing_clients_and_newcomers(tmp_path: Path) -> None:
         PFedGraph(lam=0.5),
         ClientArrivals(rounds={"client_5": 3}),
         PersonalLayers(layers=["linear.bias"]),
-        FailingTurns((2, 0, None)),  # type: ignore[arg-type]
+        FailingTurns((2, 0, None)),
         max_rounds=4,
         on_client_error="skip",
     )

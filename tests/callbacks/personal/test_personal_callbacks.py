@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+import two_kinds
 from hooks import hooks
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 from torch import nn
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
     BestClientModels,
     Callback,
@@ -27,13 +27,9 @@ SIZES = (24, 10, 18)
 STEPS = 3 * 3  # of the largest client in three rounds
 
 
-def trainer(*callbacks, root=None, **settings):
-    defaults = {"max_rounds": 3, "local_epochs": 1, "logger": False, "enable_progress_bar": False, "seed": 3}
-    return FederatedTrainer(
-        callbacks=list(callbacks),
-        default_root_dir=root,
-        **{**defaults, "enable_checkpointing": root is not None, **settings},
-    )
+def trainer(*callbacks, root=None, max_rounds=3, **settings):
+    kept = {"enable_checkpointing": root is not None}
+    return two_kinds.trainer(*callbacks, rounds=max_rounds, root=root, **{**kept, **settings})
 
 
 def parameters(module) -> torch.Tensor:

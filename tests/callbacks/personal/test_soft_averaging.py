@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from corners import SIZES, CornerModule, Leaving, MixedClients, fit
+from corners import SIZES, CornerModule, Leaving, Manual, MixedClients, fit
+from hooks import StopAfter
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -116,13 +117,9 @@ def test_clients_are_evaluated_with_what_they_want_and_train_from_what_they_have
 
 
 def test_a_run_that_ends_early_uses_what_clients_want() -> None:
-    class Ends(Callback):
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            trainer.should_stop = trainer.current_round == 3
-
     data = MixedClients()
     soft = SoftAveraging(num_models=2, num_samples=None, personal_split="val")
-    run = fit(soft, Ends(), data=data, max_rounds=9, check_val_every_n_rounds=0)
+    run = fit(soft, StopAfter(3), data=data, max_rounds=9, check_val_every_n_rounds=0)
     expected = torch.tensor([explained(losses_of(run, data, i, "val")) for i in range(6)], dtype=torch.float64)
     torch.testing.assert_close(run.collaboration.personalisation, expected)
 
@@ -221,11 +218,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         fit(SoftAveraging(num_models=2, split="val"), data=MixedClients(with_val={0, 4}))
     with pytest.raises(ConfigurationError, match=r"personal_split='val': 4 of 6 clients have no"):
         fit(SoftAveraging(num_models=2, personal_split="val"), data=MixedClients(with_val={0, 4}))
-
-    class Manual(CornerModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
 
     with pytest.raises(ConfigurationError, match="SoftAveraging needs the loss .* Manual optimises manually"):
         fit(SoftAveraging(num_models=2), module=Manual())

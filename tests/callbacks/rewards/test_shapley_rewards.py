@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import two_kinds
+from corners import FailingTurns
 from hooks import hooks
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
@@ -35,15 +37,8 @@ from lightning_fl.strategies import FedAvg
 SIZES = (24, 10, 18)
 
 
-def trainer(*callbacks: Callback, rounds: int = 2, root: Path | None = None, **settings: Any) -> FederatedTrainer:
-    return FederatedTrainer(
-        callbacks=list(callbacks),
-        max_rounds=rounds,
-        enable_progress_bar=False,
-        seed=3,
-        default_root_dir=root,
-        **{"logger": False, "enable_checkpointing": False, "local_steps": 3, **settings},
-    )
+def trainer(*callbacks: Callback, rounds: int = 2, **settings: Any) -> FederatedTrainer:
+    return two_kinds.trainer(*callbacks, rounds=rounds, **{"local_epochs": None, "local_steps": 3, **settings})
 
 
 def fit(*callbacks: Callback, data: Any = None, module: Any = None, **settings: Any) -> FederatedTrainer:
@@ -379,13 +374,8 @@ def test_sampled_clients_only_are_valued_by_their_draws(method: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*is left out of round")
 @pytest.mark.parametrize("method", ["first_order", "exact"])
 def test_a_client_that_failed_has_no_value(method: Any) -> None:
-    class Fails(Callback):
-        def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
-            if client == 1 and trainer.current_round == 1:
-                raise RuntimeError("no power")
-
     rewards, watched = ShapleyRewards(method=method), Watched()
-    fit(rewards, watched, Fails(), rounds=3, on_client_error="skip")
+    fit(rewards, watched, FailingTurns((2, 1, None)), rounds=3, on_client_error="skip")
     assert [sorted(values) for values in rewards.values] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     assert watched.shares[1] == {0: {0: pytest.approx(24 / 42), 2: pytest.approx(18 / 42)}}
     assert rewards.cumulated[1] == pytest.approx(rewards.values[0][1] + rewards.values[2][1])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from corners import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
-from hooks import hooks
+from hooks import StopAfter, hooks
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
@@ -292,12 +292,8 @@ def test_personal_models_are_made_when_they_are_evaluated_and_at_the_end() -> No
     assert torch.equal(tiers.rounds[2].personalisation, tiers.rounds[1].personalisation)
     assert not torch.equal(tiers.rounds[3].personalisation, tiers.rounds[2].personalisation)
 
-    class StopAfterTwo(Callback):
-        def on_round_end(self, trainer: FederatedTrainer) -> None:
-            trainer.should_stop = trainer.current_round == 2
-
     early, never = TierBidding(num_tiers=2, **ALL), TierBidding(num_tiers=2, **ALL)
-    run = fit(early, StopAfterTwo(), max_rounds=4, check_val_every_n_rounds=0)
+    run = fit(early, StopAfter(2), max_rounds=4, check_val_every_n_rounds=0)
     fit(never, max_rounds=2, check_val_every_n_rounds=0)
     torch.testing.assert_close(early.rounds[-1].personalisation, tiers.rounds[1].personalisation)
     torch.testing.assert_close(never.rounds[-1].personalisation, tiers.rounds[1].personalisation)
