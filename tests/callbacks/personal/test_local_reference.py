@@ -129,7 +129,7 @@ def test_the_best_rounds_local_models_are_compared_also_from_a_checkpoint(tmp_pa
     without = trainer(root=tmp_path / "other", max_rounds=1)
     without.fit(TinyModule(), data)
     other = tmp_path / "other" / "version_0" / "checkpoints" / "last.ckpt"
-    with pytest.warns(UserWarning, match="the checkpoint holds no local models"):
+    with pytest.warns(UserWarning, match="the checkpoint contains no local models"):
         assert "test/local/loss" not in trainer(LocalReference()).test(TinyModule(), data, ckpt_path=other)
 
 
@@ -146,7 +146,7 @@ class BesideAnEmptyRank(FedAvg):
 def test_a_process_without_clients_does_not_stand_for_the_checkpoint():
     run = trainer(LocalReference(), strategy=BesideAnEmptyRank())
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="LocalReference: the checkpoint holds no local models")
+        warnings.filterwarnings("error", message="LocalReference: the checkpoint contains no local models")
         run.fit(TinyModule(), TinyClients(SIZES))
     assert set(run.gains["val"]["val_loss"].clients) == {0, 1, 2}
 
