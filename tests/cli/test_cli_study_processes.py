@@ -99,7 +99,7 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
     assert (code, out) == (2, "3 cells, 0 done, 2 workers\n")
     assert err.splitlines() == [
         "error: typo: trainer.max_round: there is no such key (did you mean 'max_rounds'?).",
-        "error: range: trainer.max_rounds=0: give a number of at least 1.",
+        "error: range: trainer.max_rounds=0: must be at least 1.",
     ]
     assert not Path("out").exists()
 
@@ -132,7 +132,7 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
             assert cell.recv(1) == b""  # it goes on because of the signal, not at the test's word
         code, out, err = process.end()
     assert code == 130
-    assert "SIGINT: the running cells finish their round and save it" in out
+    assert "SIGINT: running cells finish their round" in out
     assert "3 of 3 cells are not done." in out
     assert err == "To resume: lightning-fl study s.yaml --workers 1 --out out\n"
     assert [attempts(cell) for cell in cells("out") if (cell / "attempts.jsonl").exists()] == [[False]]
@@ -151,7 +151,7 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
     code, out, err = study(*words).end()
     assert (code, err) == (0, "")
     assert "3 cells, 1 done, 1 worker" in out
-    assert "a, seed 1: goes on" in out
+    assert "a, seed 1: resumed" in out
     assert [attempts(cell) for cell in cells("out")] == [[False, True], [False, True], [False]]
     assert len(list(second.glob("version_*"))) == versions + 1  # nobody went on with it after the kill
     values = {cell.name[: len("a,seed=0")]: metrics_of(cell) for cell in cells("out")}

@@ -27,7 +27,7 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*the run ends at max_rounds.*")
 N = len(SIZES)
 
 

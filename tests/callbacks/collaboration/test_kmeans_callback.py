@@ -20,7 +20,7 @@ from two_kinds import (
 
 from lightning_fl.callbacks import Callback, ClientArrivals, KMeans, LocalTraining, UniformSampling
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*this run ends before.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*the run ends at max_rounds.*")
 
 
 def plain_kmeans(rounds: int, warm_up: int) -> list[torch.Tensor]:

@@ -211,7 +211,7 @@ def test_what_tokens_keep_clients_from_is_counted_and_nothing_is_warned_of(tmp_p
     tokens = Tokens(initial_balance=2, price=1, eta=0.0, gamma=1.0)
     tiers = TierBidding(num_tiers=3, num_best=6, num_random=0, policy=Greedy(), tokens=tokens)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="TierBidding.tokens kept")
+        warnings.filterwarnings("error", message="TierBidding.tokens prevented")
         run = fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4, default_root_dir=tmp_path, logger=True)
     missed = [sum(map(len, one.unaffordable.values())) for one in tiers.rounds]
     assert missed[:2] == [0, 6]  # everybody wants three tiers and can pay for two
