@@ -312,7 +312,8 @@ def test_who_comes_with_another_recipe_or_other_data_is_refused(tmp_path: Path, 
             lines = errors(machines(port, "fit", of={1: words}))
         for line in lines:
             assert line.startswith("error: rank 1 (")
-            assert text.format(first=line[len("error: ") :].split(" has another")[0].replace("rank 1", "rank 0")) in line
+            named = line.removeprefix("error: ").split(" has another")[0].replace("rank 1", "rank 0")
+            assert text.format(first=named) in line
     with reserved_port() as port:
         words = ["fit", "--sizes", "9", "12", "9"]
         for line in errors(machines(port, *words, of={2: ["--sizes", "9", "11", "9"]})):
