@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -58,13 +58,14 @@ class _Search:
         if isinstance(value, str) and place in self.keys.bases and str not in options_of(annotation):
             value = {"class_path": value}
         if isinstance(value, list) and place in self.keys.bases:
+            of_item = next((get_args(one)[0] for one in options_of(annotation) if get_origin(one) is list), Any)
             for number, item in enumerate(value):
-                yield from self.of_value(item, f"{path}[{number}]")
+                yield from self.of_value(item, f"{path}[{number}]", of_item)
         elif isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
             yield from self.of_class(value, path, place, annotation)
         elif isinstance(value, Mapping) and "class_path" in value:
             yield f"{path}.class_path={shown(value['class_path'])}: expected the name of a class."
-        elif path.endswith("]") and place in self.keys.bases and not isinstance(value, Mapping):
+        elif path.endswith("]") and place in self.keys.bases and type(value) not in (dict, *options_of(annotation)):
             yield f"{path}={shown(value)}: expected a class, with class_path and init_args."
         elif isinstance(value, Mapping) and (misspelt := self.misspelt(value, path, place)):
             yield misspelt

@@ -57,8 +57,9 @@ class RayWorkers(Workers):
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
             ray.init(**new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except Exception as error:  # many types, from a wrong address to another version of Ray
+            reason = cut(" ".join(str(error).split()), 200).rstrip(".")
             raise ConfigurationError(
-                f"--ray {address}: no Ray cluster responds: {cut(' '.join(str(error).split()), 200)} Start one with"
+                f"--ray {address}: no Ray cluster responds: {reason}. Start one with"
                 " `ray start --head`, or use --ray local."
             ) from error
         resources = ray.cluster_resources()

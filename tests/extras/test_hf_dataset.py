@@ -142,7 +142,7 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
 def test_parts_by_any_name_and_pooled(tmp_path: Path) -> None:
     datasets.DatasetDict({"first": table(12), "second": table(8)}).save_to_disk(str(tmp_path / "saved"))
     given: dict[str, Any] = {"path": str(tmp_path / "saved"), "target": "price", "partitioner": IID(num_clients=2)}
-    with pytest.raises(DataError, match=r"has no part 'train': it has first, second; say which is what with"):
+    with pytest.raises(DataError, match=r"has no part 'train'.* first, second"):
         HFDataset(**given).setup()
     parts = {"train": "first", "test": "second"}
     data = HFDataset(**given, columns=["age"], parts=parts)
@@ -170,7 +170,7 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
         ({"target": "pric"}, r"has no column 'pric' \(did you mean 'price'\?\)"),
         ({"drop": ["nothing"]}, r"has no column 'nothing'"),
         ({"image": "age"}, r"HFDataset.image='age': .* has no columns of images"),
-        ({"path": "rows.txt"}, r"of files, .parquet, .csv and .json are read"),
+        ({"path": "rows.txt"}, r"rows\.txt"),
         ({"path": "nobody/nothing"}, r"HFDataset.path='nobody/nothing' cannot be read: .* Check the name"),
         ({"columns": ["age", "hole"]}, r"'hole' of row 2 is empty or not finite"),
     ],

@@ -104,6 +104,8 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
         ),
         ("--trainer.strategy.num_processes 2", "trainer.strategy.num_processes: FedAvg has no such argument"),
         ("--trainer.logger CSVLogger", "trainer.logger"),
+        ("--trainer.logger=[3]", "trainer.logger[0]=3"),
+        ("--trainer.callbacks=[true]", "trainer.callbacks[0]=True"),
         ("--model.zzz 1", "model.zzz: MoleculeModel has no such argument; it has encoder, node_dim, "),
         ("--model.encoder gatt", "model.encoder"),
         (
@@ -181,6 +183,13 @@ def test_what_is_missing(parser, command):
     if command != "fit":
         with pytest.raises(ConfigurationError, match="^ckpt_path not given"):
             parse(command, parser, ["--config", "drfa_esol"])
+
+
+def test_a_list_may_have_what_its_items_may_be(parser):
+    loggers = [True, {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "."}}]
+    recipe = parse("fit", parser, ["--config", "fedavg_digits", f"--trainer.logger={loggers}"])
+    assert recipe.trainer.logger[0] is True
+    assert recipe.trainer.logger[1].init_args.save_dir == "."
 
 
 @pytest.mark.parametrize("value", ["0.25", "'0.25'", "1e-1"])
