@@ -1,54 +1,8 @@
 """Federated data: the contract, ready data sets, partitioners. Loaded on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_EXPORTS = {
-    "BoundaryNoise": "tables.boundary_noise",
-    "ColumnDivision": "division",
-    "Dirichlet": "partition",
-    "Division": "division",
-    "DrugOOD": "molecules.module",
-    "FedCollabConceptShift": "shifts",
-    "FedCollabLabelShift": "partition",
-    "FederatedDataModule": "module",
-    "FromFile": "partition",
-    "FromFlower": "partition",
-    "GroupBy": "partition",
-    "GroupDivision": "division",
-    "HFDataset": "hugging_face",
-    "HashDivision": "division",
-    "IID": "partition",
-    "ImageData": "images.module",
-    "ImageDomains": "images.domains",
-    "ImageFolders": "images.silos",
-    "Inversion": "shifts",
-    "LabelPermutation": "shifts",
-    "LabelTypes": "partition",
-    "ListDivision": "division",
-    "Mixture": "partition",
-    "MoleculeCSV": "molecules.module",
-    "MoleculeNet": "molecules.module",
-    "OneClassShards": "partition",
-    "OrderDivision": "division",
-    "Partitioned": "partitioned",
-    "Partitioner": "partition",
-    "Pathological": "partition",
-    "PrivateTargets": "molecules.laboratories",
-    "Quantity": "partition",
-    "RandomDivision": "division",
-    "Rotation": "shifts",
-    "Scaffold": "partition",
-    "ScaffoldDivision": "division",
-    "ScaffoldLDA": "partition",
-    "Shift": "shifts",
-    "Silos": "silos",
-    "Sizes": "partition",
-    "SyntheticMixture": "tables.synthetic_mixture",
-    "TableData": "tables.module",
-}
-
-__all__ = sorted(_EXPORTS)
+from lightning_fl.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from lightning_fl.data.division import ColumnDivision as ColumnDivision
@@ -93,9 +47,5 @@ if TYPE_CHECKING:
     from lightning_fl.data.tables.boundary_noise import BoundaryNoise as BoundaryNoise
     from lightning_fl.data.tables.module import TableData as TableData
     from lightning_fl.data.tables.synthetic_mixture import SyntheticMixture as SyntheticMixture
-
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"lightning_fl.data.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module 'lightning_fl.data' has no attribute {name!r}")
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -4,154 +4,82 @@ Shapes that do not fit and arguments out of their range raise ``ConfigurationErr
 finite raise ``DataError``.
 """
 
-from lightning_fl.functional.cfl import Bipartition, UpdateNorms, optimal_bipartition, split_cluster, update_norms
-from lightning_fl.functional.conformal import conformal_quantile, conformal_scores, pooled_quantile, score_counts
-from lightning_fl.functional.dirichlet import sample_dirichlet
-from lightning_fl.functional.discriminative_layer import most_discriminative_layer
-from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
-from lightning_fl.functional.drflm import (
-    draw_cohort,
-    draw_subset,
-    loss_estimate,
-    mix,
-    project_simplex,
-    sample_gamma,
-    sampling_weights_update,
-)
-from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
-from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
-from lightning_fl.functional.gram import (
-    cosine_similarities,
-    gram_matrix,
-    join_most_similar,
-    remembered_cosines,
-    squared_distances,
-    with_cosines,
-)
-from lightning_fl.functional.hcct import (
-    Merge,
-    Partition,
-    hierarchical_partition,
-    join_group,
-    least_merged_cosine,
-    partition_from_gram,
-    partition_utility,
-)
-from lightning_fl.functional.ifca import perturbed
-from lightning_fl.functional.kmeans import kmeans_from_gram
-from lightning_fl.functional.pfedgraph import (
-    centre_terms,
-    collaboration_weights,
-    mean_cosine,
-    placed_rows,
-    pull_terms,
-    thresholded_cosines,
-)
-from lightning_fl.functional.pifl import (
-    TierCohort,
-    choose_bids,
-    importance_weights,
-    mixture_weights,
-    schedule,
-    standings,
-)
-from lightning_fl.functional.probability_calibration import (
-    apply_isotonic,
-    apply_platt,
-    fit_isotonic,
-    fit_platt,
-    platt_sums,
-    probability_counts,
-)
-from lightning_fl.functional.shapley import (
-    FirstOrderShapley,
-    ShapleyEstimate,
-    shapley_exact,
-    shapley_first_order,
-    shapley_permutations,
-)
-from lightning_fl.functional.tokens import (
-    UNITS_PER_TOKEN,
-    Transaction,
-    reimbursement_share,
-    reward_ranks,
-    settle_round,
-    split_units,
-    to_units,
-)
+from typing import TYPE_CHECKING
 
-most_telling_layer = most_discriminative_layer  # its former name
+from lightning_fl.core.lazy import lazy_exports
 
-__all__ = [
-    "UNITS_PER_TOKEN",
-    "Bipartition",
-    "FirstOrderShapley",
-    "Merge",
-    "Partition",
-    "ShapleyEstimate",
-    "TierCohort",
-    "Transaction",
-    "UpdateNorms",
-    "apply_isotonic",
-    "apply_platt",
-    "batched_greedy_collaborators",
-    "centre_terms",
-    "choose_bids",
-    "coalition_objective",
-    "collaboration_weights",
-    "conformal_quantile",
-    "conformal_scores",
-    "contribution_weights",
-    "cosine_similarities",
-    "draw_cohort",
-    "draw_contributors",
-    "draw_subset",
-    "fit_isotonic",
-    "fit_platt",
-    "floored_importance",
-    "gram_matrix",
-    "greedy_collaborators",
-    "hierarchical_partition",
-    "importance_weights",
-    "join_coalitions",
-    "join_group",
-    "join_most_similar",
-    "kmeans_from_gram",
-    "least_merged_cosine",
-    "loss_estimate",
-    "mean_cosine",
-    "mix",
-    "mixture_weights",
-    "most_discriminative_layer",
-    "optimal_bipartition",
-    "partition_from_gram",
-    "partition_utility",
-    "perturbed",
-    "placed_rows",
-    "platt_sums",
-    "pooled_quantile",
-    "probability_counts",
-    "project_simplex",
-    "pull_terms",
-    "reimbursement_share",
-    "remembered_cosines",
-    "reward_ranks",
-    "sample_dirichlet",
-    "sample_gamma",
-    "sampling_weights_update",
-    "schedule",
-    "score_counts",
-    "settle_round",
-    "shapley_exact",
-    "shapley_first_order",
-    "shapley_permutations",
-    "solve_coalitions",
-    "split_cluster",
-    "split_units",
-    "squared_distances",
-    "standings",
-    "thresholded_cosines",
-    "to_units",
-    "update_norms",
-    "with_cosines",
-]
+if TYPE_CHECKING:
+    from lightning_fl.functional.cfl import Bipartition as Bipartition
+    from lightning_fl.functional.cfl import UpdateNorms as UpdateNorms
+    from lightning_fl.functional.cfl import optimal_bipartition as optimal_bipartition
+    from lightning_fl.functional.cfl import split_cluster as split_cluster
+    from lightning_fl.functional.cfl import update_norms as update_norms
+    from lightning_fl.functional.conformal import conformal_quantile as conformal_quantile
+    from lightning_fl.functional.conformal import conformal_scores as conformal_scores
+    from lightning_fl.functional.conformal import pooled_quantile as pooled_quantile
+    from lightning_fl.functional.conformal import score_counts as score_counts
+    from lightning_fl.functional.dirichlet import sample_dirichlet as sample_dirichlet
+    from lightning_fl.functional.discriminative_layer import most_discriminative_layer as most_discriminative_layer
+    from lightning_fl.functional.discriminative_layer import most_discriminative_layer as most_telling_layer  # noqa: F401
+    from lightning_fl.functional.dpfl import batched_greedy_collaborators as batched_greedy_collaborators
+    from lightning_fl.functional.dpfl import greedy_collaborators as greedy_collaborators
+    from lightning_fl.functional.drflm import draw_cohort as draw_cohort
+    from lightning_fl.functional.drflm import draw_subset as draw_subset
+    from lightning_fl.functional.drflm import loss_estimate as loss_estimate
+    from lightning_fl.functional.drflm import mix as mix
+    from lightning_fl.functional.drflm import project_simplex as project_simplex
+    from lightning_fl.functional.drflm import sample_gamma as sample_gamma
+    from lightning_fl.functional.drflm import sampling_weights_update as sampling_weights_update
+    from lightning_fl.functional.fedcollab import coalition_objective as coalition_objective
+    from lightning_fl.functional.fedcollab import join_coalitions as join_coalitions
+    from lightning_fl.functional.fedcollab import solve_coalitions as solve_coalitions
+    from lightning_fl.functional.fedsoft import contribution_weights as contribution_weights
+    from lightning_fl.functional.fedsoft import draw_contributors as draw_contributors
+    from lightning_fl.functional.fedsoft import floored_importance as floored_importance
+    from lightning_fl.functional.gram import cosine_similarities as cosine_similarities
+    from lightning_fl.functional.gram import gram_matrix as gram_matrix
+    from lightning_fl.functional.gram import join_most_similar as join_most_similar
+    from lightning_fl.functional.gram import remembered_cosines as remembered_cosines
+    from lightning_fl.functional.gram import squared_distances as squared_distances
+    from lightning_fl.functional.gram import with_cosines as with_cosines
+    from lightning_fl.functional.hcct import Merge as Merge
+    from lightning_fl.functional.hcct import Partition as Partition
+    from lightning_fl.functional.hcct import hierarchical_partition as hierarchical_partition
+    from lightning_fl.functional.hcct import join_group as join_group
+    from lightning_fl.functional.hcct import least_merged_cosine as least_merged_cosine
+    from lightning_fl.functional.hcct import partition_from_gram as partition_from_gram
+    from lightning_fl.functional.hcct import partition_utility as partition_utility
+    from lightning_fl.functional.ifca import perturbed as perturbed
+    from lightning_fl.functional.kmeans import kmeans_from_gram as kmeans_from_gram
+    from lightning_fl.functional.pfedgraph import centre_terms as centre_terms
+    from lightning_fl.functional.pfedgraph import collaboration_weights as collaboration_weights
+    from lightning_fl.functional.pfedgraph import mean_cosine as mean_cosine
+    from lightning_fl.functional.pfedgraph import placed_rows as placed_rows
+    from lightning_fl.functional.pfedgraph import pull_terms as pull_terms
+    from lightning_fl.functional.pfedgraph import thresholded_cosines as thresholded_cosines
+    from lightning_fl.functional.pifl import TierCohort as TierCohort
+    from lightning_fl.functional.pifl import choose_bids as choose_bids
+    from lightning_fl.functional.pifl import importance_weights as importance_weights
+    from lightning_fl.functional.pifl import mixture_weights as mixture_weights
+    from lightning_fl.functional.pifl import schedule as schedule
+    from lightning_fl.functional.pifl import standings as standings
+    from lightning_fl.functional.probability_calibration import apply_isotonic as apply_isotonic
+    from lightning_fl.functional.probability_calibration import apply_platt as apply_platt
+    from lightning_fl.functional.probability_calibration import fit_isotonic as fit_isotonic
+    from lightning_fl.functional.probability_calibration import fit_platt as fit_platt
+    from lightning_fl.functional.probability_calibration import platt_sums as platt_sums
+    from lightning_fl.functional.probability_calibration import probability_counts as probability_counts
+    from lightning_fl.functional.shapley import FirstOrderShapley as FirstOrderShapley
+    from lightning_fl.functional.shapley import ShapleyEstimate as ShapleyEstimate
+    from lightning_fl.functional.shapley import shapley_exact as shapley_exact
+    from lightning_fl.functional.shapley import shapley_first_order as shapley_first_order
+    from lightning_fl.functional.shapley import shapley_permutations as shapley_permutations
+    from lightning_fl.functional.tokens import UNITS_PER_TOKEN as UNITS_PER_TOKEN
+    from lightning_fl.functional.tokens import Transaction as Transaction
+    from lightning_fl.functional.tokens import reimbursement_share as reimbursement_share
+    from lightning_fl.functional.tokens import reward_ranks as reward_ranks
+    from lightning_fl.functional.tokens import settle_round as settle_round
+    from lightning_fl.functional.tokens import split_units as split_units
+    from lightning_fl.functional.tokens import to_units as to_units
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

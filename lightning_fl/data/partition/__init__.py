@@ -5,41 +5,30 @@ the class says otherwise. The same arguments and seed give the same partition in
 raise ``ConfigurationError``; data that cannot be partitioned raise ``DataError``.
 """
 
-from lightning_fl.data.partition.dirichlet import Dirichlet
-from lightning_fl.data.partition.flower import FromFlower
-from lightning_fl.data.partition.from_file import FromFile
-from lightning_fl.data.partition.given_sizes import Sizes
-from lightning_fl.data.partition.group_by import GroupBy
-from lightning_fl.data.partition.iid import IID
-from lightning_fl.data.partition.label_types import FedCollabLabelShift, LabelTypes
-from lightning_fl.data.partition.lda import ScaffoldLDA
-from lightning_fl.data.partition.mixtures import Mixture, mixture_counts, mixture_shares
-from lightning_fl.data.partition.partitioner import Partitioner
-from lightning_fl.data.partition.pathological import Pathological
-from lightning_fl.data.partition.quantity import Quantity
-from lightning_fl.data.partition.scaffold import Scaffold, murcko_scaffolds
-from lightning_fl.data.partition.shards import OneClassShards
-from lightning_fl.data.partition.sizes import apportion, split_indices
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "IID",
-    "Dirichlet",
-    "FedCollabLabelShift",
-    "FromFile",
-    "FromFlower",
-    "GroupBy",
-    "LabelTypes",
-    "Mixture",
-    "OneClassShards",
-    "Partitioner",
-    "Pathological",
-    "Quantity",
-    "Scaffold",
-    "ScaffoldLDA",
-    "Sizes",
-    "apportion",
-    "mixture_counts",
-    "mixture_shares",
-    "murcko_scaffolds",
-    "split_indices",
-]
+from lightning_fl.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from lightning_fl.data.partition.dirichlet import Dirichlet as Dirichlet
+    from lightning_fl.data.partition.flower import FromFlower as FromFlower
+    from lightning_fl.data.partition.from_file import FromFile as FromFile
+    from lightning_fl.data.partition.given_sizes import Sizes as Sizes
+    from lightning_fl.data.partition.group_by import GroupBy as GroupBy
+    from lightning_fl.data.partition.iid import IID as IID
+    from lightning_fl.data.partition.label_types import FedCollabLabelShift as FedCollabLabelShift
+    from lightning_fl.data.partition.label_types import LabelTypes as LabelTypes
+    from lightning_fl.data.partition.lda import ScaffoldLDA as ScaffoldLDA
+    from lightning_fl.data.partition.mixtures import Mixture as Mixture
+    from lightning_fl.data.partition.mixtures import mixture_counts as mixture_counts
+    from lightning_fl.data.partition.mixtures import mixture_shares as mixture_shares
+    from lightning_fl.data.partition.partitioner import Partitioner as Partitioner
+    from lightning_fl.data.partition.pathological import Pathological as Pathological
+    from lightning_fl.data.partition.quantity import Quantity as Quantity
+    from lightning_fl.data.partition.scaffold import Scaffold as Scaffold
+    from lightning_fl.data.partition.scaffold import murcko_scaffolds as murcko_scaffolds
+    from lightning_fl.data.partition.shards import OneClassShards as OneClassShards
+    from lightning_fl.data.partition.sizes import apportion as apportion
+    from lightning_fl.data.partition.sizes import split_indices as split_indices
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
