@@ -13,7 +13,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,9 @@ class ExactValues(Callback):
     def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
         self.kept[client] = trainer.client_weights().clone()
 
-    def on_average_end(
-        self, trainer: FederatedTrainer, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
-    ) -> None:
+    def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
         assert trainer.datamodule is not None
+        starts, shares = trainer.round.starts, trainer.round.shares
         names = trainer.datamodule.client_names()
         loss = HeldOutLoss(trainer.loop, "val", None, "exact values")
         valuation = ModelValuation(trainer.loop, loss, starts[0], trainer.models[0], shares[0], self.kept)

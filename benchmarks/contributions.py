@@ -30,11 +30,11 @@ class Timed(ShapleyRewards):
         self.ratios: list[float] = []
         self.milliseconds: list[float] = []
 
-    def on_average_end(self, trainer, starts, shares) -> None:  # type: ignore[no-untyped-def]
+    def on_aggregate_end(self, trainer) -> None:  # type: ignore[no-untyped-def]
         before = time.perf_counter()
         trainer._evaluate("val")
         between = time.perf_counter()
-        super().on_average_end(trainer, starts, shares)
+        super().on_aggregate_end(trainer)
         after = time.perf_counter()
         self.ratios.append((after - between) / (between - before))
         self.milliseconds.append(1e3 * (after - between))

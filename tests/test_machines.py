@@ -221,7 +221,7 @@ def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machine
         *[(1, f"module:{hook}") for hook in ("configure_optimizers", "transfer_batch_to_device")],
         *[(2, f"module:{hook}") for hook in ("validation_step", "on_validation_epoch_end", "on_train_end")],
         (0, "module:test_step"),
-        *[(1, f"callback:{hook}") for hook in ("on_client_data", "on_client_start", "on_average_end", "state_dict")],
+        *[(1, f"callback:{hook}") for hook in ("on_client_data", "on_client_start", "on_aggregate_end", "state_dict")],
     ],
 )
 def test_an_error_in_any_hook_of_one_machine_is_the_error_of_all(rank: int, where: str, machines: StartNodes) -> None:

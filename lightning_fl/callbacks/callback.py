@@ -1,6 +1,6 @@
 """The hooks of a federated run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -12,10 +12,17 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.metrics import ClientMetrics
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["Callback", "method_of"]
+__all__ = ["RENAMED_HOOKS", "Callback", "method_of"]
 
+#: Former names of hooks -> names.
+RENAMED_HOOKS = {
+    "gradient_correction": "correct_gradient_",
+    "on_average_end": "on_aggregate_end",
+    "select_collaborators": "select_collaboration, with model_per_client in its traits",
+}
 #: What hooks are given: a ``FederatedTrainer``. A callback says how much of it it goes by, mostly a ``TrainerSurface``.
 _Trainer = Any
 
@@ -30,13 +37,11 @@ class Callback:
             select_clients                 the cohort (at most one callback defines it)
           assign_models                  which shared model each of the cohort trains (at most one defines it)
             on_client_start
-              gradient_correction          what is added to the gradients of the turn
               around_training_step         every local batch
+              correct_gradient_            every local optimiser step
               on_client_step_end           every local optimiser step
             on_client_end
             select_collaboration           who collaborates, from what the clients learned (at most one defines it)
-            select_collaborators           or whose models each client averages its own with (at most one)
-            on_average_end                 who had which share in the new models
             on_aggregate_end               updates are averaged; set the next Collaboration here
             on_evaluate_end                every check_val_every_n_rounds
           on_round_end
@@ -57,8 +62,8 @@ class Callback:
     traits: tuple[str, ...] = ()
     #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
     only_shows: bool = False
-    #: Where it defines :meth:`select_collaborators`: a server makes the clients' models, so that a client sends its
-    #: model once and receives its next one; else clients send their models to one another.
+    #: With the trait "model_per_client": a server averages the clients' models, so that a client sends its model once
+    #: and receives its next one; otherwise clients send their models to one another.
     by_server = False
     #: What a run with it is called in place of FedAvg, such as "DPFL"; with "+ " before it, beside its other names.
     method_name: str | None = None
@@ -109,14 +114,15 @@ class Callback:
         The module holds them; what is changed in them is undone before the first step.
         """
 
-    def gradient_correction(self, trainer: _Trainer, client: int) -> Callable[[Weights, Weights], None] | None:
-        """What changes the gradients of a client's turn, in place, before they are clipped; ``None`` for nothing.
+    def correct_gradient_(self, trainer: _Trainer, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Change the gradient of a step, in place, after the strategy (:meth:`Learner.correct_gradient_`).
 
-        Called at the turn's start; what it returns is called before every optimiser step, after the strategy's
-        ``correct_gradient_`` and as that is: with the gradient, in the layout of the weights, and the client's present
-        weights, which are to be read only. Only the entries of shared parameters that the optimiser steps count.
+        Args:
+            trainer: of the run.
+            turn: of the step; ``turn.steps`` is 0 in its first one.
+            gradient: in the layout of the weights. Only entries of shared parameters in the optimiser have an effect.
+            weights: the client's present weights; read only.
         """
-        return None
 
     def around_evaluation(self, trainer: _Trainer, client: int, weights: Weights) -> AbstractContextManager[None]:
         """What surrounds a client's evaluation and prediction in the run, inside and outside of a fit.
@@ -129,24 +135,23 @@ class Callback:
         return nullcontext()
 
     def evaluated(self, trainer: _Trainer, model: str) -> str:
-        """What clients are evaluated with, in words for tables and summaries.
+        """Description of the evaluated models for tables and summaries (:meth:`Learner.evaluated`).
 
         Args:
             trainer: of the run.
-            model: what it would be without this callback, such as "the shared model".
+            model: description without this callback, such as "the shared model".
         """
         return model
 
-    def evaluation_weights(self, trainer: _Trainer, client: int, weights: Weights) -> Weights:
-        """What a client is evaluated with, predicts with and is given at the end, inside and outside of a fit.
+    def evaluation_weights(self, trainer: _Trainer, turn: ClientTurn) -> Weights:
+        """The weights that a client is evaluated and predicts with, and gets at the end, in and outside of a fit.
 
         Args:
             trainer: of the run.
-            client: hosted by this rank.
-            weights: what it would be otherwise, in the sense of the collaboration and the strategy, with its personal
-                layers; to be read only.
+            turn: outside of a round. ``turn.start`` are the weights by the collaboration and the strategy
+                (:meth:`Learner.evaluation_weights`), with the client's personal layers; read only.
         """
-        return weights
+        return turn.start
 
     def around_training_step(
         self,
@@ -168,45 +173,27 @@ class Callback:
         """A client's turn is over; ``trainer.client_weights()`` are its weights, ``trainer.participant`` its part."""
 
     def select_collaboration(self, trainer: _Trainer, weights: Mapping[int, Weights]) -> Collaboration | None:
-        """Whose weights of this round are averaged with whose; ``None`` to leave the collaboration as it is.
+        """Choose whose weights of this round are averaged with whose; ``None`` leaves the collaboration unchanged.
 
-        Called on every rank, and the same on every rank. A callback that defines it costs memory: the weights of all
-        hosted clients are kept for it instead of being averaged as they come.
+        Called on every rank, with the same result on every rank. It costs memory: the weights of all hosted clients are
+        kept until all have trained.
 
-        Args:
-            trainer: ``trainer.shared_model(i)`` is what client i started the round from.
-            weights: hosted client that took part -> its weights after its turn, without its personal layers.
-        """
-        raise NotImplementedError
-
-    def select_collaborators(self, trainer: _Trainer) -> Collaboration:
-        """Whose models each client averages its own with: N models, row k of A is what client k takes from whom.
-
-        Called on every rank, and the same on every rank, after the clients' turns: ``trainer.models[i]`` is what
-        client i has just learned (``trainer.survivors`` say who took part), without its personal layers. A callback
-        that defines it gives every client a model of its own in ``on_fit_start``. The models are overwritten in every
-        round: clone what is to be kept.
-        """
-        raise NotImplementedError
-
-    def on_average_end(
-        self,
-        trainer: _Trainer,
-        starts: Sequence[Weights],
-        shares: Mapping[int, Mapping[int, float]],
-    ) -> None:
-        """``trainer.models`` were averaged from what the clients learned; nothing else has changed since.
-
-        Called on every rank, not where clients choose whose models they take in (``select_collaborators``).
+        With the trait "model_per_client", every client has a model of its own, which the callback sets up in
+        ``on_fit_start``, and row k of A has the weights of the models that client k averages. All ranks then get the
+        weights of all participants. They are overwritten in every round: clone those to keep.
 
         Args:
-            trainer: its collaboration is the one that the average was taken by.
-            starts: the models before the average, one per shared model.
-            shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients.
+            trainer: ``trainer.shared_model(i)`` is the model from which client i started the round, unless it is its
+                own.
+            weights: hosted participant -> its weights after its turn, without its personal layers.
         """
+        raise NotImplementedError
 
     def on_aggregate_end(self, trainer: _Trainer) -> None:
-        """The shared models are averaged."""
+        """The models are averaged.
+
+        ``trainer.round.shares`` are the participants' shares in them, ``trainer.round.starts`` the models before.
+        """
 
     def on_evaluate_end(self, trainer: _Trainer, split: Split, metrics: ClientMetrics) -> None:
         """Every client's model was evaluated on its own held-out data. What is added to ``metrics`` is logged too."""

@@ -480,6 +480,9 @@ class Round:
         participant: whose turn it is, and its part.
         reports: client -> its report of the latest cohort.
         survivors: the clients whose turns did not fail.
+        starts: the shared models before the average, until ``on_aggregate_end`` has been called.
+        shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients. Empty if
+            every client has a model of its own.
         evaluated: the round ended with an evaluation.
     """
 
@@ -490,6 +493,8 @@ class Round:
     participant: Participant | None = None
     reports: dict[int, ClientReport] = field(default_factory=dict)
     survivors: set[int] = field(default_factory=set)
+    starts: list[Weights] = field(default_factory=list)
+    shares: dict[int, dict[int, float]] = field(default_factory=dict)
     evaluated: bool = False
 
     def begin(self) -> None:

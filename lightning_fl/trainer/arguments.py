@@ -18,7 +18,7 @@ from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyModule, is_overridden
@@ -194,6 +194,10 @@ def complete_callbacks(
             )
         known = [name for name, value in vars(Callback).items() if callable(value)]
         for name in dir(type(callback)):
+            if new := RENAMED_HOOKS.get(name):
+                raise ConfigurationError(
+                    f"{type(callback).__name__}.{name} is now called {new}: see {page('extending#which-hook')}."
+                )
             if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
                 rank_zero_warn(
                     f"{type(callback).__name__}.{name} is not a hook and is never called{did_you_mean(name, known)}."
@@ -221,10 +225,10 @@ def complete_callbacks(
         raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
     if checkpointing and not present:
         given.append(ModelCheckpoint())
-    # Arrivals are known first. Checkpoints come last, when every other callback's state is that of the round's end, and
-    # before them what measures the final models.
-    places = {"arrival": 0, "calibration": 2}
-    return sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 1)))
+    # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
+    # every other callback's state is that of the round's end, and before them what measures the final models.
+    places = {"arrival": 0, "contribution": 1, "calibration": 3}
+    return sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 2)))
 
 
 def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:

@@ -190,6 +190,7 @@ class FederatedTrainer(TrainerSurface):
         with self.profiler.profile(AGGREGATION):  # less what happens in the clients' turns, which is timed there
             train_round(self.loop, cohort, self.stacked)
         self.call("on_aggregate_end")
+        self.round.starts = []
         self.federation.metrics["train"] = self._summary(self.round.reports)
         self.federation.current_round += 1
         self.round.evaluated = self.evaluates_after(self.federation.current_round)

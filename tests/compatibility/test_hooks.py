@@ -275,7 +275,7 @@ def test_nothing_ends_well_after_an_error(tmp_path: Path) -> None:
     def note(self: Any, hook: str, *arguments: Any) -> None:
         told.append((hook, *(type(one).__name__ if isinstance(one, Exception) else one for one in arguments[-1:])))
 
-    ends = ["on_average_end", "on_aggregate_end", "on_evaluate_end", "on_round_end", "on_fit_end", "on_exception"]
+    ends = ["on_aggregate_end", "on_evaluate_end", "on_round_end", "on_fit_end", "on_exception"]
     watch = watching(Callback, ends, note)()
     module = watching(Fails, ["on_train_batch_end", "on_train_end", "on_fit_end", "teardown"], note)()
     data = watching(Clients, ["on_exception"], lambda self, hook, error: told.append(("data", str(error))))((4,))

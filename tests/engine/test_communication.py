@@ -130,10 +130,12 @@ def test_half_precision_takes_half_the_bytes() -> None:
 class Ring(Callback):
     """Everybody mixes its model with its neighbour's."""
 
+    traits = ("model_per_client",)
+
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         trainer.collaboration = Collaboration.local(N)
 
-    def select_collaborators(self, trainer: FederatedTrainer) -> Collaboration:
+    def select_collaboration(self, trainer: FederatedTrainer, weights: Any) -> Collaboration:
         return Collaboration((torch.eye(N) + torch.eye(N).roll(1, 1)) / 2)
 
 

@@ -38,6 +38,7 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
+from lightning_fl.callbacks.callback import RENAMED_HOOKS
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
@@ -478,6 +479,12 @@ def test_vectors_are_combined_and_measured_where_they_are_trained_and_shared() -
     torch.testing.assert_close(clipped, whole * (0.01 / lengths[0]), rtol=1e-4, atol=1e-6)
     assert torch.equal(found[Clips]["before.0.running_mean"], found[FedAvg]["before.0.running_mean"])
     assert found[Clips]["before.0.num_batches_tracked"] == 2
+
+
+@pytest.mark.parametrize("old", ["select_collaborators", "gradient_correction", "on_average_end"])
+def test_a_hook_of_an_earlier_version_is_refused_with_the_present_one(old: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Old.{old} .*{RENAMED_HOOKS[old].split(',')[0]}"):
+        trainer(type("Old", (Callback,), {old: lambda self, run: None})())
 
 
 def test_a_hook_that_is_none_is_named() -> None:

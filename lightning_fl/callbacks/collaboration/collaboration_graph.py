@@ -19,7 +19,7 @@ Differs from the paper: the first round is the preprocessing. In a simulation ev
 refers to at most B_c at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +142,9 @@ class CollaborationGraph(Callback):
         if trainer.federation.current_round == 0 and self.init_epochs is not None:
             trainer.round.work = LocalWork(None, self.init_epochs)
 
-    def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
+    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
         """Choose the collaborators of every participant."""
-        clients = sorted(trainer.round.survivors)
+        clients = list(weights)
         newcomers = [client for client in clients if client not in self.candidates]
         due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
         received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)

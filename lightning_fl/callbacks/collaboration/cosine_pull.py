@@ -4,11 +4,12 @@ Ye, Ni, Wu, Chen, Wang, "Personalized Federated Learning with Inferred Collabora
 https://proceedings.mlr.press/v202/ye23b.html: ``Σ_j A_ij cos(w, w_j) = z_i·w / |w|``, ``z_i = Σ_j A_ij w_j / |w_j|``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from lightning_fl.engine.weights.flat import Weights, inner_product, linear_combination
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
 from lightning_fl.functional.pfedgraph import centre_terms, pull_terms
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -31,21 +32,23 @@ class CosinePull:
     def __init__(self, strength: float) -> None:
         self.strength = strength
         self.clients: set[int] = set()
+        # Of the present turn.
+        self._centre: Weights | None = None
+        self._spans: list[Span] = []
 
-    def correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
-        """The gradient correction of a turn; ``None`` without one."""
-        kept = trainer.client_store(_STORE).get(client)
-        if kept is None or self.strength == 0:
-            return None
-        centre, spans = Weights.from_state_dict(kept, trainer.processes.device), trainer.loop.averaged_spans()
-
-        def correct_(gradient: Weights, weights: Weights) -> None:
-            a, b = pull_terms(inner_product(centre, weights, spans), inner_product(weights, weights, spans))
-            for dtype, vector in gradient.floating():
-                vector.add_(centre.vectors[dtype], alpha=self.strength * a)
-                vector.add_(weights.vectors[dtype], alpha=self.strength * b)
-
-        return correct_
+    def correct_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Correct the gradient of a step."""
+        if turn.steps == 0:
+            kept = trainer.client_store(_STORE).get(turn.client) if self.strength else None
+            self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
+            self._spans = trainer.loop.averaged_spans()
+        centre, spans = self._centre, self._spans
+        if centre is None:
+            return
+        a, b = pull_terms(inner_product(centre, weights, spans), inner_product(weights, weights, spans))
+        for dtype, vector in gradient.floating():
+            vector.add_(centre.vectors[dtype], alpha=self.strength * a)
+            vector.add_(weights.vectors[dtype], alpha=self.strength * b)
 
     def keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
         """Store z_i of hosted participants; count the download of the previous ones.

@@ -18,7 +18,7 @@ projections instead of a solver's results; buffers are averaged, but not compare
 ``z_i = Σ_j A_ij w_j / |w_j|`` with the model (``cosine_pull.py``), which counts as traffic.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ from lightning_fl.callbacks.collaboration.cosine_pull import CosinePull
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import NonNegative, Positive, checked
+from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.probes.updates import change_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import spans_in
@@ -92,16 +93,14 @@ class PFedGraph(Callback):
         if trainer.federation.current_round == 0:
             self._initial = trainer.federation.models[0].clone()
 
-    def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
+    def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Pull from a client's second turn on."""
-        return self._pull.correction(trainer, client)
+        self._pull.correct_(trainer, turn, gradient, weights)
 
-    def select_collaborators(self, trainer: TrainerSurface) -> Collaboration:
+    def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
         """Rows of the participants."""
-        clients = sorted(trainer.round.survivors)
-        learned = change_blocks(
-            [trainer.federation.models[client] for client in clients], self._initial, self._compared(trainer)
-        )
+        clients = list(weights)
+        learned = change_blocks(list(weights.values()), self._initial, self._compared(trainer))
         cosines = thresholded_cosines(gram_matrix(learned).cpu(), self.threshold)
         rows = collaboration_weights(
             cosines, [trainer.federation.num_samples[client] for client in clients], self.alpha

@@ -35,6 +35,7 @@ from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
+from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.fedsoft import contribution_weights, floored_importance
 from lightning_fl.runtime.surface import TrainerSurface
@@ -73,6 +74,8 @@ class FedSoft(OwnModels):
 
     traits = ("soft_assignment",)
     _curve = "fedsoft"
+    #: Of the present turn.
+    _pull_: Callable[[Weights, Weights], None]
 
     @checked
     def __init__(
@@ -113,9 +116,12 @@ class FedSoft(OwnModels):
             trainer.federation.communication.receive([one.client for one in chosen], trainer.federation.models)
         return Cohort(tuple(chosen))
 
-    def gradient_correction(self, trainer: TrainerSurface, client: int) -> Callable[[Weights, Weights], None] | None:
+    def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Add the gradient of the proximal term, once u is known."""
         if self.lam == 0 or not self.importance:
-            return None
-        importance = floored_importance(self.importance[-1][client], self.sigma)
-        return proximal_pull(trainer.federation.models, importance, self.lam, trainer.loop.averaged_spans())
+            return
+        if turn.steps == 0:
+            importance = floored_importance(self.importance[-1][turn.client], self.sigma)
+            spans = trainer.loop.averaged_spans()
+            self._pull_ = proximal_pull(trainer.federation.models, importance, self.lam, spans)
+        self._pull_(gradient, weights)

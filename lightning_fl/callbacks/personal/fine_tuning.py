@@ -7,7 +7,7 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import Count, checked
-from lightning_fl.engine.client import ClientState, LocalWork
+from lightning_fl.engine.client import ClientState, ClientTurn, LocalWork
 from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
@@ -55,18 +55,18 @@ class FineTuning(Callback):
         count, unit = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
         return f"{model}, fine-tuned by {count} {unit}{'s' * (count > 1)}"
 
-    def evaluation_weights(self, trainer: TrainerSurface, client: int, weights: Weights) -> Weights:
+    def evaluation_weights(self, trainer: TrainerSurface, turn: ClientTurn) -> Weights:
         """Fine-tune the client's model."""
         if not self.every_evaluation:
-            return weights
+            return turn.start
         try:
-            return trainer.loop.train_aside(client, weights, "fine-tuning", self._work(trainer))
+            return trainer.loop.train_aside(turn.client, turn.start, "fine-tuning", self._work(trainer))
         except TrainingError as error:
-            text = f"fine-tuning of {trainer.loop.name_of(client)} failed: {error}"
+            text = f"fine-tuning of {trainer.loop.name_of(turn.client)} failed: {error}"
             if trainer.on_client_error == "fail":
                 raise TrainingError(text) from error
             rank_zero_warn(f"{text} It is evaluated without.")
-            return weights
+            return turn.start
 
     def _work(self, trainer: TrainerSurface) -> LocalWork:
         if self.steps is None and self.epochs is None and trainer.local_steps is not None:

@@ -144,7 +144,7 @@ class ShapleyRewards(Callback):
                 f"ShapleyRewards.every_n_rounds={self.every_n_rounds}: must be at most"
                 f" trainer.max_rounds={trainer.max_rounds}."
             )
-        choosers = trainer.callbacks_with("select_collaborators")
+        choosers = [one for one in trainer.callbacks if "model_per_client" in one.traits]
         if choosers:
             raise ConfigurationError(
                 f"ShapleyRewards values contributions to shared models, but {type(choosers[0]).__name__} gives every"
@@ -189,11 +189,10 @@ class ShapleyRewards(Callback):
                 self._turns[key] = 1
             self._kept[key] = learned
 
-    def on_average_end(
-        self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
-    ) -> None:
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Value the round per model."""
-        if not self._due(trainer):
+        starts, shares = trainer.round.starts, trainer.round.shares
+        if not self._due(trainer) or not starts:
             return
         loss = HeldOutLoss(trainer.loop, self.split, self.num_samples, "shapley")
         models = {}

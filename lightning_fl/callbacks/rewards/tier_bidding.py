@@ -51,7 +51,6 @@ from lightning_fl.core.validation import Count, Fraction, Size, checked, warn_be
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.client_scores import ClientScores
 from lightning_fl.engine.probes.on_hosts import check_samples
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.runtime.surface import TrainerSurface
@@ -240,14 +239,9 @@ class TierBidding(Callback):
             )
         )
 
-    def on_average_end(
-        self, trainer: TrainerSurface, starts: Sequence[Weights], shares: Mapping[int, Mapping[int, float]]
-    ) -> None:
-        """Keep the shares of updates that arrived."""
-        self._shares = {tier: dict(of_tier) for tier, of_tier in shares.items()}
-
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle payments and set the clients' mixtures."""
+        self._shares = trainer.round.shares
         importance, mixtures = self._importance(trainer, trainer.active_clients, self.bid_split)
         accuracies = [
             float(importance[list(self._shares[tier]), tier].mean()) if tier in self._shares else float("nan")

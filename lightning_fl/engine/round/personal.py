@@ -6,30 +6,99 @@ from math import inf
 import torch
 from torch import Tensor
 
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.client import ClientReport, ClientUpdate
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution
-from lightning_fl.engine.round.server import next_model
+from lightning_fl.engine.round.averaging import next_model
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
 
-__all__ = ["assign_own_models", "average_in_place", "finish_personal_round", "store_own_model"]
+__all__ = ["ClientModels", "average_in_place"]
 
 #: Entries of all models that are copied at a time.
 _COLUMNS = 1 << 14
 
 
-def assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
+class ClientModels:
+    """Keeps what clients learn as their models, which are sent to all ranks and averaged when all have trained.
+
+    Args:
+        loop: of the run.
+        cohort: of the round.
+        chooser: hook that chooses which models each client averages its own with.
+
+    Raises:
+        ConfigurationError: the strategy averages further vectors.
+    """
+
+    def __init__(self, loop: LocalLoop, cohort: Cohort, chooser: Hook) -> None:
+        if loop.learner.extra_vectors:
+            raise ConfigurationError(
+                f"the strategy {type(loop.learner).__name__} averages further vectors"
+                f" ({', '.join(loop.learner.extra_vectors)}), which is impossible with the models of single clients"
+                f" that {chooser.owner} creates. Keep one of the two."
+            )
+        self._loop = loop
+        self._chooser = chooser
+        _assign_own_models(loop.federation, cohort.clients)
+        #: The models before the round, if the strategy has a server step.
+        self._starts = list(loop.federation.models) if "aggregate" in loop.own_steps else None
+
+    def receive(self, participant: Participant, update: ClientUpdate) -> None:
+        """Overwrite a client's model with what it learned, so that memory holds N models instead of 2N.
+
+        The memory is reused, because new vectors every round would fragment it.
+        """
+        models, client = self._loop.federation.models, participant.client
+        own = models[client]
+        check_finite(update.weights, own)
+        if self._starts is not None or sum(model is own for model in models) > 1:  # initially all are one object
+            models[client] = update.weights.clone()
+        else:
+            own.copy_(update.weights)
+
+    def finish(self, arrived: Mapping[Participant, ClientReport]) -> None:
+        """Send the trained models to all ranks, let every client choose, and average.
+
+        Args:
+            arrived: participants on all ranks without failed turns, with their reports.
+        """
+        loop, federation, processes = self._loop, self._loop.federation, self._loop.processes
+        clients = sorted(loop.round.survivors)
+        reports = {participant.client: report for participant, report in arrived.items()}
+        if processes.several:
+            hosted = set(processes.hosted)
+            for client in clients:
+                if client not in hosted:
+                    federation.models[client] = federation.models[client].clone()
+                for vector in federation.models[client].vectors.values():
+                    processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])
+        collaboration = self._chooser({client: federation.models[client] for client in clients})
+        if collaboration is None or collaboration.num_models != processes.num_clients:
+            raise ConfigurationError(
+                f"{self._chooser.owner}.select_collaboration must return a Collaboration with {processes.num_clients}"
+                " models, one for each client, because its traits have model_per_client."
+            )
+        average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
+        if self._starts is not None:
+            for client in clients:
+                row = collaboration.aggregation[client].tolist()
+                taken = [Contribution(other, row[other], reports[other]) for other in clients if row[other]]
+                average = federation.models[client]
+                federation.models[client] = next_model(loop, client, self._starts[client], average, taken, {})
+        by_server = getattr(self._chooser.listener, "by_server", False)
+        federation.communication.end_personal_turns(clients, federation.models, collaboration, by_server=by_server)
+        federation.collaboration = collaboration
+
+
+def _assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
     """Give clients that use a mixture of others' models, such as newcomers, the mixture as their own model.
 
     This must happen before training, which overwrites the models one after the other.
-
-    Args:
-        federation: N models; changed.
-        clients: the participants.
     """
     collaboration = federation.collaboration
     mixtures = {k: federation.shared_model(k) for k in clients if collaboration.model_of(k) != k}
@@ -41,63 +110,6 @@ def assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
         personalisation[client] = torch.eye(len(models), dtype=personalisation.dtype)[client]
     federation.models = models
     federation.collaboration = Collaboration(collaboration.aggregation, personalisation)
-
-
-def store_own_model(models: list[Weights], client: int, weights: Weights, *, keep_start: bool = False) -> None:
-    """Overwrite a client's model with what it learned, so that memory holds N models instead of 2N.
-
-    The memory is reused, because new vectors every round would fragment it.
-
-    Args:
-        models: model i belongs to client i.
-        client: the trained client.
-        weights: what it learned; copied.
-        keep_start: leave the start model unchanged, because it is still referenced.
-    """
-    own = models[client]
-    check_finite(weights, own)
-    if keep_start or sum(model is own for model in models) > 1:  # initially all are one object
-        models[client] = weights.clone()
-    else:
-        own.copy_(weights)
-
-
-def finish_personal_round(
-    loop: LocalLoop, chooser: Hook, starts: list[Weights] | None, reports: Mapping[int, ClientReport]
-) -> None:
-    """Send the trained models to all ranks, let every client choose, and average.
-
-    Args:
-        loop: after the clients' turns; model i is what client i learned, if this rank hosts it.
-        chooser: the hook ``select_collaborators``.
-        starts: the models before the round, if the strategy has a server step.
-        reports: of the clients without failed turns.
-    """
-    federation, processes = loop.federation, loop.processes
-    clients = sorted(loop.round.survivors)
-    if processes.several:
-        hosted = set(processes.hosted)
-        for client in clients:
-            if client not in hosted:
-                federation.models[client] = federation.models[client].clone()
-            for vector in federation.models[client].vectors.values():
-                processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])
-    collaboration = chooser()
-    if collaboration.num_models != processes.num_clients:
-        raise ConfigurationError(
-            f"{chooser.owner}.select_collaborators returned {collaboration.num_models} models for"
-            f" {processes.num_clients} clients: return one model for each client."
-        )
-    average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
-    if starts is not None:
-        for client in clients:
-            row = collaboration.aggregation[client].tolist()
-            taken = [Contribution(other, row[other], reports[other]) for other in clients if row[other]]
-            federation.models[client] = next_model(loop, client, starts[client], federation.models[client], taken, {})
-    federation.communication.end_personal_turns(
-        clients, federation.models, collaboration, by_server=getattr(chooser.listener, "by_server", False)
-    )
-    federation.collaboration = collaboration
 
 
 def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:

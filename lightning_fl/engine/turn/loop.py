@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -139,10 +138,9 @@ class LocalLoop(TrainingLoop):
             model = model.clone().to_(device)
         present, self.federation = self.federation, federation  # for draws of its round
         try:
-            if own:
-                model = self.learner.evaluation_weights(self._turn(client, None, model, ClientState(), federation))
-            for adapt in adapters:
-                model = adapt(client, model)
+            steps: list[Any] = [self.learner.evaluation_weights, *adapters] if own else adapters
+            for step in steps:
+                model = step(self._turn(client, None, model, ClientState(), federation))
             return model if home == device else model.clone().to_(home)
         finally:
             self.federation = present
@@ -205,21 +203,17 @@ class LocalLoop(TrainingLoop):
 
     def _correction(self, turn: ClientTurn) -> Correction | None:
         """The corrections of a turn's gradients, the strategy's first; ``None`` without any."""
-        changes = [partial(self._correct_by_strategy, turn)] if "correct_gradient_" in self.own_steps else []
-        changes += [hook(turn.client) for hook in self.hooks.of("gradient_correction")]
-        parts: list[Correction] = [change for change in changes if change is not None]
+        parts: list[Any] = [self.learner.correct_gradient_] if "correct_gradient_" in self.own_steps else []
+        parts += self.hooks.of("correct_gradient_")
 
         def all_(gradient: Weights, weights: Weights) -> None:
+            if not turn.optimizers:
+                turn.optimizers = list(self.module_trainer.optimizers)
             for correct_ in parts:
-                correct_(gradient, weights)
+                correct_(turn, gradient, weights)
+            turn.steps += 1
 
-        return all_ if len(parts) > 1 else next(iter(parts), None)
-
-    def _correct_by_strategy(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        if not turn.optimizers:
-            turn.optimizers = list(self.module_trainer.optimizers)
-        self.learner.correct_gradient_(turn, gradient, weights)
-        turn.steps += 1
+        return all_ if parts else None
 
     def _train_in_phases(self, turn: ClientTurn, phases: Sequence[Phase]) -> ClientReport:
         """Train in phases, each with optimisers of its own; returns the report of the last one."""

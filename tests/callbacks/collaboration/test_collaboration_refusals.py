@@ -202,7 +202,7 @@ def tiny(*callbacks, module=None, data=None):
             )
         ],
         (lambda: fit(IFCA(num_clusters=2), module=Infinite()), TrainingError, r"IFCA .*client_0.* round 1"),
-        (lambda: fit(PFedGraph(), stacked_clients=2), ConfigurationError, "PFedGraph .*gradient_correction"),
+        (lambda: fit(PFedGraph(), stacked_clients=2), ConfigurationError, "PFedGraph .*correct_gradient_"),
         (lambda: Participant(0, 1, feeds=(0,)), ConfigurationError, "feeds"),
     ],
 )

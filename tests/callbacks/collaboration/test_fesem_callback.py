@@ -128,7 +128,7 @@ def test_sampled_clients_leave_the_others_where_they_are() -> None:
     seen: list[list[int]] = []
     run = fit(
         fesem,
-        hooks(on_average_end=lambda trainer, starts, shares: seen.append(sorted(trainer.survivors))),
+        hooks(on_aggregate_end=lambda trainer: seen.append(sorted(trainer.survivors))),
         UniformSampling(cohort_size=3),
         data=MixedClients(pure=True),
         max_rounds=6,

@@ -65,8 +65,9 @@ class Watched(Callback):
             learned = (self.learned[-1][client] * part.draw + learned) / (part.draw + 1)
         self.learned[-1][client] = learned
 
-    def on_average_end(self, trainer, starts, shares) -> None:
-        self.starts.append([vector(trainer, model) for model in starts])
+    def on_aggregate_end(self, trainer) -> None:
+        shares = trainer.round.shares
+        self.starts.append([vector(trainer, model) for model in trainer.round.starts])
         self.models.append([vector(trainer, model) for model in trainer.models])
         self.shares.append({model: dict(of_model) for model, of_model in shares.items()})
 

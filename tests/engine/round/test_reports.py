@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -47,10 +47,8 @@ class TwoModels(Callback):
         assert trainer.participant is not None
         self.learned[client, trainer.participant.model] = trainer.client_weights().clone()
 
-    def on_average_end(
-        self, trainer: FederatedTrainer, starts: Sequence[Any], shares: Mapping[int, Mapping[int, float]]
-    ) -> None:
-        self.shares.append({model: dict(of_model) for model, of_model in shares.items()})
+    def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
+        self.shares.append(trainer.round.shares)
 
 
 def fit(failing: Sequence[tuple[int, int]], **settings: Any) -> tuple[FederatedTrainer, TwoModels]:

@@ -66,12 +66,10 @@ def test_hooks_hear_of_a_round_in_order() -> None:
         def on_client_start(self, run, client): ...
         def on_client_step_end(self, run, client, steps): ...
         def on_client_end(self, run, client): ...
-        def on_average_end(self, run, starts, shares): ...
         def around_training_step(self, run, batch, compute, draws): ...
         def select_collaboration(self, run, weights): ...
-        def select_collaborators(self, run): ...
         def on_client_data(self, run, client, split, batches): ...
-        def gradient_correction(self, run, client): ...
+        def correct_gradient_(self, run, turn, gradient, weights): ...
 
     class Told(Listener):
         def on_client_start(self, run, client):
@@ -80,14 +78,11 @@ def test_hooks_hear_of_a_round_in_order() -> None:
         def on_client_step_end(self, run, client, steps):
             heard.append(("step", client, steps))
 
-        def gradient_correction(self, run, client):
-            heard.append(("correction", client))
+        def correct_gradient_(self, run, turn, gradient, weights):
+            heard.append(("correction", turn.client, turn.steps))
 
         def on_client_end(self, run, client):
             heard.append(("end", client))
-
-        def on_average_end(self, run, starts, shares):
-            heard.append(("average", shares))
 
         def on_client_data(self, run, client, split, batches):
             heard.append(("data", client, split, batches.num_samples))
@@ -97,10 +92,15 @@ def test_hooks_hear_of_a_round_in_order() -> None:
     heard.clear()
     train_round(loop, Cohort.of([1, 0]))
     assert heard == [
-        *[("start", "here", 1), ("correction", 1), ("step", 1, 1), ("step", 1, 2), ("end", 1)],
-        *[("start", "here", 0), ("correction", 0), ("step", 0, 1), ("step", 0, 2), ("end", 0)],
-        ("average", {0: {0: 0.75, 1: 0.25}}),
+        (event, *about)
+        for client in (1, 0)
+        for event, *about in [
+            ("start", "here", client),
+            *(one for step in (0, 1) for one in (("correction", client, step), ("step", client, step + 1))),
+            ("end", client),
+        ]
     ]
+    assert loop.round.shares == {0: {0: 0.75, 1: 0.25}}
 
 
 class Halfway(Learner):
@@ -150,7 +150,6 @@ def test_who_fails_is_left_out_or_ends_the_round() -> None:
 def test_a_chooser_of_collaborations_decides_by_itself_who_trains_what() -> None:
     class Base:
         def select_collaboration(self, run, weights): ...
-        def select_collaborators(self, run): ...
 
     class Chooser(Base):
         def select_collaboration(self, run, weights):
