@@ -21,7 +21,7 @@ from parabolas import OneWeight, TwoParabolas, Watched, loss_of, number, parabol
 from tiny import ManualModule, TinyClients, TinyModule, digest
 from torch import Tensor, nn
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import (
     HCCT,
     IFCA,
