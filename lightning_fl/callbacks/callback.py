@@ -1,5 +1,6 @@
 """The hooks of a federated run."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -73,6 +74,8 @@ class Callback:
     prediction_note: str | None = None
     #: Former names of options -> names.
     renamed_options: ClassVar[Mapping[str, str]] = {}
+    #: Attributes that cross a round; checkpoints keep them under these names without a leading underscore.
+    saved: ClassVar[tuple[str, ...]] = ()
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
     several = False
 
@@ -205,11 +208,18 @@ class Callback:
         """The run ends with an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What crosses a round."""
-        return {}
+        """State that crosses a round, as plain values and tensors: that of :attr:`saved`."""
+        values = {name.removeprefix("_"): getattr(self, name) for name in self.saved}
+        return {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
+        for name in self.saved:
+            present, value = getattr(self, name), copy.deepcopy(state[name.removeprefix("_")])
+            kind = list if isinstance(present, set) else type(present)
+            if present is not None and value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
+            setattr(self, name, set(value) if isinstance(present, set) else value)
 
 
 def method_of(strategy: str, callbacks: Iterable[Callback]) -> str:

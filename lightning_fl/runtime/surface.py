@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -13,7 +13,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
+from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches
@@ -327,6 +329,27 @@ class TrainerSurface(Settings):
     def log(self, name: str, value: float) -> None:
         """Log one number of the round, for a callback."""
         self.round.logged[name] = float(value)
+
+    def log_clients(self, name: str, values: Mapping[int, float]) -> None:
+        """Log the mean, least and largest of some clients' numbers, and each where clients have curves of their own."""
+        numbers = list(values.values())
+        for word, value in (("mean", sum(numbers) / len(numbers)), ("min", min(numbers)), ("max", max(numbers))):
+            self.log(f"{name}/{word}", value)
+        self.log_each_client(name, values)
+
+    def log_each_client(self, name: str, values: Mapping[int, float]) -> None:
+        """Log some clients' numbers where clients have curves of their own."""
+        if self.logs_clients:
+            names = curve_names(self.client_names)
+            for client, value in values.items():
+                self.log(f"{name}/{names[client]}", value)
+
+    def write_table(self, file: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write a CSV file into the run's folder, on the rank that logs."""
+        if self.is_global_zero:
+            import pandas as pd  # takes a second to import
+
+            self.run_log.write(file, csv_table(pd.DataFrame(list(rows), columns=list(columns))))
 
     @property
     def loggers(self) -> list[Any]:

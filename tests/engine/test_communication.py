@@ -15,7 +15,6 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
-    CFL,
     HCCT,
     IFCA,
     Callback,
@@ -26,11 +25,9 @@ from lightning_fl.callbacks import (
     FedCollab,
     FeSEM,
     FineTuning,
-    KMeans,
     LocalMixup,
     LocalReference,
     LocalTraining,
-    ModelCheckpoint,
     PersonalLayers,
     ShapleyRewards,
     SoftAveraging,
@@ -407,56 +404,6 @@ def test_a_new_model_at_an_old_ones_address_is_received(run: FederatedTrainer) -
         del model
     assert len(addresses) < 50
     assert received(run)[0] == before + 50
-
-
-ALGORITHMS: dict[str, Any] = {
-    "fedavg": list,
-    "local": lambda: [LocalTraining()],
-    "graph": lambda: [CollaborationGraph(budget=2), PersonalLayers(layers=["linear.bias"])],
-    "tiers": lambda: [
-        TierBidding(num_tiers=3, num_best=1, num_random=0, num_samples=4),
-        LateTiers(),
-        ClientArrivals(rounds={"client_5": 3}),
-    ],
-    "soft": lambda: [SoftAveraging(num_models=2, num_samples=4, every_n_rounds=3)],
-    "hcct": lambda: [HCCT(relative_trade_off=0.0, every_n_rounds=2), UniformSampling(cohort_size=3)],
-    "cfl": lambda: [CFL(mean_norm=2.0), UniformSampling(cohort_size=3)],
-    "kmeans": lambda: [KMeans(num_clusters=2), UniformSampling(cohort_size=3)],
-    "ifca": lambda: [IFCA(num_clusters=3, num_samples=4), UniformSampling(cohort_size=3)],
-    "fesem": lambda: [FeSEM(num_clusters=3), UniformSampling(cohort_size=4)],
-    "robust": lambda: [DROClientSampling(step_size=0.1)],
-    "values": lambda: [ShapleyRewards(every_n_rounds=2)],
-}
-
-
-class LateTiers(Callback):
-    """All tiers but the first are still the initial model after two rounds."""
-
-    def on_client_start(self, trainer: FederatedTrainer, client: int) -> None:
-        assert trainer.participant is not None
-        if trainer.current_round < 2 and trainer.participant.model:
-            raise RuntimeError("no disk")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*left out of.*")
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_resumed_run_counts_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"on_client_error": "skip", "enable_checkpointing": True, "logger": True}
-
-    def run(folder: str, rounds: int, ckpt: str | None = None) -> FederatedTrainer:
-        keep = ModelCheckpoint(every_n_rounds=1, save_models=False)
-        root = tmp_path / folder
-        return fit(*ALGORITHMS[name](), keep, max_rounds=rounds, default_root_dir=root, ckpt=ckpt, **settings)
-
-    whole, first = run("whole", 4), run("parts", 2)
-    resumed = run("parts", 4, "last")
-    assert resumed.communication.bytes_received == whole.communication.bytes_received
-    assert resumed.communication.bytes_sent == whole.communication.bytes_sent
-    assert (name == "local") == (first.communication.bytes_sent.total() == 0)
-    curves = [pd.read_csv(Path(one.log_dir) / "metrics.csv") for one in (whole, resumed)]
-    columns = ["communication/megabytes_received", "communication/megabytes_sent"]
-    pd.testing.assert_frame_equal(curves[0][columns], curves[1][columns])
 
 
 def test_a_checkpoint_without_an_account_starts_at_zero(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy may change: by algorithms whose numbers are known, on one process and on two, whole and resumed."""
+"""What a strategy may change in a round, and what is kept of it. Numbers of whole runs are in ``test_battery.py``."""
 
 import json
 from pathlib import Path
@@ -7,17 +7,9 @@ from typing import Any
 import pytest
 import torch
 from bowls import FOUR, TWO, Bowls, LossIsNaN, Regrouped, points, roll
-from learners import (
-    Everything,
-    FairAverage,
-    Neutral,
-    PersonalModels,
-    Proximal,
-    Scaffold,
-    ServerMomentum,
-)
+from learners import Everything, Neutral
 from observers import AfterRounds, Learned, Resting
-from parabolas import OneWeight, TwoParabolas, Watched, loss_of, number, parabolas, trainer
+from parabolas import OneWeight, TwoParabolas, Watched, parabolas, trainer
 from tiny import ManualModule, TinyClients, TinyModule, digest
 from torch import Tensor, nn
 
@@ -28,9 +20,7 @@ from lightning_fl.callbacks import (
     Callback,
     CollaborationGraph,
     DROClientSampling,
-    FineTuning,
     LocalTraining,
-    ModelCheckpoint,
     PersonalLayers,
     ShapleyRewards,
     SoftAveraging,
@@ -39,69 +29,10 @@ from lightning_fl.callbacks import (
     UniformSampling,
 )
 from lightning_fl.callbacks.callback import RENAMED_HOOKS
-from lightning_fl.core.cohort import Cohort
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.strategies import SCAFFOLD, FedAvg
-
-
-class Fair(FairAverage):
-    def loss_of(self, turn: ClientTurn) -> float:
-        return loss_of(turn.client, number(turn.start))
-
-
-# -- numbers worked out by hand ----------------------------------------------------------------------------------------
-
-
-def test_a_gradient_is_corrected() -> None:
-    """y_A = 1.185, y_B = 0.01: each second step is pulled by half of the way of the first."""
-    _, watched = parabolas(Proximal(0.5), max_rounds=1)
-    assert watched.weights == [pytest.approx(0.25 * 1.185 + 0.75 * 0.01, rel=1e-12)]
-
-
-def test_further_vectors_and_states_of_client_and_server() -> None:
-    """The first round is FedAvg's; then the controls (-0.95, 5.1) and their mean 3.5875 bend every step."""
-    _, watched = parabolas(Scaffold())
-    assert watched.weights == [pytest.approx(0.2825, rel=1e-12), pytest.approx(-0.1491625, rel=1e-12)]
-    assert watched.own(0, "control") == [pytest.approx(-0.95, rel=1e-12), pytest.approx(5.1, rel=1e-12)]
-    assert number(watched.states[0][0]["control"]) == pytest.approx(3.5875, rel=1e-12)
-    assert number(watched.states[1][0]["control"]) == pytest.approx(2.1583125, rel=1e-12)
-
-
-def test_the_correction_leads_to_the_optimum_of_all() -> None:
-    """FedAvg stops elsewhere, with unequal numbers of steps; the optimum is -0.7."""
-    _, watched = parabolas(Scaffold(), max_rounds=150)
-    assert watched.weights[-1] == pytest.approx(-0.7, abs=1e-10)
-    _, plain = parabolas(FedAvg(), max_rounds=150)
-    assert plain.weights[-1] == pytest.approx(plain.weights[-2], abs=1e-10)
-    assert plain.weights[-1] == pytest.approx(-0.6686046511627907, rel=1e-9)
-
-
-def test_a_server_remembers() -> None:
-    _, watched = parabolas(ServerMomentum(0.9))
-    assert watched.weights == [pytest.approx(0.2825, rel=1e-12), pytest.approx(-0.772225, rel=1e-12)]
-
-
-def test_clients_scale_their_weight_and_tell_numbers() -> None:
-    """Losses 1/2 and 6 at the start, and L (x - y) of -1.9 and 10.2; q = 0 counts clients alike."""
-    _, watched = parabolas(Fair(1.0), max_rounds=1)
-    assert watched.weights == [pytest.approx(0.6510280915, rel=1e-9)]
-    _, alike = parabolas(Fair(0.0), max_rounds=1)
-    assert alike.weights == [pytest.approx((1.19 - 0.02) / 2, rel=1e-12)]
-
-
-def test_a_second_training_and_what_is_evaluated() -> None:
-    """The personal models, by hand; the shared model is FedAvg's to the bit."""
-    run, watched = parabolas(PersonalModels(0.75))
-    own = [watched.own(0), watched.own(1)]
-    assert own[0] == [pytest.approx(1.1825, rel=1e-12), pytest.approx(0.025, rel=1e-12)]
-    assert own[1] == [pytest.approx(1.20850625, rel=1e-12), pytest.approx(-0.4433046875, rel=1e-12)]
-    assert watched.weights == parabolas(FedAvg())[1].weights
-    clients = run.metrics["val"]["val_loss"].clients
-    assert clients == {client: pytest.approx(loss_of(client, own[1][client]), rel=1e-12) for client in (0, 1)}
-    assert number(run.client_model(1)) == own[1][1]
-
+from lightning_fl.strategies import SCAFFOLD, Ditto, FedAvg, FedProx
 
 # -- neutral, and on what comes with it --------------------------------------------------------------------------------
 
@@ -190,7 +121,7 @@ def test_a_correction_is_clipped_and_comes_once_in_an_accumulation() -> None:
 def test_a_module_that_steps_by_itself_is_corrected_too() -> None:
     models = []
     for kind in (ManualModule, TinyModule):
-        run = trainer(strategy=Proximal(2.0))
+        run = trainer(strategy=FedProx(mu=2.0))
         run.fit(kind(), TinyClients())
         models.append(run.models[0])
     plain = trainer()
@@ -212,7 +143,7 @@ def test_a_turn_that_fails_changes_nothing_that_is_kept() -> None:
 
 
 def test_weights_that_cannot_be_added_forget_what_the_turn_has_kept() -> None:
-    class Diverges(PersonalModels):
+    class Diverges(Ditto):
         def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
             return ClientUpdate(turn.combine((float("nan") if turn.client == 0 else 1.0, weights)))
 
@@ -265,73 +196,6 @@ def test_a_server_s_state_stays_with_a_coalition_that_stays() -> None:
     trainer(regrouped, watched, strategy=Counts(), max_rounds=4).fit(OneWeight(), Bowls(*FOUR[:3]))
     counts = [[state["rounds"] for _, state in sorted(states.items())] for states in watched.states]
     assert counts == [[1, 1], [2, 2], [1, 1, 3], [2, 2, 4]]
-
-
-@pytest.mark.parametrize("kind", [Scaffold, ServerMomentum, PersonalModels, Everything])
-def test_a_resumed_run_has_the_same_bits(kind: Any, tmp_path: Path) -> None:
-    def run(folder: Path, rounds: int, ckpt_path: str | None = None) -> FederatedTrainer:
-        made = trainer(
-            UniformSampling(cohort_size=2),
-            PersonalLayers(layers=["linear.bias"]),
-            ModelCheckpoint(every_n_rounds=1),
-            root=folder,
-            strategy=kind(),
-            max_rounds=rounds,
-            enable_checkpointing=True,
-            optimizer_state="keep",
-        )
-        module = TinyModule(dropout=0.2, norm=True)
-        made.fit(module, TinyClients(), ckpt_path=ckpt_path)
-        return made
-
-    whole = run(tmp_path / "whole", 4)
-    run(tmp_path / "part", 2)
-    resumed = run(tmp_path / "part", 4, "last")
-    assert [digest(model) for model in resumed.models] == [digest(model) for model in whole.models]
-    assert resumed.metrics["val"] == whole.metrics["val"]
-    assert [digest(resumed.client_model(i)) for i in range(3)] == [digest(whole.client_model(i)) for i in range(3)]
-    for i in range(3):
-        states = [
-            torch.load(made.log_dir + f"/models/client_{i}.ckpt", weights_only=False)["state_dict"]
-            for made in (whole, resumed)
-        ]
-        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_personal_models_are_exported_and_tested(tmp_path: Path) -> None:
-    strategy = PersonalModels(0.1)
-    run = trainer(
-        ModelCheckpoint(monitor="val_loss"), root=tmp_path, strategy=strategy, enable_checkpointing=True, max_rounds=3
-    )
-    module, data = TinyModule(), TinyClients()
-    run.fit(module, data)
-    run.test(module, data, ckpt_path="best")
-    for client in range(3):
-        own = TinyModule.load_from_checkpoint(
-            Path(run.log_dir) / "models" / f"client_{client}.ckpt", weights_only=False
-        )
-        x, y = data.sets[client, "test"].tensors
-        with torch.no_grad():
-            loss = float(nn.functional.mse_loss(own(x), y))
-        assert run.metrics["test"]["test_loss"].clients[client] == pytest.approx(loss, rel=1e-5)
-    shared = TinyModule.load_from_checkpoint(Path(run.log_dir) / "models" / "shared_0.ckpt", weights_only=False)
-    assert not torch.equal(shared.linear.weight, own.linear.weight)
-
-
-def test_an_adaptation_for_evaluation_leaves_the_shared_model_alone() -> None:
-    class Adapts(FedAvg):
-        def evaluation_weights(self, turn: ClientTurn) -> Weights:
-            return turn.train(turn.start, "adaptation")
-
-    adapted, plain = trainer(strategy=Adapts()), trainer()
-    for run in (adapted, plain):
-        run.fit(TinyModule(), TinyClients())
-    assert digest(adapted.models[0]) == digest(plain.models[0])
-    before, after = plain.metrics["val"]["val_loss"].clients, adapted.metrics["val"]["val_loss"].clients
-    assert all(before[client] != after[client] for client in before)
-    reference = trainer(FineTuning(steps=2))
-    reference.fit(TinyModule(), TinyClients())
-    assert set(after) == {0, 1, 2}
 
 
 # -- what callbacks do with it -----------------------------------------------------------------------------------------
@@ -404,7 +268,7 @@ def test_all_who_leave_themselves_out_leave_the_model_as_it_is() -> None:
 def test_clients_trained_at_once_take_the_other_steps() -> None:
     found = []
     for stacked in (1, 3):
-        run = trainer(strategy=PersonalModels(), stacked_clients=stacked)
+        run = trainer(strategy=Ditto(), stacked_clients=stacked)
         run.fit(TinyModule(), TinyClients())
         found.append((run.models[0].vectors, run.client_model(1).vectors))
     torch.testing.assert_close(found[0], found[1])
@@ -428,25 +292,6 @@ def test_rows_of_a_graph_are_scaled() -> None:
     expected = sum(share * one for share, one in zip((shares / shares.sum()).tolist(), trained, strict=True))
     for client in range(3):
         torch.testing.assert_close(run.models[client].vectors[torch.float32], expected)
-
-
-def test_the_bytes_of_further_vectors_are_counted() -> None:
-    runs = {kind: trainer(strategy=kind()) for kind in (FedAvg, Scaffold)}
-    for run in runs.values():
-        run.fit(TinyModule(), TinyClients())
-    counts = [(run.communication.bytes_received, run.communication.bytes_sent) for run in runs.values()]
-    assert counts[1] == tuple({client: 2 * size for client, size in of_all.items()} for of_all in counts[0])
-
-
-def test_no_cohort_needs_a_client() -> None:
-    class Nobody(Callback):
-        def select_clients(self, run: FederatedTrainer) -> Cohort:
-            return Cohort(())
-
-    module = TinyModule()
-    with pytest.warns(UserWarning, match="nobody takes part in round 1"):
-        trainer(Nobody(), max_rounds=1).fit(module, TinyClients())
-    assert all(torch.equal(value, TinyModule().state_dict()[name]) for name, value in module.state_dict().items())
 
 
 def test_vectors_are_combined_and_measured_where_they_are_trained_and_shared() -> None:

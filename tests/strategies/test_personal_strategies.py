@@ -42,14 +42,6 @@ def evaluated(run: FederatedTrainer) -> list[float]:
 # -- APFL --------------------------------------------------------------------------------------------------------------
 
 
-def test_apfl_learns_the_share() -> None:
-    _, watched = parabolas(APFL())
-    assert watched.own(0, "alpha") == [0.5, 0.5]  # both models are the same when the first round begins
-    assert watched.own(1) == exactly(1.2295154549, 0.1275646789)
-    assert watched.own(1, "alpha") == exactly(0.6066521094, 0.4236875)
-    assert watched.weights == exactly(0.2825, -0.126475)
-
-
 @pytest.mark.parametrize("every", ["round", "step"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_apfl_agrees_with_a_plain_loop(every: Any, momentum: float) -> None:
@@ -323,15 +315,6 @@ def product(run: FederatedTrainer, module: Product) -> tuple[list[float], float]
     heads = [float(values["head.h"]) for _, values in sorted(run.client_store("personal_layers").items())]
     span = next(span for span in run.loop.flat.spans() if span.name == "body.b")
     return heads, float(run.models[0].vectors[torch.float64][span.begin])
-
-
-def test_fedrep() -> None:
-    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_steps=2, body_steps=1), max_rounds=1)
-    heads, body = product(run, Product())
-    assert heads == exactly(0.785, 0.215)
-    assert body == pytest.approx(1.0042525, rel=1e-12)
-    summary = run.communication.summary(["a", "b"])
-    assert summary["bytes_received"] == summary["bytes_sent"] == 2 * 8  # the body alone
 
 
 def test_fedrep_agrees_with_a_plain_loop_with_momentum_and_decay() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from learners import Proximal, Scaffold
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from parabolas import OneWeight, TwoParabolas, trainer
@@ -288,7 +287,7 @@ def scaling(scale: float) -> FedAvg:
             "Mine.client_update .*Weights",
         ),
         (
-            lambda: strategy_with("client_update", lambda s, t, w: ClientUpdate(w, vectors={"another": w}), Scaffold),
+            lambda: strategy_with("client_update", lambda s, t, w: ClientUpdate(w, vectors={"another": w}), SCAFFOLD),
             OneWeight,
             TrainingError,
             "Mine.client_update .*'another'.*'control'",
@@ -334,8 +333,12 @@ def test_what_ends_a_round(make: Any, module: Any, error: type[Exception], fault
 @pytest.mark.parametrize(
     ("callbacks", "settings", "fault"),
     [
-        ([CollaborationGraph(graph="full")], {"strategy": Scaffold()}, "Scaffold .*control"),
-        ([], {"strategy": Proximal(), "stacked_clients": 2}, "Proximal .*correct_gradient_"),
+        (
+            [CollaborationGraph(graph="full")],
+            {"strategy": strategy_with("extra_vectors", ("control",))},
+            "Mine .*control",
+        ),
+        ([], {"strategy": PFedMe(), "stacked_clients": 2}, "PFedMe .*correct_gradient_"),
     ],
 )
 def test_what_a_fit_refuses(callbacks: list[Callback], settings: dict[str, Any], fault: str) -> None:

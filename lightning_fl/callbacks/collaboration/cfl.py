@@ -74,6 +74,8 @@ class CFL(ClientClusters):
         splits: every split so far.
     """
 
+    saved = (*ClientClusters.saved, "_first_norm")
+
     @checked
     def __init__(
         self,
@@ -132,7 +134,7 @@ class CFL(ClientClusters):
     def state_dict(self) -> dict[str, Any]:
         """The history of the clusters."""
         splits = [[one.round, one.cluster, *one.sides, one.cross_similarity] for one in self.splits]
-        return {**super().state_dict(), "splits": splits, "first_norm": self._first_norm}
+        return {**super().state_dict(), "splits": splits}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history."""
@@ -141,4 +143,3 @@ class CFL(ClientClusters):
             ClusterSplit(done, cluster, (first, second), similarity)
             for done, cluster, first, second, similarity in state["splits"]
         ]
-        self._first_norm = state["first_norm"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,9 +22,9 @@ __all__ = ["ClientClusters", "check_at_most_clients"]
 class ClientClusters(Callback):
     """Puts clients into clusters; a cluster's clients use their average, weighted by samples.
 
-    A subclass defines :meth:`assign`, and its own state in :meth:`reset`, :meth:`state_dict` and
-    :meth:`load_state_dict`. Works with any strategy, with sampled clients, ``PersonalLayers`` (not compared) and
-    ``ClientArrivals``. Keeps the weights of all clients of a round until they are assigned.
+    A subclass defines :meth:`assign`, and its own state in :meth:`reset` and ``saved``. Works with any strategy, with
+    sampled clients, ``PersonalLayers`` (not compared) and ``ClientArrivals``. Keeps the weights of all clients of a
+    round until they are assigned.
 
     Absent clients keep their cluster. A client without a cluster uses the average of the clusters, weighted by samples,
     and counts in none. :meth:`join` adds it when it takes part in a round with clients of a similar cluster; from that
@@ -53,6 +53,7 @@ class ClientClusters(Callback):
     """
 
     role = "collaboration"
+    saved: ClassVar[tuple[str, ...]] = ("rounds", "assignments", "clusters")
     #: Name of the logged number of clusters.
     _curve = "clusters"
 
@@ -170,16 +171,6 @@ class ClientClusters(Callback):
             trainer.log(f"{name}/moved", sum(moved))
         self.rounds.append(trainer.federation.current_round + 1)
         self.assignments.append(labels)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The clusters and their history."""
-        return {"rounds": self.rounds, "assignments": self.assignments, "clusters": self.clusters}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        self.rounds = list(state["rounds"])
-        self.assignments = [list(labels) for labels in state["assignments"]]
-        self.clusters = list(state["clusters"])
 
 
 def check_at_most_clients(owner: object, num_clients: int, **values: int) -> None:

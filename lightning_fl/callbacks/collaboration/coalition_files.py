@@ -11,7 +11,7 @@ from lightning_fl.core.escaping import csv_table, csv_value
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.files.tensors import read_numpy, read_torch
 
-__all__ = ["coalition_table", "distance_table", "read_coalitions", "read_distances", "read_model"]
+__all__ = ["distance_table", "read_coalitions", "read_distances", "read_model"]
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
@@ -90,14 +90,6 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
             " clients of that run, with the same names, and new ones."
         )
     return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
-
-
-def coalition_table(names: Sequence[str], num_samples: Sequence[int], labels: Sequence[int]) -> str:
-    """Content of ``coalitions.csv``: client, samples and coalition, without clients that have label -1."""
-    import pandas as pd  # takes a second to import
-
-    rows = [row for row in zip(names, num_samples, labels, strict=True) if row[2] >= 0]
-    return csv_table(pd.DataFrame(rows, columns=["client", "samples", "coalition"]))
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:

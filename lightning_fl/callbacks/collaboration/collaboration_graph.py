@@ -21,7 +21,6 @@ refers to at most B_c at once.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, NonNegative, Size, checked
@@ -76,6 +74,7 @@ class CollaborationGraph(Callback):
     method_name = "DPFL"
     role = "collaboration"
     traits = ("model_per_client",)
+    saved = ("candidates", "rounds", "chosen", "received", "_last_choice")
 
     @checked
     def __init__(
@@ -314,37 +313,16 @@ class CollaborationGraph(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write ``communication.csv``."""
-        if not trainer.is_global_zero or not self.received:
+        if not self.received:
             return
-        import pandas as pd  # takes a second to import
-
-        names = trainer.datamodule.client_names()
-        size = trainer.federation.models[0].num_bytes
+        names, size = trainer.client_names, trainer.federation.models[0].num_bytes
         rows = [
             (turn, names[k], names[j], count, count * size, int(j in chosen[k]))
             for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)
             for k, j, count in received.tolist()
         ]
-        table = pd.DataFrame(rows, columns=["round", "client", "received_from", "models", "bytes", "chosen"])
-        trainer.run_log.write("communication.csv", csv_table(table))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The graph and its history."""
-        return {
-            "candidates": self.candidates,
-            "rounds": self.rounds,
-            "chosen": self.chosen,
-            "received": self.received,
-            "last_choice": self._last_choice,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the graph and its history."""
-        self.candidates = {int(k): list(v) for k, v in state["candidates"].items()}
-        self.rounds = list(state["rounds"])
-        self.chosen = [{int(k): list(v) for k, v in one.items()} for one in state["chosen"]]
-        self.received = [one.clone() for one in state["received"]]
-        self._last_choice = state["last_choice"]
+        columns = ("round", "client", "received_from", "models", "bytes", "chosen")
+        trainer.write_table("communication.csv", columns, rows)
 
 
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:

@@ -21,7 +21,7 @@ of the discriminators are in the module named above.
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, doc
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.callbacks.collaboration.coalition_files import (
-    coalition_table,
     distance_table,
     read_coalitions,
     read_distances,
@@ -90,6 +89,7 @@ class FedCollab(ClientClusters):
         DataError: inputs or targets cannot be read.
     """
 
+    saved = (*ClientClusters.saved, "distances", "distance_errors")
     #: Coalitions are formed before the turns, so no weights need to be kept.
     select_collaboration = Callback.select_collaboration
 
@@ -317,15 +317,7 @@ class FedCollab(ClientClusters):
             names = trainer.datamodule.client_names()
             trainer.run_log.write("distances.csv", distance_table(names, self.distances))
             trainer.run_log.write("distance_errors.csv", distance_table(names, self.distance_errors))
-            trainer.run_log.write(
-                "coalitions.csv", coalition_table(names, trainer.federation.num_samples, self.clusters)
+            rows = zip(names, trainer.federation.num_samples, self.clusters, strict=True)
+            trainer.write_table(
+                "coalitions.csv", ("client", "samples", "coalition"), [row for row in rows if row[2] >= 0]
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Distances and coalitions."""
-        return {**super().state_dict(), "distances": self.distances, "distance_errors": self.distance_errors}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        super().load_state_dict(state)
-        self.distances, self.distance_errors = state["distances"], state["distance_errors"]

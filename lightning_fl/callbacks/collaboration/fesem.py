@@ -20,7 +20,6 @@ average of the participants of its cluster.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +52,7 @@ class FeSEM(ClientClusters):
     """
 
     num_clusters: int
+    saved = (*ClientClusters.saved, "_empty")
 
     def __init__(self, *, num_clusters: int) -> None:
         super().__init__(num_clusters=num_clusters)
@@ -118,12 +118,3 @@ class FeSEM(ClientClusters):
         squared = torch.tensor([found[client] for client in clients], dtype=torch.float64)
         trainer.log("fesem/distance", float(squared.amin(1).sqrt().mean()))
         return squared.argmin(1).tolist()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history, and centres without clients."""
-        return {**super().state_dict(), "empty": self._empty}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        super().load_state_dict(state)
-        self._empty = {cluster: dict(centre) for cluster, centre in state["empty"].items()}

@@ -87,6 +87,7 @@ class HCCT(ClientClusters):
     """
 
     _curve = "groups"
+    saved = (*ClientClusters.saved, "merged_clients", "compared_layer", "_last_partition", "_partition_tried")
     renamed_options: ClassVar = {"appetite": "relative_trade_off"}
 
     @checked
@@ -260,10 +261,6 @@ class HCCT(ClientClusters):
         return {
             **super().state_dict(),
             "merges": [[list(merge.first), list(merge.second), merge.gain] for merge in self.merges],
-            "merged_clients": self.merged_clients,
-            "compared_layer": self.compared_layer,
-            "last_partition": self._last_partition,
-            "partition_tried": self._partition_tried,
             "cosines": self._cosines.tolist(),
             "weights": self._weights.tolist(),
         }
@@ -272,10 +269,6 @@ class HCCT(ClientClusters):
         """Restore the history."""
         super().load_state_dict(state)
         self.merges = [Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
-        self.merged_clients = list(state["merged_clients"])
-        self.compared_layer = state["compared_layer"]
-        self._last_partition = state["last_partition"]
-        self._partition_tried = state["partition_tried"]
         self._cosines = torch.tensor(state["cosines"], dtype=torch.float64).reshape(self._cosines.shape)
         self._weights = torch.tensor(state["weights"], dtype=torch.float64).reshape(self._weights.shape)
 

@@ -76,6 +76,7 @@ class IFCA(ClientClusters):
     """
 
     num_clusters: int
+    saved = (*ClientClusters.saved, "losses")
     #: Models that a client uses and contributes to: those with the least losses.
     num_best = 1
     #: Clusters are chosen before the turns, so that no weights are kept.
@@ -181,16 +182,6 @@ class IFCA(ClientClusters):
                     f"{name}: models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
                 )
         return models
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history; the models of clients are in the run's collaboration."""
-        return {**super().state_dict(), "losses": self.losses}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        super().load_state_dict(state)
-        self.losses = state["losses"].clone()
-        self._found = {}
 
 
 def _part(models: list[int]) -> dict[str, Any]:

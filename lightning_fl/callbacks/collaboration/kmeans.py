@@ -22,7 +22,6 @@ similar mean update of that round, or wait if none is similar (:class:`ClientClu
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -61,6 +60,7 @@ class KMeans(ClientClusters):
     """
 
     num_clusters: int
+    saved = (*ClientClusters.saved, "clustering_round", "_trained")
 
     @checked
     def __init__(self, *, num_clusters: Count, warm_up_rounds: Count = 1, num_restarts: Count = 10) -> None:
@@ -120,16 +120,3 @@ class KMeans(ClientClusters):
         for dtype, part in column_blocks(trainer.loop.averaged_spans()):
             block = torch.stack([trainer.federation.models[client].vectors[dtype][part] for client in clients]).double()
             yield block - block.mean(0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Clusters, and clients that have trained alone."""
-        return {
-            **super().state_dict(),
-            "clustering_round": self.clustering_round,
-            "trained": sorted(self._trained),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        super().load_state_dict(state)
-        self.clustering_round, self._trained = state["clustering_round"], set(state["trained"])

@@ -44,7 +44,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
@@ -236,9 +235,7 @@ class DROClientSampling(Callback):
         )
         if not trainer.logs_clients:
             trainer.log("sampling_weight/max", float(self.weights.max()))
-            return
-        for name, weight in zip(curve_names(trainer.client_names), self.weights.tolist(), strict=True):
-            trainer.log(f"sampling_weight/{name}", weight)
+        trainer.log_each_client("sampling_weight", dict(enumerate(self.weights.tolist())))
 
     def _measure_at_snapshot(self, trainer: TrainerSurface) -> None:
         """Measure the losses of ``U_s`` at the averaged snapshot."""

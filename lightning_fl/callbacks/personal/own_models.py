@@ -1,7 +1,5 @@
 """Base class of soft averaging with a personal model per client."""
 
-from typing import Any
-
 from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
 from lightning_fl.engine.federation import OWN_MODELS
 from lightning_fl.runtime.surface import TrainerSurface
@@ -15,6 +13,8 @@ class OwnModels(SoftAveraging):
     Attributes:
         trained: clients with a personal model, on any rank.
     """
+
+    saved = (*SoftAveraging.saved, "trained")
 
     def _reset(self) -> None:
         super()._reset()
@@ -32,12 +32,3 @@ class OwnModels(SoftAveraging):
         """Estimate the importance weights if due."""
         self.trained |= trainer.round.survivors
         super().on_aggregate_end(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history and the clients with a personal model."""
-        return {**super().state_dict(), "trained": sorted(self.trained)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        super().load_state_dict(state)
-        self.trained = set(state["trained"])

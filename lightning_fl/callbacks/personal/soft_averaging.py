@@ -24,7 +24,7 @@ could not overcome: in the first ``initial_rounds`` each model is the mean of a 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +75,7 @@ class SoftAveraging(Callback):
     method_name = "soft averaging"
     role = "collaboration"
     traits = ("soft_assignment",)
+    saved: ClassVar[tuple[str, ...]] = ("rounds", "importance")
     #: Prefix of logged curves.
     _curve = "soft_averaging"
 
@@ -173,13 +174,12 @@ class SoftAveraging(Callback):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"rounds": self.rounds, "importance": self.importance, "personal_round": self._mixtures.round}
+        """The history, and the round of the personal mixtures."""
+        return {**super().state_dict(), "personal_round": self._mixtures.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history."""
-        self.rounds = list(state["rounds"])
-        self.importance = [one.clone() for one in state["importance"]]
+        super().load_state_dict(state)
         self._mixtures.round = state["personal_round"]
 
 

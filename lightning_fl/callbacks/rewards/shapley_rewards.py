@@ -20,12 +20,10 @@ normalised values are the same as for models, and unnormalised ones sum to the f
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.validation import Count, checked, warn_beyond_end
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
@@ -78,6 +76,7 @@ class ShapleyRewards(Callback):
     """
 
     role = "contribution"
+    saved = ("rounds", "by_model")
 
     @checked
     def __init__(
@@ -213,14 +212,9 @@ class ShapleyRewards(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write ``contributions.csv`` and the summary."""
-        if not trainer.is_global_zero:
-            return
-        import pandas as pd  # takes a second to import
-
-        names = trainer.datamodule.client_names()
-        columns = ["round", "model", "client", "psi", "cumulated"]
-        table = pd.DataFrame(self._rows(names), columns=columns)
-        trainer.run_log.write("contributions.csv", csv_table(table))
+        names = trainer.client_names
+        columns = ("round", "model", "client", "psi", "cumulated")
+        trainer.write_table("contributions.csv", columns, self._rows(names))
         cumulated = self.cumulated
         order = sorted(cumulated, key=lambda client: (-cumulated[client], client))
         trainer.run_log.summary["contributions"] = {
@@ -232,15 +226,6 @@ class ShapleyRewards(Callback):
                 for rank, client in enumerate(order, start=1)
             },
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """All values."""
-        return {"rounds": self.rounds, "by_model": self.by_model}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the values."""
-        self.rounds = list(state["rounds"])
-        self.by_model = [{model: dict(values) for model, values in models.items()} for models in state["by_model"]]
 
     def _due(self, trainer: TrainerSurface) -> bool:
         return (trainer.federation.current_round + 1) % self.every_n_rounds == 0
@@ -271,21 +256,9 @@ class ShapleyRewards(Callback):
             )
 
     def _log(self, trainer: TrainerSurface) -> None:
-        values = self.values[-1]
-        if not values:
-            return
-        for name, value in (
-            ("mean", sum(values.values()) / len(values)),
-            ("min", min(values.values())),
-            ("max", max(values.values())),
-        ):
-            trainer.log(f"contribution/{name}", value)
-        if trainer.logs_clients:
-            names = curve_names(trainer.datamodule.client_names())
-            for client, value in values.items():
-                trainer.log(f"contribution/{names[client]}", value)
-            for client, value in self.cumulated.items():
-                trainer.log(f"contribution/cumulated/{names[client]}", value)
+        if values := self.values[-1]:
+            trainer.log_clients("contribution", values)
+            trainer.log_each_client("contribution/cumulated", self.cumulated)
 
     def _rows(self, names: Sequence[str]) -> list[tuple[int, int, str, float, float]]:
         """(round, model, client, psi, cumulated over all models up to this round)."""

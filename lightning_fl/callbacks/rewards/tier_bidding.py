@@ -40,9 +40,8 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.rewards.tier_round import TierRound, tier_summary, tier_table
-from lightning_fl.callbacks.rewards.tokens import Ledger, Tokens
-from lightning_fl.core.client_names import curve_names
+from lightning_fl.callbacks.rewards.tier_round import TIER_COLUMNS, TierRound, tier_rows, tier_summary
+from lightning_fl.callbacks.rewards.tokens import TOKEN_COLUMNS, Ledger, Tokens
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
@@ -286,13 +285,11 @@ class TierBidding(Callback):
                 f" {self.num_tiers * self.tokens.price:g}, so that clients depend on their earnings, or set tokens to"
                 " null."
             )
-        if not trainer.is_global_zero:
-            return
-        names = trainer.datamodule.client_names()
-        trainer.run_log.write("tiers.csv", tier_table(self.rounds, names))
+        names = trainer.client_names
+        trainer.write_table("tiers.csv", TIER_COLUMNS, tier_rows(self.rounds, names))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
         if self.ledger is not None:
-            trainer.run_log.write("tokens.csv", self.ledger.table(names))
+            trainer.write_table("tokens.csv", TOKEN_COLUMNS, self.ledger.rows(names))
             trainer.run_log.summary["tokens"] = {
                 "bids": sum(len(tiers) for one in self.rounds for tiers in one.bids.values()),
                 "unaffordable_bids": sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values()),
@@ -404,11 +401,5 @@ class TierBidding(Callback):
                 accuracy=accuracy,
                 best_accuracy=max((one.accuracies[tier] for one in trained_before), default=0.0),
             )
-        tokens = {client: units / UNITS_PER_TOKEN for client, units in ledger.balances.items()}
-        balances = list(tokens.values())
-        for name, value in (("mean", sum(balances) / len(balances)), ("min", min(balances)), ("max", max(balances))):
-            trainer.log(f"tokens/balance/{name}", value)
-        if trainer.logs_clients:
-            names = curve_names(trainer.datamodule.client_names())
-            for client, value in tokens.items():
-                trainer.log(f"tokens/balance/{names[client]}", value)
+        balances = {client: units / UNITS_PER_TOKEN for client, units in ledger.balances.items()}
+        trainer.log_clients("tokens/balance", balances)

@@ -2,15 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from lightning_fl.core.escaping import csv_table
+__all__ = ["TIER_COLUMNS", "TierRound", "tier_rows", "tier_summary"]
 
-__all__ = ["TierRound", "tier_summary", "tier_table"]
+TIER_COLUMNS = ("round", "client", "tier", "importance", "share", "bid", "unaffordable", "role")
 
 
 @dataclass
@@ -40,12 +40,8 @@ class TierRound:
     unaffordable: dict[int, list[int]] = field(default_factory=dict)
 
 
-def tier_table(rounds: Sequence[TierRound], names: Sequence[str]) -> str:
-    """Content of ``tiers.csv``; "bid" is the place of the tier among a client's bids, 0 for none."""
-    import pandas as pd  # takes a second to import
-
-    columns = ["round", "client", "tier", "importance", "share", "bid", "unaffordable", "role"]
-    rows = []
+def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of ``tiers.csv``; "bid" is the place of the tier among a client's bids, 0 for none."""
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
         for client, name in enumerate(names):
@@ -55,8 +51,7 @@ def tier_table(rounds: Sequence[TierRound], names: Sequence[str]) -> str:
                 bid = tiers.index(tier) + 1 if tier in tiers else 0
                 missed = int(tier in one.unaffordable.get(client, []))
                 worth, share = importance[client][tier], personalisation[client][tier]
-                rows.append((one.number, name, tier, worth, share, bid, missed, role))
-    return csv_table(pd.DataFrame(rows, columns=columns))
+                yield one.number, name, tier, worth, share, bid, missed, role
 
 
 def tier_summary(rounds: Sequence[TierRound], names: Sequence[str]) -> dict[str, Any]:

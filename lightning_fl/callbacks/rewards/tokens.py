@@ -23,11 +23,12 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.validation import Fraction, Positive, check_fields
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, settle_round, to_units
 
-__all__ = ["Ledger", "Tokens"]
+__all__ = ["TOKEN_COLUMNS", "Ledger", "Tokens"]
+
+TOKEN_COLUMNS = ("number", "round", "kind", "tier", "sender", "recipient", "units")
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,16 @@ class Ledger:
                     self.earned[client, one.tier] += units
         self.transactions.append(one)
 
-    def table(self, names: Sequence[str]) -> str:
-        """Content of ``tokens.csv``."""
-        import pandas as pd  # takes a second to import
+    def rows(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Rows of ``tokens.csv``."""
 
         def name(account: int | str) -> str:
             return account if isinstance(account, str) else names[account]
 
-        rows = [
-            (number, one.round, one.kind, one.tier, name(one.sender), name(one.recipient), one.amount)
-            for number, one in enumerate(self.transactions)
+        return [
+            (i, turn, kind, "" if tier is None else tier, name(sender), name(recipient), amount)
+            for i, (turn, kind, tier, sender, recipient, amount) in enumerate(self.transactions)
         ]
-        columns = ["number", "round", "kind", "tier", "sender", "recipient", "units"]
-        return csv_table(pd.DataFrame(rows, columns=columns).astype({"tier": "Int64"}))
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
         """Balance of each client (none if never present) and sums of its payments, in tokens."""

@@ -204,23 +204,6 @@ def test_the_first_round_may_be_longer():
     assert steps == [[4 * number for number in once], once]
 
 
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
-    settings = {"rounds": 5, "enable_checkpointing": True}
-    straight = CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2)
-    whole = trainer(straight, root=tmp_path / "whole", **settings)
-    whole.fit(TinyModule(), TwoKinds())
-    trainer(CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2), root=tmp_path / "parts",
-            **{**settings, "rounds": 2}).fit(TinyModule(), TwoKinds())  # fmt: skip
-    graph = CollaborationGraph(budget=2, every_n_rounds=2, init_epochs=2)
-    rest = trainer(graph, root=tmp_path / "parts", **settings)
-    rest.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert (graph.chosen, graph.rounds, graph.candidates) == (straight.chosen, straight.rounds, straight.candidates)
-    assert all(map(torch.equal, graph.received, straight.received))
-    assert len(graph.received) == len(straight.received)
-    assert all(rest.models[k].equal(whole.models[k]) for k in range(NUM))
-
-
 #: Who takes part in the three rounds.
 COHORTS = {1: [0, 1, 2], 2: [1, 2, 3], 3: [0, 1, 2, 3, 4]}
 

@@ -9,7 +9,6 @@ import torch
 from bowls import Bowl, Bowls, descend, points, roll
 from corners import FailingTurns, fit
 from hooks import hooks
-from learners import Proximal
 from torch import Tensor
 
 from lightning_fl.callbacks import (
@@ -20,6 +19,7 @@ from lightning_fl.callbacks import (
     PFedGraph,
 )
 from lightning_fl.core.cohort import Cohort
+from lightning_fl.strategies import FedProx
 
 START = (1.0, -0.5)
 BOWLS: tuple[Bowl, ...] = ((10, 1.0, (2.0, 1.0)), (30, 3.0, (-1.0, 0.5)), (20, 2.0, (1.5, -2.0)))
@@ -80,7 +80,7 @@ def test_a_run_is_the_papers_algorithm(
 
 def test_the_strategys_own_pull_comes_first(tmp_path: Path) -> None:
     """FedProx in it: the anchor is the client's own averaged model."""
-    run = roll(Bowls(*BOWLS), PFedGraph(lam=0.3), root=tmp_path, start=START, max_rounds=3, strategy=Proximal(0.5))
+    run = roll(Bowls(*BOWLS), PFedGraph(lam=0.3), root=tmp_path, start=START, max_rounds=3, strategy=FedProx(mu=0.5))
     models, _ = plain(BOWLS, 3, 0.8, 0.3, mu=0.5)
     torch.testing.assert_close(points(run), models, rtol=0, atol=1e-10)
 

@@ -9,16 +9,16 @@ import torch
 from bowls import RATE, Bowl, descend, points, roll
 from corners import fit
 from hooks import hooks
-from learners import Proximal
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule
-from lightning_fl.callbacks import Callback, ClientArrivals, FedSoft, ModelCheckpoint, PersonalLayers, UniformSampling
+from lightning_fl.callbacks import Callback, FedSoft
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
+from lightning_fl.strategies import FedProx
 
 #: Samples of a client, each a bowl of its own with the curvature 1: its mean is what the client descends.
 CENTRES = ((1.0, 1.2, 0.8, -1.0), (-1.0, -1.2, -0.9, 0.9), (1.1, 0.7), (-1.5, -0.8, 0.9, -0.7, -1.1, -1.3))
@@ -135,7 +135,7 @@ def test_fedprox_in_it_is_pulled_to_the_clients_own_start(tmp_path: Path) -> Non
         watches,
         root=tmp_path,
         max_rounds=3,
-        strategy=Proximal(0.5),
+        strategy=FedProx(mu=0.5),
     )
     learned = watches.models[1][:, 0].tolist()  # with a proximal term in the first round, too
     for code in range(1, 15):
@@ -206,27 +206,6 @@ def test_all_cluster_models_come_down_and_one_model_goes_up(tmp_path: Path) -> N
     assert run.communication.bytes_sent == dict.fromkeys(range(4), 4 * 8)
     # begins with 1; after rounds 1 and 3 both for the estimate, which round 2 and 4 go on with; in round 3 both
     assert run.communication.bytes_received == dict.fromkeys(range(4), (1 + 2 + 2 + 2) * 8)
-
-
-@pytest.mark.slow
-def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> Any:
-        callbacks = [
-            FedSoft(num_models=2, lam=0.3, clients_per_model=2, num_samples=5),
-            PersonalLayers(layers=["linear.bias"]),
-            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-            UniformSampling(cohort_size=4),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings: dict[str, Any] = {"enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        return fit(*callbacks, ckpt=ckpt, max_rounds=rounds, check_val_every_n_rounds=2, **settings)
-
-    whole, part = go("whole", 7), go("part", 3)
-    rest = go("part", 7, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert all(whole.client_model(k).equal(rest.client_model(k)) for k in range(6))
-    assert whole.metrics["val"]["val/loss"].clients == rest.metrics["val"]["val/loss"].clients
-    assert whole.communication.bytes_received == rest.communication.bytes_received
 
 
 def test_bad_settings_are_named() -> None:

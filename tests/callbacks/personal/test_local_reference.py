@@ -165,19 +165,6 @@ def test_who_is_not_there_has_no_local_model_and_no_gain():
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
-    whole = trainer(LocalReference(), root=tmp_path / "whole", max_rounds=4, optimizer_state="keep")
-    whole.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
-    trainer(LocalReference(), root=tmp_path / "parts", max_rounds=2, optimizer_state="keep").fit(
-        TinyModule(dropout=0.2), TinyClients(SIZES)
-    )
-    resumed = trainer(LocalReference(), root=tmp_path / "parts", max_rounds=4, optimizer_state="keep")
-    resumed.fit(TinyModule(dropout=0.2), TinyClients(SIZES), ckpt_path="last")
-    assert resumed.metrics["val"] == whole.metrics["val"]
-    assert resumed.gains == whole.gains
-
-
-@pytest.mark.slow
 def test_a_finished_run_serves_as_the_reference(tmp_path):
     module, data = TinyModule(), TinyClients(SIZES)
     local = trainer(LocalTraining(), root=tmp_path / "local")

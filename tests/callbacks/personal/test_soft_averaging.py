@@ -1,6 +1,5 @@
 """Soft averaging in a run: its matrices, its first parts, and what composes with it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import Callback, ClientArrivals, ModelCheckpoint, PersonalLayers, SoftAveraging
+from lightning_fl.callbacks import Callback, SoftAveraging
 from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
@@ -187,26 +186,6 @@ def test_estimates_are_made_every_n_rounds() -> None:
     run = fit(soft, max_rounds=4)
     assert soft.rounds == [1, 3]
     assert torch.equal(run.collaboration.personalisation, soft.importance[-1])
-
-
-@pytest.mark.slow
-def test_it_resumes_to_the_same_bits_and_composes(tmp_path: Path) -> None:
-    def go(root: str, rounds: int, ckpt: Any = None) -> FederatedTrainer:
-        callbacks = [
-            SoftAveraging(num_models=2, num_samples=5, personal_split="val"),
-            PersonalLayers(layers=["linear.bias"]),
-            ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-            ModelCheckpoint(every_n_rounds=1),
-        ]
-        settings = {"max_rounds": rounds, "enable_checkpointing": True, "default_root_dir": tmp_path / root}
-        return fit(*callbacks, ckpt=ckpt, **settings)
-
-    whole, part = go("whole", 5), go("part", 3)
-    rest = go("part", 5, ckpt=Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    soft = [run.callbacks[1] for run in (whole, rest)]
-    assert all(torch.equal(a, b) for a, b in zip(soft[0].importance, soft[1].importance, strict=True))  # type: ignore[attr-defined]
 
 
 def test_what_makes_no_sense_is_refused() -> None:

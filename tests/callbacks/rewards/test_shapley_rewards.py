@@ -507,18 +507,6 @@ def test_of_many_clients_only_the_range_is_logged() -> None:
     assert run.round_metrics["contribution/mean"] != 0
 
 
-def test_a_resumed_run_has_the_values_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    settings = {"enable_checkpointing": True, "root": tmp_path}
-    whole, first, second = (ShapleyRewards(num_samples=4) for _ in range(3))
-    fit(whole, rounds=4, **settings)
-    begun = fit(first, rounds=2, **settings)
-    trainer(second, rounds=4, **settings).fit(
-        TinyModule(), TinyClients(), ckpt_path=Path(begun.log_dir) / "checkpoints" / "last.ckpt"
-    )
-    assert (second.rounds, second.by_model) == (whole.rounds, whole.by_model)
-    assert second.cumulated == whole.cumulated
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,6 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     HonestBidding,
-    ModelCheckpoint,
-    PersonalLayers,
-    RandomBidding,
     ShapleyRewards,
     TierBidding,
 )
@@ -313,39 +310,6 @@ def test_who_is_away_neither_bids_nor_trains_nor_is_drawn() -> None:
         if turn:
             assert trained == set(range(6)) - gone
     assert set(run.client_reports) == set(range(6))
-
-
-def everything(tmp_path: Path, root: str, rounds: int, ckpt: Any = None) -> tuple[FederatedTrainer, TierBidding]:
-    tiers = TierBidding(
-        num_tiers=2, num_best=2, num_random=1, threshold=0.4, num_samples=5, policies={1: RandomBidding()}
-    )
-    callbacks = [
-        tiers,
-        PersonalLayers(layers=["linear.bias"]),
-        ClientArrivals(rounds={"client_2": 2, "client_5": 4}),
-        FailingTurns(*((turn, client, 1) for turn in (2, 3, 5) for client in (1, 3))),
-        ShapleyRewards(num_samples=3),
-        ModelCheckpoint(every_n_rounds=1),
-    ]
-    settings = {"max_rounds": rounds, "enable_checkpointing": True, "default_root_dir": tmp_path / root}
-    return fit(*callbacks, ckpt=ckpt, on_client_error="skip", optimizer_state="keep", **settings), tiers
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*left out of.*")
-def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    whole, tiers = everything(tmp_path, "whole", 6)
-    part, _ = everything(tmp_path, "part", 3)
-    rest, again = everything(tmp_path, "part", 6, Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert all(a.equal(b) for a, b in zip(whole.models, rest.models, strict=True))
-    assert whole.collaboration == rest.collaboration
-    assert whole.metrics == rest.metrics
-    states = [one.state_dict() for one in (tiers, again)]
-    torch.testing.assert_close(states[0]["rounds"], states[1]["rounds"], rtol=0, atol=0, equal_nan=True)
-    assert [states[0][name] == states[1][name] for name in ("first_tiers", "personal_round")] == [True, True]
-    for files in ("tiers.csv", "contributions.csv"):
-        tables = [pd.read_csv(Path(run.log_dir) / files) for run in (whole, rest)]
-        pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*left out of.*")

@@ -342,16 +342,6 @@ def test_the_table_of_transactions_leads_to_the_balances(thirty_rounds: Federate
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*")
-def test_it_resumes_to_the_same_transactions(tmp_path: Path, thirty_rounds: FederatedTrainer) -> None:
-    part = eventful(tmp_path, 13)
-    rest = eventful(tmp_path, 30, Path(part.log_dir) / "checkpoints" / "last.ckpt")
-    assert transactions(tiers_of(rest)) == transactions(tiers_of(thirty_rounds))
-    assert balances(tiers_of(rest)) == balances(tiers_of(thirty_rounds))
-    assert all(a.equal(b) for a, b in zip(rest.models, thirty_rounds.models, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*left out of.*")
 def test_the_order_of_the_callbacks_does_not_matter(tmp_path: Path) -> None:
     one, other = (eventful(tmp_path / str(reverse), 6, reverse=reverse) for reverse in (False, True))
     assert transactions(tiers_of(one)) == transactions(tiers_of(other))
