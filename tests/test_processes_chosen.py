@@ -11,7 +11,7 @@ from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import DROClientSampling, PersonalLayers
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.strategies import FedAvg
-from lightning_fl.trainer.fingerprint import check_same, data_of, settings_of
+from lightning_fl.trainer.identity import check_same, data_of, settings_of
 
 
 def trainer_on(devices: int, **more: Any) -> FederatedTrainer:

@@ -1,17 +1,15 @@
 """``lightning-fl completion``: completion of commands, options and their values in a shell.
 
-jsonargparse could write the script, but it would first enumerate the arguments of every class that any option can
-hold, all data sets of all libraries among them. Here the script knows the options, the short names of this package's
-classes and those classes' own arguments.
+``jsonargparse.get_completion_script`` enumerates the arguments of every class that any option can hold, data sets of
+all libraries among them, which takes minutes. This script knows the options, this package's classes and the arguments
+of its models and data.
 """
 
 import argparse
-import inspect
 import shlex
-import types
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -22,11 +20,17 @@ __all__ = ["add_arguments", "completion_script", "run"]
 
 Shell = Literal["bash", "zsh"]
 
-_RECIPE = "_lightning_fl_recipe"
-_CHECKPOINT = "_lightning_fl_checkpoint"
-_STUDY = "_lightning_fl_study"
-#: What shtab calls a place in the file system.
-_PATHS = {"folders": "DIRECTORY", "files": "FILE"}
+#: Arguments with a shell function of their own: function -> words and the ending of files.
+_FUNCTIONS = {
+    "_lightning_fl_recipe": (available_recipes, "yaml"),
+    "_lightning_fl_checkpoint": (lambda: ("last", "best"), "ckpt"),
+    "_lightning_fl_study": (available_studies, "yaml"),
+}
+#: Arguments that name a place in the file system, by metavar or name -> how shtab calls it.
+_PATHS = {
+    **dict.fromkeys(("RUN", "[LABEL=]RUN", "run", "DIR", "FOLDER", "trainer.default_root_dir"), "DIRECTORY"),
+    **dict.fromkeys(("FILE", "file"), "FILE"),
+}
 
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
@@ -49,95 +53,76 @@ def completion_script(shell: Shell) -> str:
     """The script to be sourced by a shell. Imports torch, to know the options of ``fit``."""
     import shtab
 
-    from lightning_fl.cli import COMMANDS
+    from lightning_fl.cli import COMMANDS, make_parser
+    from lightning_fl.cli import run as of_recipe
 
     plain = argparse.ArgumentParser(prog="lightning-fl")
     plain.add_argument("--version", action="store_true", help="Print the version.")
     subparsers = plain.add_subparsers()
     for name, entry in COMMANDS.items():
         child = subparsers.add_parser(name, help=entry.help, add_help=False)
+        module = import_module(entry.module)
+        parsers = [make_parser(name)]
+        if hasattr(module, "is_of_recipe"):
+            parsers.append(make_parser(name, of_recipe))
         known: set[str] = set()
-        for parser, values in _forms(name):
+        for number, parser in enumerate(parsers):
+            special = _of_recipe() if number or module is of_recipe else _of_command(name)
             for action in parser._actions:
                 names = action.option_strings or [action.dest]
                 if known.isdisjoint(names):
-                    _add(child, names, action.nargs, values.get(action.dest, ()), action.help)
+                    _add(child, names, action, special.get(action.dest, ()))
                 known.update(names)
         if name in ("fit", "validate", "test", "predict"):
             _add_class_arguments(child)
-    return shtab.complete(plain, shell=shell, preamble=_preamble(shell))
+    functions = [_function(shell, name, words(), ending) for name, (words, ending) in _FUNCTIONS.items()]
+    return shtab.complete(plain, shell=shell, preamble="\n".join(functions))
 
 
-def _forms(command: str) -> "list[tuple[ArgumentParser, dict[str, Iterable[str] | str]]]":
-    """The parsers of a command's forms, with what their options can be."""
-    from lightning_fl.cli import COMMANDS, make_parser
-    from lightning_fl.cli import run as of_recipe
+def _of_command(command: str) -> dict[str, Iterable[str] | str]:
+    """Values of a command's arguments, or the shell function that lists them, by name."""
+    return {
+        "accelerator": ("auto", "cpu", "cuda"),
+        "model": ("shared", "best", "all"),
+        "study": "_lightning_fl_study",
+        "name": available_cards() if command == "datasets" else available_recipes(),
+    }
 
-    forms = [(make_parser(command), _values(command))]
-    if hasattr(import_module(COMMANDS[command].module), "is_of_recipe"):
-        forms.append((make_parser(command, of_recipe), _values("fit")))
-    return forms
+
+def _of_recipe() -> dict[str, Iterable[str] | str]:
+    """The same for the keys of a recipe."""
+    classes = {key: [cls.__name__ for cls in _classes(key)] for key in ("model", "data", "trainer.callbacks")}
+    return {
+        "config": "_lightning_fl_recipe",
+        "ckpt_path": "_lightning_fl_checkpoint",
+        "trainer.strategy": [cls.name for cls in _classes("trainer.strategy")],
+        **classes,
+    }
 
 
 def _add(
     parser: argparse.ArgumentParser,
     names: Sequence[str],
-    nargs: Any,
+    action: argparse.Action | None,
     values: Iterable[str] | str,
-    help: str | None = None,
 ) -> None:
-    """An option or a positional, with its values or the name of the shell function that lists them."""
+    """Add an argument with its values, or the name of the shell function that lists them."""
     import shtab
 
+    help, nargs = (None, None) if action is None else (action.help, action.nargs)
     if nargs == 0:
         parser.add_argument(*names, action="store_true", help=help)
-    elif isinstance(values, str) and values in _PATHS:
-        kind = getattr(shtab, _PATHS[values])
-        parser.add_argument(*names, nargs=nargs, help=help).complete = kind  # type: ignore[attr-defined]
-    elif isinstance(values, str):
-        shells = {"bash": values, "zsh": values}
-        parser.add_argument(*names, nargs=nargs, help=help).complete = shells  # type: ignore[attr-defined]
-    else:
-        parser.add_argument(*names, nargs=nargs, choices=tuple(values) or None, help=help)
-
-
-def _values(command: str) -> dict[str, Iterable[str] | str]:
-    """What the options of a command can be, by key."""
-    if command == "recipes":
-        return {"name": available_recipes(), "copy": "folders"}
-    if command == "datasets":
-        return {"name": available_cards()}
-    if command == "study":
-        return {"study": _STUDY, "out": "folders"}
-    if command == "personalize":
-        return {"run": "folders", "file": "files", "out": "files", "accelerator": ("auto", "cpu", "cuda")}
-    if command == "predict":
-        return {
-            "run": "folders",
-            "file": "files",
-            "out": "files",
-            "model": ("shared", "best", "all"),
-            "accelerator": ("auto", "cpu", "cuda"),
-        }
-    if command == "compare":
-        from lightning_fl.cli.compare import FORMATS
-
-        folders = dict.fromkeys(("runs", "reference", "out"), "folders")
-        return {**folders, "split": ("test", "val", "train"), "format": FORMATS}
-    if command == "completion":
-        return {"shell": get_args(Shell)}
-    from lightning_fl.trainer.trainer import FederatedTrainer
-
-    return {
-        "config": _RECIPE,
-        "ckpt_path": _CHECKPOINT,
-        "model": [cls.__name__ for cls in _classes("model")],
-        "data": [cls.__name__ for cls in _classes("data")],
-        "trainer.callbacks": [cls.__name__ for cls in _classes("trainer.callbacks")],
-        "trainer.strategy": [cls.name for cls in _classes("trainer.strategy")],
-        "trainer.default_root_dir": "folders",
-        **{f"trainer.{name}": choices for name, choices in _choices(FederatedTrainer).items()},
-    }
+        return
+    place = next(
+        (_PATHS[key] for key in (getattr(action, "metavar", None), names[-1].lstrip("-")) if key in _PATHS), ""
+    )
+    values = values or tuple(_few(getattr(action, "_typehint", None)))
+    choices = None if isinstance(values, str) else tuple(dict.fromkeys(values)) or None
+    added = parser.add_argument(*names, nargs=nargs, choices=choices, help=help)
+    if isinstance(values, str):
+        added.complete = dict.fromkeys(get_args(Shell), values)  # type: ignore[attr-defined]
+    elif place:
+        added.complete = getattr(shtab, place)  # type: ignore[attr-defined]
 
 
 def _classes(key: str) -> list[Any]:
@@ -160,50 +145,31 @@ def _classes(key: str) -> list[Any]:
 
 
 def _add_class_arguments(parser: argparse.ArgumentParser) -> None:
-    from lightning_fl.recipe.classes import accepted_arguments
+    """Add the arguments of this package's models and data, with the values of those that have only a few."""
+    from lightning_fl.recipe.classes import accepted_arguments, annotations_of
 
     for key in ("model", "data"):
         values: dict[str, dict[str, None]] = {}
         for cls in _classes(key):
-            choices = _choices(cls)
+            hints = annotations_of(cls)
             for name in accepted_arguments(cls):
-                values.setdefault(name, {}).update(dict.fromkeys(choices.get(name, ())))
+                values.setdefault(name, {}).update(dict.fromkeys(_few(hints.get(name))))
         for name, known in values.items():
             _add(parser, [f"--{key}.{name}"], None, known)
 
 
-def _choices(cls: type) -> dict[str, tuple[str, ...]]:
-    """The arguments of a class, and of its bases, that have only a few values."""
-    found: dict[str, tuple[str, ...]] = {}
-    for base in reversed(inspect.getmro(cls)):
-        if base.__module__.startswith("lightning_fl."):
-            for name, hint in get_type_hints(base.__init__).items():  # type: ignore[misc]
-                parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-                values = [value for part in parts for value in _few(part)]
-                if values:
-                    found[name] = tuple(values)
-    return found
-
-
-def _few(hint: Any) -> tuple[str, ...]:
+def _few(hint: Any) -> list[str]:
+    """The values of a type that has only a few."""
     if hint is bool:
-        return ("true", "false")
-    return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
+        return ["true", "false"]
+    if get_origin(hint) is Literal:
+        return list(map(str, get_args(hint)))
+    return [value for part in get_args(hint) for value in _few(part)]
 
 
-def _preamble(shell: Shell) -> str:
-    """The shell functions behind ``--config``, ``--ckpt_path`` and ``study``: words of ours, and files."""
-    lists = {
-        _RECIPE: (available_recipes(), "yaml"),
-        _CHECKPOINT: (("last", "best"), "ckpt"),
-        _STUDY: (available_studies(), "yaml"),
-    }
-    functions = []
-    for name, (words, suffix) in lists.items():
-        if shell == "bash":
-            files = f'compgen -f -X "!*.{suffix}" -- "$1"; compgen -d -- "$1"'
-            body = f'compgen -W {shlex.quote(" ".join(words))} -- "$1"; {files}'
-        else:
-            body = f"_alternative 'names:name:({' '.join(words)})' 'files:file:_files -g \"*.{suffix}\"'"
-        functions.append(f"{name}() {{ {body}; }}")
-    return "\n".join(functions)
+def _function(shell: Shell, name: str, words: Iterable[str], ending: str) -> str:
+    """A shell function that offers words and files."""
+    if shell == "bash":
+        files = f'compgen -f -X "!*.{ending}" -- "$1"; compgen -d -- "$1"'
+        return f'{name}() {{ compgen -W {shlex.quote(" ".join(words))} -- "$1"; {files}; }}'
+    return f"{name}() {{ _alternative 'names:name:({' '.join(words)})' 'files:file:_files -g \"*.{ending}\"'; }}"

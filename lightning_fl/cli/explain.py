@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_fl.cli.options import add_shared
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.inference.trained_run import TrainedRun, check_out
@@ -16,24 +17,12 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    add_shared(parser, "run")
     parser.add_argument("smiles", type=str, help="The molecule.")
-    parser.add_argument("--out", type=str, required=True, help="File for the figure: .png, .svg or .pdf.")
-    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
+    parser.add_argument("--out", type=str, required=True, metavar="FILE", help="Figure: .png, .svg or .pdf.")
     parser.add_argument("--target", type=str | None, default=None, help="Name of the target (default: the first).")
     parser.add_argument("--target_class", type=int, default=1, help="The explained class, if there are several.")
-    parser.add_argument(
-        "--model",
-        type=str | None,
-        default=None,
-        metavar="NAME",
-        help="A client's name; shared or shared_K; best (default: the shared model).",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
-    )
+    add_shared(parser, "--force", "--model", "--trust")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_fl.cli.options import add_shared
 from lightning_fl.inference.trained_run import TrainedRun
 
 __all__ = ["add_arguments", "run"]
@@ -12,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    add_shared(parser, "run")
     parser.add_argument(
         "--to-folder",
         type=str,
@@ -20,13 +21,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         metavar="DIR",
         help="A new folder for weights, settings and the model card.",
     )
-    parser.add_argument(
-        "--model",
-        type=str | None,
-        default=None,
-        metavar="NAME",
-        help="A client's name; shared or shared_K; best (default: the shared model).",
-    )
+    add_shared(parser, "--model")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:

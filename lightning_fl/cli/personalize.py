@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fl.cli.options import add_shared
 from lightning_fl.core.terminal import terminal
 from lightning_fl.inference.trained_run import TrainedRun, check_out
 
@@ -23,7 +24,7 @@ _MOST_ROWS = 30
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    add_shared(parser, "run")
     parser.add_argument(
         "file",
         type=str,
@@ -34,9 +35,9 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         "--out",
         type=str | None,
         default=None,
-        help="File for the personal model, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
+        metavar="FILE",
+        help="The personal model, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
     )
-    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
     parser.add_argument(
         "--holdout",
         type=float,
@@ -47,16 +48,11 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         "--monitor",
         type=str | None,
         default=None,
-        help="Metric of the validation that decides the shares, such as val/acc: from 0 to 1 if higher is better, at"
-        " least 0 if lower is better, then exp(-value) is used (default: an accuracy or the like, else a loss).",
+        help="Validation metric that decides the shares, such as val/acc: from 0 to 1 if higher is better, at least 0"
+        " if lower is better, then exp(-value) is used (default: an accuracy or the like, else a loss).",
     )
     parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
-    )
-    parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
+    add_shared(parser, "--force", "--trust", "--accelerator")
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:

@@ -5,16 +5,19 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from lightning_fl.cli.options import add_fields, add_shared
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.files.atomic import whole_file
+from lightning_fl.inference.options import PredictionOptions
 from lightning_fl.inference.trained_run import check_out
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def is_of_recipe(words: Sequence[str]) -> bool:
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the arguments of ``predict RUN FILE``."""
-    parser.add_argument("run", type=str, help="Folder of a finished run: the one with config.yaml and summary.json.")
+    add_shared(parser, "run")
     parser.add_argument(
         "file",
         type=str,
@@ -47,76 +50,14 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
         " or with a table's columns, a folder or a .npz file of images; - for standard input.",
     )
     parser.add_argument(
-        "--out", type=str, default=_STANDARD_OUTPUT, help="CSV file for the table (default: standard output)."
-    )
-    parser.add_argument("--force", action="store_true", help="Replace the file if it exists.")
-    parser.add_argument(
-        "--model",
-        type=str | None,
-        default=None,
-        metavar="NAME",
-        help="A client's name; shared or shared_K; best: the client's that did best on its own validation data; all:"
-        " every model in columns of its own, and their mean; snapshots: the same of the shared model after several"
-        " rounds (default: the shared model).",
-    )
-    parser.add_argument(
-        "--smiles_column", type=str | None, default=None, help="The column of SMILES (default: the run's)."
-    )
-    parser.add_argument(
-        "--similarity",
-        action="store_true",
-        help="Add the Tanimoto similarity to the nearest training molecule; reads the run's data.",
-    )
-    parser.add_argument(
-        "--interval",
-        type=float | None,
-        default=None,
-        metavar="LEVEL",
-        help="Add TARGET_lower and TARGET_upper, which contain the true value with this probability, such as 0.9. Needs"
-        " a run with the Calibration callback.",
-    )
-    parser.add_argument(
-        "--calibrate",
-        type=str | None,
-        default=None,
-        metavar="platt|isotonic",
-        help="Calibrate probabilities on validation data. Needs a run with the Calibration callback.",
-    )
-    parser.add_argument(
-        "--spread", action="store_true", help="Add TARGET_std, the standard deviation over the models that predict."
-    )
-    parser.add_argument(
-        "--with",
-        dest="others",
+        "--out",
         type=str,
-        nargs="+",
-        default=[],
-        metavar="RUN",
-        help="Runs of the same recipe with other seeds; their models predict too.",
+        default=_STANDARD_OUTPUT,
+        metavar="FILE",
+        help="CSV file for the table (default: standard output).",
     )
-    parser.add_argument(
-        "--mc_dropout",
-        type=int | None,
-        default=None,
-        metavar="N",
-        help="Add TARGET_std over N passes with dropout (and over the models, if several predict).",
-    )
-    parser.add_argument(
-        "--batch_size",
-        type=int | None,
-        default=None,
-        help="Batch size (default: that of the run's evaluations).",
-    )
-    parser.add_argument("--chunk_rows", type=int, default=2_000, help="Rows in memory at a time.")
-    parser.add_argument(
-        "--workers", type=int | None, default=None, help="Processes that read molecules (default: one per core)."
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="Allow the run's config.yaml to name classes outside lightning_fl, whose code then runs.",
-    )
-    parser.add_argument("--accelerator", type=str, default="auto", help="cpu, cuda or auto.")
+    add_shared(parser, "--force")
+    add_fields(parser, PredictionOptions, others="with", rows="chunk_rows")
 
 
 def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -145,22 +86,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
     from lightning_fl.inference.predict import RunPredictor
 
-    predictor = RunPredictor(
-        config.run,
-        model=config.model,
-        trust=config.trust,
-        accelerator=config.accelerator,
-        batch_size=config.batch_size,
-        rows=config.chunk_rows,
-        workers=config.workers,
-        smiles_column=config.smiles_column,
-        similarity=config.similarity,
-        others=config.others,
-        interval=config.interval,
-        calibrate=config.calibrate,
-        spread=config.spread,
-        mc_dropout=config.mc_dropout,
-    )
+    predictor = RunPredictor(config.run, **{one.name: config[one.name] for one in fields(PredictionOptions)})
     _print_model(predictor)
     try:
         with whole_file(out) if out is not None else nullcontext(sys.stdout.buffer) as file:
@@ -183,10 +109,9 @@ def _print_model(predictor: "RunPredictor") -> None:
     summary, names = predictor.run.summary, [model.name for model in predictor.models]
     if summary.get("data_source") == "stand-in":
         print(f"warning: {STAND_IN_LABEL}: the run was trained on these, not on measured data", file=sys.stderr)
-    ended = (
-        f"interrupted after round {summary['rounds']}" if summary.get("interrupted") else f"{summary['rounds']} rounds"
-    )
-    shown = f"{names[0]}" if len(names) == 1 else f"{len(names)} models and their mean"
+    rounds = summary["rounds"]
+    ended = f"interrupted after round {rounds}" if summary.get("interrupted") else f"{rounds} rounds"
+    shown = names[0] if len(names) == 1 else f"{len(names)} models and their mean"
     print(f"model: {shown} of {predictor.run.folder} ({ended})", file=sys.stderr)
 
 
@@ -205,7 +130,7 @@ def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _progress() -> Iterator[Callable[[int], None]]:
     """Context with a progress display on terminals; yields a function that adds rows."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda count: None
@@ -214,12 +139,7 @@ def _progress() -> Iterator[Any]:
 
     from lightning_fl.core.terminal import terminal
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} rows"),
-        TimeElapsedColumn(),
-        TextColumn("{task.speed:,.0f} rows/s", style="dim"),
-    )
-    with Progress(*columns[:3], console=terminal(stderr=True), transient=True) as progress:
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rows"), TimeElapsedColumn())
+    with Progress(*columns, console=terminal(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda count: progress.advance(task, count)

@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is not empty: choose a new folder with --to-folder.")
     weights = load_model_checkpoint(path)["state_dict"]
-    files = {
+    texts = {
         "README.md": model_card(run, name),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",
         "summary.json": json.dumps({**_strip_folders(run.summary), "num_models": 1}, indent=2) + "\n",
@@ -75,7 +76,7 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             made = Path(scratch) / "export"
             (made / "models").mkdir(parents=True)
-            for file, text in files.items():
+            for file, text in texts.items():
                 (made / file).write_text(text, encoding="utf-8")
             # A run needs a shared model, so a client's model takes its place.
             shutil.copyfile(path, made / "models" / "shared_0.ckpt")
@@ -113,28 +114,43 @@ def _strip_folders(value: Any) -> Any:
 
 
 def model_card(run: TrainedRun, model: str) -> str:
-    """Write the model card: results of each client, data, training and use of the model ``shared_K`` or of a client."""
+    """Write the model card: results of each client, data, training and use of the model ``shared_K`` or of a client.
+
+    Values in the template are escaped for Markdown.
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    def escape(value: Any) -> Any:
+        if value is None or isinstance(value, Markup):
+            return value or ""
+        return f"{value:.4g}" if isinstance(value, float) else markdown(value)
+
     summary, recipe = run.summary, run.recipe
-    data = summary["data"]
-    class_path = str(recipe["model"]["class_path"])
+    data, shared = summary["data"], model.startswith("shared_")
+    metrics = summary.get("metrics", {})
+    split = next((split for split in ("test", "val", "train") if metrics.get(split)), "")
     dataset = str(data.get("title") or data.get("name") or _short(recipe["data"]))
     title = f"{_short(recipe['model'])} on {dataset}"
-    parts = [
-        f"---\n{dump_yaml(_metadata(run, dataset, title))}---\n",
-        f"# {markdown(title)}\n",
-        _about(run, model),
-        "## Results\n",
-        _results(summary, model),
-        "## Data\n",
-        _bullets(_data_facts(data, summary)),
-        "## Training\n",
-        _bullets(_training_facts(run)),
-        "<details><summary>Recipe</summary>\n",
-        f"{markdown_code(dump_yaml(_recipe(recipe)), 'yaml')}\n</details>\n",
-        "## How to use\n",
-        _usage(class_path),
-    ]
-    return "\n".join(parts)
+    module, _, name = str(recipe["model"]["class_path"]).rpartition(".")
+    text = files("lightning_fl.inference").joinpath("model_card.md.j2").read_text(encoding="utf-8")
+    environment = Environment(finalize=escape, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(text).render(
+        header=Markup(dump_yaml(_metadata(run, dataset, title))),
+        title=title,
+        model=model,
+        shared=shared,
+        summary={"interrupted": False, **summary},
+        stand_in=Markup(STAND_IN_LABEL),
+        split={"test": "test", "val": "validation", "train": "training"}.get(split),
+        records=metrics.get(split),
+        clients=[client for client in summary["client_names"] if shared or client == model],
+        data_facts=_data_facts(data, summary),
+        training_facts=_training_facts(run),
+        recipe=Markup(markdown_code(dump_yaml(_recipe(recipe)), "yaml")),
+        module=Markup(module),
+        **{"class": Markup(name)},
+    )
 
 
 def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
@@ -157,43 +173,6 @@ def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
             {"name": title, "results": [{"task": {"type": task}, "dataset": source, "metrics": results}]}
         ]
     return found
-
-
-def _about(run: TrainedRun, model: str) -> str:
-    summary = run.summary
-    name = "the shared model" if model.startswith("shared_") else f"the model of client {_format(model)}"
-    lines = [
-        f"This is {name} of a federated run: {summary['num_clients']} clients trained it by"
-        f" {markdown(summary['strategy'])} in {summary['rounds']} rounds without sharing their data, with lightning-fl"
-        f" {summary['versions']['lightning-fl']}."
-    ]
-    if summary["data_source"] == "stand-in":
-        lines.append(f"\n**{STAND_IN_LABEL}** The results below do not apply to measured data.")
-    if summary.get("interrupted"):
-        lines.append("\nThe run was interrupted before its last round.")
-    return "\n".join(lines) + "\n"
-
-
-def _results(summary: Mapping[str, Any], model: str) -> str:
-    """Table of the final metrics: a row per client, then mean and worst."""
-    metrics = summary.get("metrics", {})
-    split = next((split for split in ("test", "val", "train") if metrics.get(split)), None)
-    if split is None:
-        return "Nothing was evaluated.\n"
-    records = metrics[split]
-    split_name = {"test": "test", "val": "validation", "train": "training"}[split]
-    text = f"On each client's own {split_name} data, with {markdown(summary['evaluated'])}. "
-    text += "; ".join(
-        f"{markdown(name)}: {'higher' if of['higher_is_better'] else 'lower'} is better" for name, of in records.items()
-    )
-    names = summary["client_names"]
-    if not model.startswith("shared_"):
-        names = [name for name in names if name == model]
-    rows = [[_format(name), *(_format(of["clients"].get(name)) for of in records.values())] for name in names]
-    if len(names) > 1:
-        rows += [[f"**{part}**", *(_format(of[part]) for of in records.values())] for part in ("mean", "worst")]
-    lines = [["client", *map(_format, records)], ["---", *(["---:"] * len(records))], *rows]
-    return f"{text}.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _data_facts(data: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,32 +209,5 @@ def _training_facts(run: TrainedRun) -> dict[str, Any]:
     }
 
 
-def _usage(class_path: str) -> str:
-    module, _, name = class_path.rpartition(".")
-    return f"""```bash
-pip install lightning-fl
-hf download USER/NAME --local-dir model
-lightning-fl predict model new.csv --out predicted.csv   # new samples of the kind it was trained on
-```
-
-```python
-from {module} import {name}
-
-model = {name}.load_from_checkpoint("model/models/shared_0.ckpt", map_location="cpu").eval()
-```
-
-`model.safetensors`, if present, has the same weights for `model.load_state_dict`.
-"""
-
-
 def _short(part: Mapping[str, Any]) -> str:
     return str(part["class_path"]).rpartition(".")[2]
-
-
-def _bullets(lines: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: {_format(value)}" for name, value in lines.items() if value is not None) + "\n"
-
-
-def _format(value: Any) -> str:
-    """A value in Markdown."""
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else markdown(value)

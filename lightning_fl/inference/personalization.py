@@ -44,7 +44,7 @@ from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
 from lightning_fl.runtime.checkpoint import model_checkpoint, save_atomically
-from lightning_fl.trainer.session import Run
+from lightning_fl.trainer.session import session
 from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "load_weights", "personalize"]
@@ -171,7 +171,7 @@ def personalize(
     with tempfile.TemporaryDirectory() as folder:  # for the evaluation's record, which is not needed
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
-        with Run(trainer, "validate", module, data, None):
+        with session(trainer, "validate", module, data, None):
             if not trainer.loop.evaluates("val"):
                 raise ConfigurationError(
                     f"{type(module).__name__} must define validation_step, whose metrics score the models."

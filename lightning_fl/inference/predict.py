@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +13,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl import callbacks
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws, seed_default_generators
-from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
 from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
 from lightning_fl.inference.forward import Outputs, Predictor
-from lightning_fl.inference.models import choose_models, load_models
-from lightning_fl.inference.trained_run import TrainedRun
+from lightning_fl.inference.models import LoadedModel, choose_models, load_models
+from lightning_fl.inference.options import CalibrationMethod, PredictionOptions
+from lightning_fl.inference.trained_run import Made, TrainedRun
 from lightning_fl.inference.uncertainty import (
-    CalibrationMethod,
     DropoutPasses,
-    Uncertainty,
     calibrated,
     calibrations_of,
     check_same_data,
@@ -33,6 +30,7 @@ from lightning_fl.inference.uncertainty import (
     spread_columns,
     total_spread,
 )
+from lightning_fl.runtime.calibration_file import TargetCalibration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,11 +42,20 @@ ERROR_COLUMN = "error"
 
 
 @dataclass(frozen=True)
-class _Predicted:
-    """Outputs of each model for a chunk, and their spread if requested."""
+class _Model:
+    """A loaded model, with its calibration and its passes with dropout if requested."""
 
-    models: list[Outputs]
-    spread: Outputs | None = None
+    name: str
+    predictor: Predictor
+    calibration: tuple[CalibrationMethod, list[TargetCalibration]] | None
+    passes: DropoutPasses | None
+
+    def __call__(self, chunk: Unlabelled) -> Outputs:
+        outputs = self.predictor(chunk)
+        if self.calibration is None:
+            return outputs
+        method, targets = self.calibration
+        return calibrated(outputs, targets, method)
 
 
 class RunPredictor:
@@ -56,130 +63,67 @@ class RunPredictor:
 
     Args:
         run: the run's folder.
-        model: "shared", "shared_K", a client's name, "best", "all" or "snapshots", see
-            :func:`lightning_fl.inference.models.choose_models`; ``None`` for the shared model.
-        trust: allow classes outside of this package in the run's ``config.yaml``, whose code is executed.
-        accelerator: "cpu", "cuda" or "auto".
-        batch_size: maximum number of samples; ``None`` for the run's evaluation batch size.
-        rows: maximum number of rows in memory.
-        workers: processes that read molecules; ``None`` for one per core, or one for few molecules.
-        smiles_column: column of SMILES; default the run's.
-        similarity: add the Tanimoto similarity to the nearest training molecule; reads the run's data.
-        others: folders of runs of the same recipe with other seeds, whose models are added.
-        interval: add conformal intervals with this coverage (regression).
-        calibrate: calibrate probabilities with "platt" or "isotonic" (classification).
-        spread: add the standard deviation over models.
-        mc_dropout: add the standard deviation over this many passes with dropout; depends on ``rows`` and
-            ``batch_size``.
+        **options: of :class:`~lightning_fl.inference.options.PredictionOptions`.
 
     Raises:
-        ConfigurationError: unknown run or model, or an argument out of range.
+        ConfigurationError: unknown run or model, or an option out of range.
         CheckpointError: a file of the run is damaged.
         DataError: the run's data, needed for ``similarity``, cannot be read.
 
     Attributes:
         run: the run.
-        models: the loaded models.
+        models: the loaded models, each with a ``name``.
     """
 
-    @checked
-    def __init__(
-        self,
-        run: str | Path,
-        *,
-        model: str | None = None,
-        trust: bool = False,
-        accelerator: str = "auto",
-        batch_size: Count | None = None,
-        rows: Count = 2_000,
-        workers: Count | None = None,
-        smiles_column: str | None = None,
-        similarity: bool = False,
-        others: Sequence[str | Path] = (),
-        interval: float | None = None,
-        calibrate: CalibrationMethod | None = None,
-        spread: bool = False,
-        mc_dropout: int | None = None,
-    ) -> None:
-        self._uncertainty = Uncertainty(interval, calibrate, spread, mc_dropout)
+    def __init__(self, run: str | Path, **options: Any) -> None:
+        self._options = asked = PredictionOptions(**options)
         self.run = TrainedRun.read(Path(run).expanduser())
-        self.models, made = load_models(self.run, choose_models(self.run, model), trust=trust, accelerator=accelerator)
+        loaded, made = self._load(self.run)
         for name in self.run.summary.get("callbacks", ()):
             if note := getattr(getattr(callbacks, name, None), "prediction_note", None):
                 rank_zero_warn(f"{self.run.folder}: {name} evaluated models {note}. These predictions lack that.")
         self._data = made.data
-        self._reading = Reading(rows=rows, workers=workers, smiles_column=smiles_column)
         # The other cores read molecules, which takes longer than the model.
         own = 1 if isinstance(made.data, MoleculeDataModule) else None
         self._num_threads: int | None = made.settings.get("num_threads") or own
         self._naming = Naming.of(self.run.summary["data"])
-        runs = [(each.calibration_name, self.run) for each in self.models]
-        for number, folder in enumerate(others, start=2):
+        members = [(each.name, each, self.run) for each in loaded]
+        for number, folder in enumerate(asked.others, start=2):
             other = TrainedRun.read(Path(folder).expanduser())
             check_same_data(self.run, other)
-            found, _ = load_models(other, choose_models(other, model), trust=trust, accelerator=accelerator)
-            self.models += [replace(each, name=f"{each.name}_{number}") for each in found]
-            runs += [(each.calibration_name, other) for each in found]
-        self._uncertainty.check_models(len(self.models))
-        self._predictors = [
-            Predictor(
-                each.module,
-                made.data,
-                accelerator=accelerator,
-                precision=made.settings.get("precision"),
-                batch_size=batch_size,
-            )
-            for each in self.models
-        ]
-        self._prepare_uncertainty(runs)
+            members += [(f"{each.name}_{number}", each, other) for each in self._load(other)[0]]
+        asked.check_models(len(members))
+        self.models = [self._prepare(name, each, of, made) for name, each, of in members]
+        self._widths: list[float] | None = None
+        if asked.interval is not None:
+            measured = calibrations_of(self.run, loaded[0].calibration_name, "--interval", "regression", self._naming)
+            self._widths = half_widths(measured, asked.interval, self._naming)
         self._similarity = None
-        if similarity:
+        if asked.similarity:
             from lightning_fl.inference.similarity import TrainingSimilarity
 
             self._similarity = TrainingSimilarity(made.data, self.run.summary["seed"])
 
-    def _prepare_uncertainty(self, runs: Sequence[tuple[str, TrainedRun]]) -> None:
-        """Read calibrations and find dropout layers, if requested.
+    def _load(self, run: TrainedRun) -> tuple[list[LoadedModel], Made]:
+        asked = self._options
+        return load_models(run, choose_models(run, asked.model), trust=asked.trust, accelerator=asked.accelerator)
 
-        Args:
-            runs: for each model its name in ``calibration.json`` and its run.
-        """
-        asked, naming = self._uncertainty, self._naming
-        self._widths: list[float] | None = None
-        if asked.interval is not None:
-            measured = calibrations_of(self.run, self.models[0].calibration_name, "--interval", "regression", naming)
-            self._widths = half_widths(measured, asked.interval, naming)
-        self._calibrations = [
-            calibrations_of(run, name, "--calibrate", "classification", naming)
-            for name, run in runs
-            if asked.calibrate is not None
-        ]
-        self._passes = [
-            DropoutPasses(each.module, asked.mc_dropout, run.summary["seed"])
-            for each, (_, run) in zip(self.models, runs, strict=True)
-            if asked.mc_dropout is not None
-        ]
-
-    def _predict(self, chunk: Unlabelled, number: int) -> _Predicted:
-        """Predict the chunk with this number."""
-        with isolated_draws():
-            seed_default_generators(self.run.summary["seed"], number, "predictions")
-            models = [self._outputs(place, chunk) for place in range(len(self.models))]
-        if not self._uncertainty.has_spread:
-            return _Predicted(models)
-        members = [[outputs] for outputs in models]
-        if self._passes:
-            members = [
-                passes(partial(self._outputs, place, chunk), number) for place, passes in enumerate(self._passes)
-            ]
-        return _Predicted(models, total_spread(members))
-
-    def _outputs(self, place: int, chunk: Unlabelled) -> Outputs:
-        """Outputs of one model, calibrated if requested."""
-        outputs = self._predictors[place](chunk)
-        if self._uncertainty.calibrate is None:
-            return outputs
-        return calibrated(outputs, self._calibrations[place], self._uncertainty.calibrate)
+    def _prepare(self, name: str, model: LoadedModel, run: TrainedRun, made: Made) -> _Model:
+        """Move a model to its device, read its calibration and find its dropout layers."""
+        asked, calibration, passes = self._options, None, None
+        predictor = Predictor(
+            model.module,
+            made.data,
+            accelerator=asked.accelerator,
+            precision=made.settings.get("precision"),
+            batch_size=asked.batch_size,
+        )
+        if asked.calibrate is not None:
+            option, kind = "--calibrate", "classification"
+            calibration = asked.calibrate, calibrations_of(run, model.calibration_name, option, kind, self._naming)
+        if asked.mc_dropout is not None:
+            passes = DropoutPasses(model.module, asked.mc_dropout, run.summary["seed"])
+        return _Model(name, predictor, calibration, passes)
 
     def chunks(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
         """Predict in chunks, in the order of the rows.
@@ -204,49 +148,59 @@ class RunPredictor:
             yield table
 
     def _tables(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
-        waiting: list[tuple[Unlabelled, _Predicted | None]] = []
-        known: list[str] | None = None
+        asked = self._options
+        reading = Reading(rows=asked.rows, workers=asked.workers, smiles_column=asked.smiles_column)
+        waiting: list[Unlabelled] = []  # chunks before the first prediction, which tells the columns
+        names: list[str] | None = None
         first_error = ""
         with self.run.reading_record() as record:
-            for number, chunk in enumerate(self._data.unlabelled_data(source, record, self._reading)):
+            for number, chunk in enumerate(self._data.unlabelled_data(source, record, reading)):
                 first_error = first_error or next(iter(chunk.errors.values()), "")
-                outputs = self._predict(chunk, number) if chunk.kept else None
-                waiting.append((chunk, outputs))
-                if known is None:
-                    if outputs is None:  # columns still unknown
+                columns = self._predict(chunk, number) if chunk.kept else {}
+                if names is None:
+                    if not columns:
+                        waiting.append(chunk)
                         continue
-                    known = list(self._columns(outputs))
-                yield from (self._table(each, of_models, known) for each, of_models in waiting)
-                waiting = []
-        if known is None:
-            count = sum(len(chunk.frame) for chunk, _ in waiting)
+                    names = list(columns)
+                    for each in waiting:
+                        yield self._table(each, {}, names)
+                yield self._table(chunk, columns, names)
+        if names is None:
+            count = sum(len(chunk.frame) for chunk in waiting)
             raise DataError(
                 f"{name_of_source(source)}: none of its {count} rows can be predicted; first error: {first_error}."
             )
 
-    def _columns(self, predicted: _Predicted) -> dict[str, np.ndarray]:
-        """Columns of k predictions, before names are made unique."""
-        outputs = predicted.models
+    def _predict(self, chunk: Unlabelled, number: int) -> dict[str, np.ndarray]:
+        """Columns of k predictions for the chunk with this number, before names are made unique."""
+        asked, naming = self._options, self._naming
+        with isolated_draws():
+            seed_default_generators(self.run.summary["seed"], number, "predictions")
+            outputs = [model(chunk) for model in self.models]
         mean = outputs[0] if len(outputs) == 1 else mean_outputs(outputs)
-        columns = model_columns(mean, self._naming)
+        columns = model_columns(mean, naming)
         if self._widths is not None:
-            columns |= interval_columns(mean, self._widths, self._naming)
-        if predicted.spread is not None:
-            columns |= spread_columns(predicted.spread, self._naming)
+            columns |= interval_columns(mean, self._widths, naming)
+        if asked.mc_dropout is not None:
+            passes = [(model, model.passes) for model in self.models if model.passes is not None]
+            members = [run(lambda model=model: model(chunk), number) for model, run in passes]  # type: ignore[misc]
+            columns |= spread_columns(total_spread(members), naming)
+        elif asked.spread:
+            columns |= spread_columns(total_spread([[of_model] for of_model in outputs]), naming)
         if len(outputs) > 1:
             for model, of_model in zip(self.models, outputs, strict=True):
-                columns |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, self._naming).items()}
+                columns |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, naming).items()}
         return columns
 
-    def _table(self, chunk: Unlabelled, outputs: _Predicted | None, names: Sequence[str]) -> "pd.DataFrame":
-        columns = {} if outputs is None else self._columns(outputs)
+    def _table(self, chunk: Unlabelled, columns: dict[str, np.ndarray], names: Sequence[str]) -> "pd.DataFrame":
         count, kept = len(chunk.frame), np.asarray(chunk.kept, dtype=int)
         errors: list[str | None] = [chunk.errors.get(row) for row in range(count)]
-        if chunk.kept and self._similarity is not None:
-            columns |= self._similarity(chunk)
+        near: dict[str, np.ndarray | None] = {}
+        if self._similarity is not None:
+            near |= self._similarity(chunk) if chunk.kept else dict.fromkeys(self._similarity.columns)
         table = chunk.frame.copy()
-        for name in [*names, *(() if self._similarity is None else self._similarity.columns)]:
-            table[free_name(name, table.columns)] = _filled(columns.get(name), kept, count)
+        for name, values in ({name: columns.get(name) for name in names} | near).items():
+            table[free_name(name, table.columns)] = _filled(values, kept, count)
         for name in names:
             values = columns.get(name)
             if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -262,7 +216,7 @@ def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFra
     Args:
         run: the run's folder.
         samples: a CSV file, a table, or a list of SMILES; a folder or ``.npz`` file of images. Needs no targets.
-        **options: of :class:`RunPredictor`, such as ``model`` and ``interval``.
+        **options: of :class:`~lightning_fl.inference.options.PredictionOptions`, such as ``model`` and ``interval``.
 
     Returns:
         The input columns, the predictions under the targets' names (``TARGET_predicted`` if the samples have that
@@ -291,8 +245,7 @@ def _threads(number: int | None) -> Iterator[None]:
     """Set torch's number of threads temporarily; ``None`` changes nothing."""
     before = torch.get_num_threads()
     try:
-        if number is not None:
-            torch.set_num_threads(number)
+        torch.set_num_threads(number or before)
         yield
     finally:
         torch.set_num_threads(before)
@@ -300,10 +253,9 @@ def _threads(number: int | None) -> Iterator[None]:
 
 def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarray:
     """Values [k] at their rows of n; missing ones are NaN, or ``None`` if not floating point."""
-    if values is not None and values.dtype.kind != "f":
-        column = np.full(count, None, dtype=object)
-    else:
-        column = np.full(count, np.nan, dtype=np.float32 if values is None else values.dtype)
-    if values is not None:
-        column[kept] = values
+    if values is None:
+        return np.full(count, np.nan, dtype=np.float32)
+    real = values.dtype.kind == "f"
+    column = np.full(count, np.nan if real else None, dtype=values.dtype if real else object)
+    column[kept] = values
     return column

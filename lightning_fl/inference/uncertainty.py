@@ -7,28 +7,23 @@ spread measures the disagreement of models and does not include the noise of mea
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Lt, doc
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.seeding import derive_seed, isolated_draws
-from lightning_fl.core.validation import check_fields
 from lightning_fl.functional.conformal import quantile_of_counts
 from lightning_fl.functional.probability_calibration import apply_isotonic, apply_platt
 from lightning_fl.inference.columns import Naming, model_columns
 from lightning_fl.inference.forward import Outputs
+from lightning_fl.inference.options import CalibrationMethod
 from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibration
 
 __all__ = [
-    "CalibrationMethod",
     "DropoutPasses",
-    "Uncertainty",
     "calibrated",
     "calibrations_of",
     "check_same_data",
@@ -38,47 +33,10 @@ __all__ = [
     "total_spread",
 ]
 
-CalibrationMethod = Literal["platt", "isotonic"]
-
 #: Recorded fields that describe the distribution over clients and not how a sample is read.
 _DISTRIBUTION_FIELDS = frozenset(
     {"client_names", "client_sizes", "num_clients", "partitioner", "split", "split_seed", "stratified", "train_shares"}
 )
-
-
-@dataclass(frozen=True)
-class Uncertainty:
-    """Options for the uncertainty of predictions.
-
-    Attributes:
-        interval: coverage of intervals; columns ``TARGET_lower`` and ``TARGET_upper``.
-        calibrate: calibration method of probabilities.
-        spread: standard deviation over models; columns ``TARGET_std``.
-        mc_dropout: number of passes with dropout, whose deviation is part of ``TARGET_std``.
-    """
-
-    interval: Annotated[float, Gt(0), Lt(1), doc("such as 0.9")] | None = None
-    calibrate: CalibrationMethod | None = None
-    spread: bool = False
-    mc_dropout: Annotated[int, Ge(2)] | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def check_models(self, count: int) -> None:
-        """Refuse options that do not apply to ``count`` models."""
-        if self.spread and self.mc_dropout is None and count < 2:
-            raise ConfigurationError(
-                "--spread needs several models: add --model all or snapshots, --with RUN (a run with another seed) or"
-                " --mc_dropout N."
-            )
-        if self.interval is not None and count > 1:
-            raise ConfigurationError(f"--interval needs a single model, not {count}: choose one with --model.")
-
-    @property
-    def has_spread(self) -> bool:
-        """Whether a spread is requested."""
-        return self.spread or self.mc_dropout is not None
 
 
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:

@@ -45,7 +45,7 @@ from lightning_fl.runtime.run_log import RunLog
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.trainer.arguments import check_composition, check_settings, complete_callbacks, make_fabric
-from lightning_fl.trainer.session import Run
+from lightning_fl.trainer.session import session
 
 __all__ = ["FederatedTrainer"]
 
@@ -150,7 +150,7 @@ class FederatedTrainer(TrainerSurface):
             FederatedError: what is wrong and what to do.
             KeyboardInterrupt: a signal ended the fit; the round is finished and saved. On other ranks SystemExit.
         """
-        with Run(self, "fit", module, datamodule, ckpt_path):
+        with session(self, "fit", module, datamodule, ckpt_path):
             self.round.fitting = True
             self.loop.call("on_train_start")
             self.loop.add_late_parameters()
@@ -258,11 +258,11 @@ class FederatedTrainer(TrainerSurface):
         split: Split = "test",
     ) -> dict[int, list[Any]]:
         """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
-        with Run(self, "predict", module, datamodule, ckpt_path), self.loop.evaluations("predict"):
+        with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluations("predict"):
             return {client: self.predict_client(client, split) for client in self.hosted_clients}
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
-        with Run(self, stage, module, datamodule, ckpt_path):
+        with session(self, stage, module, datamodule, ckpt_path):
             self.federation.metrics[split] = self._evaluate(split)
             if not self.federation.metrics[split]:
                 step = "validation" if split == "val" else split

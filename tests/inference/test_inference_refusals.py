@@ -11,8 +11,9 @@ from torch.utils.data import TensorDataset
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
 from lightning_fl.inference.columns import Naming
 from lightning_fl.inference.explanation import explain
+from lightning_fl.inference.options import PredictionOptions
 from lightning_fl.inference.personalization import Newcomer, personalize
-from lightning_fl.inference.uncertainty import DropoutPasses, Uncertainty, half_widths
+from lightning_fl.inference.uncertainty import DropoutPasses, half_widths
 from lightning_fl.models import MoleculeModel
 from lightning_fl.runtime.calibration_file import TargetCalibration
 
@@ -49,10 +50,10 @@ NINE = TargetCalibration("regression", 9, 1, {0: 5, 32: 4})
 LOST = TargetCalibration("regression", 9, 1, {0: 5, 64 * 32: 4})
 Y = Naming(("y",))
 ROWS = [
-    (lambda _: Uncertainty(interval=1.5), ConfigurationError, "interval=1.5"),
-    (lambda _: Uncertainty(interval=math.nan), ConfigurationError, "interval=nan"),
-    (lambda _: Uncertainty(mc_dropout=1), ConfigurationError, "mc_dropout=1"),
-    (lambda _: Uncertainty(calibrate="plat"), ConfigurationError, "calibrate='plat'.*platt, isotonic"),
+    (lambda _: PredictionOptions(interval=1.5), ConfigurationError, "interval=1.5"),
+    (lambda _: PredictionOptions(interval=math.nan), ConfigurationError, "interval=nan"),
+    (lambda _: PredictionOptions(mc_dropout=1), ConfigurationError, "mc_dropout=1"),
+    (lambda _: PredictionOptions(calibrate="plat"), ConfigurationError, "calibrate='plat'.*platt, isotonic"),
     (lambda _: DropoutPasses(nn.Linear(1, 1), 2, seed=0), ConfigurationError, "--mc_dropout 2: Linear"),
     (lambda _: half_widths([NINE], 0.95, Y), ConfigurationError, "--interval 0.95: y .*0.9 "),
     (lambda _: half_widths([LOST], 0.9, Y), ConfigurationError, "--interval 0.9: y .*finite"),

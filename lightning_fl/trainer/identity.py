@@ -1,0 +1,306 @@
+"""Identity of a run: setting -> value as text, compared between ranks and with the checkpoint that a run resumes from.
+
+Ranks started with different recipes or data would wait for each other in different places, or average models that do
+not belong together. A run that resumes from a checkpoint of another recipe or other data warns of the differences.
+"""
+
+import hashlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.profilers import PassThroughProfiler
+
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
+from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.runtime.checkpoint import class_path
+from lightning_fl.runtime.surface import TrainerSurface
+from lightning_fl.strategies.federated import FederatedStrategy
+from lightning_fl.version import __version__
+
+__all__ = [
+    "check_fits",
+    "check_same",
+    "data_of",
+    "find_differences",
+    "identity_of",
+    "layout_of",
+    "listed",
+    "settings_of",
+]
+
+#: Callbacks that single ranks may have: they exchange nothing.
+_OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
+#: Settings that do not change any model: length of the run, what is shown and saved.
+_CHANGES_NOTHING = (
+    *(f"trainer.{one.name}" for one in fields(Settings) if not one.metadata.get("decides", True)),
+    "ModelCheckpoint.every_n_rounds",
+    "ModelCheckpoint.save_models",
+    "data.eval_batch_size",
+)
+#: Names of classes, compared even where a file has such a name.
+_CLASSES = ("model", "data", "trainer.strategy", "trainer.callbacks")
+#: Entries of a data module's description that are compared client by client.
+_SIZES = ("num_clients", "client_names", "clients", "client_sizes", "num_samples")
+#: Prefixes of what the result of an evaluation depends on; and the exceptions.
+_OF_EVALUATIONS = ("model", "data", "trainer.strategy", "trainer.precision")
+_OF_TRAINING = ("data.batch_size", "data.shuffle", "data.drop_last")
+_MOST_DIFFERENCES = 5
+_MOST_CHARACTERS = 200
+
+
+# -- ranks of a run ------------------------------------------------------------------------------------------------
+
+
+def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -> None:
+    """Refuse ranks that differ. Called on every rank.
+
+    Args:
+        strategy: of the run.
+        own: name -> value of this rank. Names that a rank lacks are not compared.
+        what: "recipe", "data set" or "model", for the message.
+
+    Raises:
+        ConfigurationError: naming what differs, on which rank; the same on all ranks.
+    """
+    digest = _digest(repr(sorted(own.items())))
+    if len(set(strategy.exchange({strategy.global_rank: digest}).values())) == 1:
+        return
+    of_ranks = strategy.exchange({strategy.global_rank: dict(own)})
+    first, names = of_ranks[0], strategy.rank_names
+    for rank, found in of_ranks.items():
+        different = {name: (found[name], first[name]) for name in first if found.get(name, first[name]) != first[name]}
+        if different:
+            text = listed(different, "{name} is {0} there, {1} here", 300)
+            raise ConfigurationError(
+                f"{names[rank]} has another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
+            )
+
+
+def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> dict[str, str]:
+    """Settings that all ranks must share: command, checkpoint and recipe."""
+    common: dict[str, Any] = {
+        "the command": stage,
+        "ckpt_path": ckpt_path if ckpt_path in (None, "last", "best") else "a file",
+        "trainer.profile": not isinstance(trainer.profiler, PassThroughProfiler),
+        **_recipe_of(trainer, module),
+    }
+    return dict(_comparable(common))
+
+
+def data_of(data: FederatedDataModule) -> dict[str, str]:
+    """Properties of the data that all ranks must share: the clients and, of data that all ranks hold, the samples."""
+    common = {"the number of clients": repr(data.num_clients)}
+    common |= {f"the name of client {client}": repr(name) for client, name in enumerate(data.client_names())}
+    if data.pinned:
+        return common
+    sizes = data.client_sizes() or ()
+    common |= {f"the number of training samples of client {client}": repr(size) for client, size in enumerate(sizes)}
+    return common | dict(_comparable({f"data: {name}": value for name, value in data.describe().items()}))
+
+
+def layout_of(weights: Weights, module: Any) -> dict[str, str]:
+    """Names and shapes of a module's weights."""
+    shapes = {f"the shape of {name}": list(value.shape) for name, value in module.state_dict().items()}
+    count = sum(vector.numel() for vector in weights.vectors.values())
+    return dict(_comparable({"the number of weights": count, **shapes}))
+
+
+# -- a checkpoint and the run that resumes from it -------------------------------------------------------------------
+
+
+def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
+    """Settings that decide a run's result, for its checkpoints: recipe and arguments of the data.
+
+    A run of the command line has all settings of model and data in its recipe; a run from Python the module's
+    hyper-parameters, and the arguments that the data module keeps under their names.
+    """
+    shown = {name for name, callback in trainer.named_callbacks() if callback.only_shows}
+    recipe = _recipe_of(trainer, module)
+    found = {name: value for name, value in recipe.items() if name.partition(".")[0] not in shown}
+    deciding = [type(callback).__name__ for callback in trainer.callbacks if not callback.only_shows]
+    found["trainer.callbacks"] = ", ".join(name for name in deciding if name != "ModelCheckpoint")
+    if not data.pinned:
+        found |= {f"data.{name}": value for name, value in data.describe().items() if name not in _SIZES}
+    found |= _arguments("data", data)
+    for name, value in trainer.run_log.hyperparameters.items():
+        if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
+            found.setdefault(name, value)
+    found["data"] = type(data).__name__
+    return {name: text for name, text in _comparable(found) if name not in _CHANGES_NOTHING}
+
+
+def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint of another module or other clients, or with weights of another layout or not finite.
+
+    Raises:
+        CheckpointError: naming the file and the difference.
+    """
+    for what, before, now in (
+        ("module", state["module"], class_path(trainer.module)),
+        ("num_clients", state["num_clients"], trainer.num_clients),
+        ("layout of weights", _layout(state["models"][0]), _layout(trainer.federation.models[0].state_dict())),
+    ):
+        if before != now:
+            raise CheckpointError(
+                f"{path}: the checkpoint's {what} is {before}, this run's is {now}: give the checkpoint of a run with"
+                " the same recipe."
+            )
+    pairs = enumerate(zip(state["client_names"] or trainer.client_names, trainer.client_names, strict=True))
+    if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
+        raise CheckpointError(
+            f"{path} is of other clients: {listed(renamed)}. Give the data of that run's clients, under the same names"
+            " and in the same order, or start a new run."
+        )
+    for number, model in enumerate(state["models"]):
+        if name := _not_finite(trainer, Weights.from_state_dict(model, torch.device("cpu"))):
+            raise CheckpointError(
+                f"{path}: the weights of {name!r} in its model {number} are not finite: training diverged before it was"
+                " saved, or the file was changed. Use another one of its folder, or start again with a lower learning"
+                " rate."
+            )
+
+
+def find_differences(
+    trainer: TrainerSurface, state: Mapping[str, Any], path: Path, *, evaluates: bool
+) -> dict[str, list[str]]:
+    """Differences from the run of a checkpoint, after a warning: name -> value before and now. Called on every rank.
+
+    Names that one of them lacks are not compared; checkpoints of old versions only know their seed.
+
+    Args:
+        trainer: in a run, set up.
+        state: of the checkpoint.
+        path: its file.
+        evaluates: the run evaluates only.
+    """
+    now = trainer.identity
+    found = {
+        name: [text, now[name]]
+        for name, text in (state["recipe"] or {"trainer.seed": repr(state["seed"])}).items()
+        if now.get(name, text) != text
+        and not (evaluates and (not name.startswith(_OF_EVALUATIONS) or name in _OF_TRAINING))
+    }
+    found |= _other_data(trainer, state["data"])
+    known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
+    if new := {name: values for name, values in found.items() if name not in known}:
+        rank_zero_warn(
+            f"{path} is of a run that differs from this one: {listed(new)}. This run goes on with what is now;"
+            " summary.json lists it as differs_from_checkpoint."
+        )
+    return found
+
+
+def listed(differences: Mapping[str, Sequence[str]], words: str = "{name} was {0}, is {1}", most: int = 80) -> str:
+    """Text of the first differences, and the number of the others.
+
+    Args:
+        differences: name -> two values.
+        words: for one of them.
+        most: characters of a value.
+    """
+    shown = list(differences.items())[:_MOST_DIFFERENCES]
+    parts = [words.format(*(cut(value, most) for value in values), name=name) for name, values in shown]
+    more = len(differences) - len(shown)
+    return f"{'; '.join(parts)}{f'; and {more} more' if more else ''}"
+
+
+def _layout(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(vector.shape) for name, vector in model.items()}
+
+
+def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
+    """The first parameter that is not finite, or buffer that is NaN: infinite buffers are masks."""
+    if all(vector.isfinite().all() for _, vector in model.floating()):
+        return None
+    for span in trainer.loop.flat.spans():
+        if span.dtype.is_floating_point:
+            values = model.vectors[span.dtype][span.begin : span.end]
+            if values.isnan().any() or (span.trainable and values.isinf().any()):
+                return span.name
+    return None
+
+
+def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Clients with other data than in the checkpoint; only that, and the number of samples, leaves a client's rank."""
+    names, own = trainer.client_names, {}
+    for client in trainer.processes.panel:
+        old, new = before.get(client, {}), trainer.data_digests.get(client, {})
+        changed = [split for split in new if old.get(split, new[split]) != new[split]]
+        if changed:
+            own[client] = [
+                ", ".join(f"{old[split].partition(',')[0]} ({split})" for split in changed),
+                ", ".join(_now(old[split], new[split], split) for split in changed),
+            ]
+    return {f"the data of {names[client]}": found for client, found in trainer.processes.exchange(own).items()}
+
+
+def _now(old: str, new: str, split: Split) -> str:
+    count, before = new.partition(",")[0], old.partition(",")[0]
+    return f"{count if count != before else count.replace(' ', ' other ', 1)} ({split})"
+
+
+# -- values as text --------------------------------------------------------------------------------------------------
+
+
+def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
+    """Settings, strategy, callbacks and the module's hyper-parameters."""
+    callbacks = {name: one for name, one in trainer.named_callbacks() if type(one).__name__ not in _OWN_CALLBACKS}
+    shared = [one.name for one in fields(Settings) if one.metadata.get("shared", True)]
+    common: dict[str, Any] = {
+        "lightning-fl's version": __version__,
+        **{f"trainer.{name}": getattr(trainer, name) for name in shared},
+        "trainer.precision": trainer.fabric._precision.precision,
+        "trainer.strategy": type(trainer.strategy).__name__,
+        **_arguments("trainer.strategy", trainer.strategy),
+        "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks.values()),
+        "model": type(module).__name__,
+        **{f"model.{name}": value for name, value in dict(getattr(module, "hparams", {})).items()},
+    }
+    for name, callback in callbacks.items():
+        common.update(_arguments(name, callback))
+    return common
+
+
+def _arguments(owner: str, made: Any) -> dict[str, Any]:
+    """Constructor arguments that an object keeps under their names."""
+    names: set[str] = set()
+    for kind in type(made).__mro__[:-1]:
+        with suppress(TypeError, ValueError):  # a class that is not written in Python
+            names.update(inspect.signature(kind).parameters)
+    kept = vars(made)
+    return {f"{owner}.{name}": kept[name] for name in sorted(names) if name in kept}
+
+
+def _comparable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if name in _CLASSES or _is_plain(value):
+            text = repr(value)
+            if len(text) > _MOST_CHARACTERS:
+                text = f"{text[:_MOST_CHARACTERS]}… (in all {_digest(text)[:8]})"
+            yield name, text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value means the same on every machine: numbers and text, but no files."""
+    if isinstance(value, str):
+        return not (os.path.isabs(value) or value.startswith((".", "~")) or os.path.exists(value))
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if is_dataclass(value):
+        return all(_is_plain(getattr(value, part.name, None)) for part in fields(value))
+    return value is None or isinstance(value, bool | int | float)

@@ -1,0 +1,192 @@
+"""Set-up of a run: makes the engine's parts from a module and data."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.client_names import check_distinct
+from lightning_fl.core.errors import DataError
+from lightning_fl.core.seeding import generator, shuffled
+from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.from_loaders import LoaderBatches
+from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.compilation import CompiledSteps
+from lightning_fl.engine.turn.lazy_layers import materialize_lazy_layers
+from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_callbacks import module_callbacks
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
+from lightning_fl.engine.turn.surroundings import Surroundings
+from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.files.generated_modules import remove_generated_files
+from lightning_fl.runtime.surface import TrainerSurface
+from lightning_fl.trainer.arguments import check_arguments
+from lightning_fl.trainer.identity import check_same, data_of, layout_of
+
+__all__ = ["set_up"]
+
+_STAGES = {
+    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
+    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING),
+    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
+
+
+def set_up(
+    trainer: TrainerSurface,
+    stage: str,
+    steps: CompiledSteps,
+    datamodule: FederatedDataModule,
+    state: Mapping[str, Any],
+) -> Surroundings:
+    """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
+
+    Args:
+        trainer: of the run.
+        stage: "fit", "validate", "test" or "predict".
+        steps: the module.
+        datamodule: the data.
+        state: checkpoint to resume from, which tells the weights that were added in ``on_train_start``; may be empty.
+    """
+    settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
+    factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
+    trainer.batch_factory = factory
+    module: LightningModule = steps.module
+    check_arguments(module, datamodule, stage)
+    steps.check(fabric.device)
+    trainer.module, trainer.datamodule = module, datamodule
+    trainer.call("setup", stage)
+    around = Surroundings(
+        federated=trainer,
+        datamodule=datamodule,
+        loggers=trainer.loggers,
+        log_dir=os.fspath(trainer.run_log.directory),
+        callbacks=trainer.callbacks,
+        checkpoint_callback=trainer.callback(ModelCheckpoint),
+        profiler=trainer.profiler,
+        target_statistics=trainer.target_statistics,
+        descriptor_statistics=trainer.descriptor_statistics,
+        target_summaries=trainer.target_summaries,
+        checkpoint_hyper_parameters=state.get("hyper_parameters", {}),
+    )
+    shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
+    shim.set_stage(*_STAGES[stage])
+    datamodule.see_trainer(shim)
+    shim.watching = module_callbacks(module)
+    if fabric.local_rank == 0:
+        datamodule.prepare_data()
+        shim.call_hook("prepare_data")
+    if processes.several:
+        trainer.strategy.wait_for_all()
+    datamodule.setup(stage)
+    trainer.client_names = datamodule.client_names()
+    check_distinct(trainer.client_names)
+    processes.pinned = datamodule.pinned
+    if processes.several:
+        check_same(trainer.strategy, data_of(datamodule), "data set")
+    processes.client_ranks = trainer.strategy.place_clients(
+        datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
+    )
+    processes.panel = _panel(processes, settings)
+    _warn_of_idle_ranks(processes, settings.stacked_clients)
+    shim.call_hook("setup", stage)
+    shim.call_hook("configure_model")
+    remove_generated_files()
+    if stage == "fit":
+        federation.num_samples = _exchange_sizes(trainer, factory, processes)
+    module.to(fabric.device)
+    fabric._precision.convert_module(module)
+    shim.set_stage(*_STAGES["fit"])  # shapes come from a training step
+    materialize_lazy_layers(shim, factory, datamodule, processes, settings)
+    shim.set_stage(*_STAGES[stage])
+    if stage == "fit":
+        shim.call_hook("on_fit_start")
+    flat = FlatModule(module, state.get("layout", []))
+    if stage != "fit" and flat.missing():
+        rank_zero_warn(
+            f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start, which the"
+            f" module lacks in {stage}: they are left out. Make them in __init__ or configure_model."
+        )
+    if processes.several:
+        check_same(trainer.strategy, layout_of(flat.weights, module), "model")
+        for vector in flat.weights.vectors.values():  # rank zero's: a module may have another seed elsewhere
+            trainer.strategy.broadcast_bytes_(vector, 0)
+    federation.begin(flat, processes.num_clients)
+    steps.begin()
+    trainer.loop = LocalLoop(
+        shim,
+        flat,
+        datamodule,
+        factory,
+        settings=settings,
+        federation=federation,
+        round=trainer.round,
+        processes=processes,
+        hooks=trainer.hooks,
+        learner=trainer.strategy,
+    )
+    if stage == "fit":
+        trainer.loop.open_validation_data()
+    return around
+
+
+def _panel(processes: Processes, settings: Settings) -> list[int]:
+    """Hosted clients that a fit validates: all, or a random sample of ``limit_val_clients``."""
+    most, clients = settings.limit_val_clients, processes.num_clients
+    if most is None or clients <= most:
+        return processes.hosted
+    drawn = shuffled(range(clients), generator(settings.seed, "validated clients"), most)
+    return [client for client in sorted(drawn) if processes.hosts(client)]
+
+
+def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:
+    """Every client's number of training samples, its weight in the averages.
+
+    Clients that the fit does not validate are only opened if the data module does not know their number.
+    """
+    sizes: dict[int, int] = {}
+    settings, data = trainer.settings, trainer.datamodule
+    opened, told = set(processes.panel), data.client_sizes() or []
+    for client in processes.hosted:
+        given = data.given_samples(client)
+        if client not in opened and told and told[client]:
+            sizes[client] = told[client] if given is None else given
+            continue
+        batches = factory.batches(client, "train")
+        assert batches is not None
+        if not batches.num_samples and given is not None:
+            batches.num_samples = given
+        if not batches.num_samples:
+            # A stream without a length may be endless, so only the batches of one turn are read.
+            steps, length = settings.local_steps, batches.epoch_length()
+            bound = length if steps is None or length else steps * settings.accumulate_grad_batches
+            rank_zero_info(
+                f"{data.client_names()[client]}: the length of the training data is unknown;"
+                f" {'all' if bound is None else bound} batches are read to count samples. Silos(num_samples=...) avoids"
+                f" this{'' if bound else '; trainer.local_steps is needed if the data never end'}."
+            )
+            cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
+        if not batches.num_samples:
+            raise DataError(
+                f"client {client} ({data.client_names()[client]}) has no training samples: its loader gives no batches."
+            )
+        sizes[client] = batches.num_samples if given is None else given
+    return list(processes.exchange(sizes).values())
+
+
+def _warn_of_idle_ranks(processes: Processes, block: int) -> None:
+    world_size = processes.transport.world_size
+    idle = world_size - len(set(processes.client_ranks))
+    if idle > 0:
+        rank_zero_warn(
+            f"{idle} of {world_size} processes host no client: there are {processes.num_clients} clients"
+            f"{f', {block} of which stay together' if block > 1 else ''}."
+            " Lower trainer.devices."
+        )
