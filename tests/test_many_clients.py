@@ -86,7 +86,7 @@ def test_a_checkpoint_keeps_names_as_one_text_and_reads_a_list(tmp_path):
 
 def test_clients_of_a_shared_model_have_links_up_to_a_number(monkeypatch, tmp_path):
     for most, files in ((8, 9), (7, 1)):
-        monkeypatch.setattr("lightning_fl.runtime.checkpoint._MOST_LINKS", most)
+        monkeypatch.setattr("lightning_fl.runtime.model_file._MOST_LINKS", most)
         trainer = fit(tmp_path, TinyClients(SIZES))
         assert len(list((Path(trainer.log_dir) / "models").iterdir())) == files
 

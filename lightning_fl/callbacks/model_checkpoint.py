@@ -19,11 +19,11 @@ from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.checkpoint import (
     copy_checkpoint,
-    export_models,
     load_state,
     remove_old_client_files,
     save_state,
 )
+from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["ModelCheckpoint"]
@@ -206,9 +206,9 @@ class ModelCheckpoint(Callback):
 
     def _save(self, trainer: TrainerSurface, state: dict[str, Any], *, best: bool = False) -> None:
         """Save ``last.ckpt`` and then, for the best round, ``best.ckpt``, which must never be the later one."""
-        names, folder = trainer.client_names, self._folder(trainer)
+        folder = self._folder(trainer)
         state = {**state, "record": trainer.run_log.state_dict()}
-        saved = save_state(state, folder, "last", trainer.processes, names, trainer.run_log.token)
+        saved = save_state(state, folder, "last", trainer.processes, trainer.run_log.token)
         self.last_round = trainer.federation.current_round
         if best:
             copy_checkpoint(folder / "last.ckpt", saved, folder, "best", trainer.processes)
@@ -241,7 +241,7 @@ class ModelCheckpoint(Callback):
             "client_stores": self._stores_of_best(state["client_stores"]),
             "callbacks": {**state["callbacks"], type(self).__name__: {"only_evaluates": True}},
         }
-        save_state({**state, **of_best}, folder, "best", trainer.processes, trainer.client_names, trainer.run_log.token)
+        save_state({**state, **of_best}, folder, "best", trainer.processes, trainer.run_log.token)
 
     def _is_best(self, state: dict[str, Any]) -> bool:
         """Whether a checkpoint is of the best round."""

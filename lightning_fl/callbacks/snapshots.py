@@ -8,7 +8,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import CheckpointError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.runtime.checkpoint import export_models
+from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["Snapshots"]

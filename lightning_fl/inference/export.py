@@ -18,8 +18,8 @@ from lightning_fl.core.escaping import markdown, markdown_code
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.inference.models import choose_models
-from lightning_fl.inference.personalization import load_model_checkpoint
 from lightning_fl.inference.trained_run import TrainedRun
+from lightning_fl.runtime.model_file import load_model_checkpoint
 from lightning_fl.study.finished_run import ONLY_SHOW
 from lightning_fl.version import __version__
 

@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
 from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.data.cards.lookup import file_sha256
-from lightning_fl.inference.personalization import load_model_checkpoint, load_weights
 from lightning_fl.inference.trained_run import Made, TrainedRun
+from lightning_fl.runtime.model_file import load_model_checkpoint, load_weights
 
 __all__ = ["LoadedModel", "best_client", "choose_models", "load_models"]
 

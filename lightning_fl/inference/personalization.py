@@ -41,13 +41,13 @@ from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.files.tensors import read_torch
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
-from lightning_fl.runtime.checkpoint import model_checkpoint, save_atomically
+from lightning_fl.runtime.checkpoint import save_atomically
+from lightning_fl.runtime.model_file import load_model_checkpoint, load_weights, model_checkpoint
 from lightning_fl.trainer.session import session
 from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["Newcomer", "Personalization", "load_model_checkpoint", "load_weights", "personalize"]
+__all__ = ["Newcomer", "Personalization", "personalize"]
 
 _SCORED, _HELD_OUT = 0, 1
 Holdout = Annotated[float, Ge(0), Lt(1)]
@@ -194,35 +194,6 @@ def _labelled(dataset: Dataset) -> Dataset:
         return dataset
     rank_zero_warn(f"{int(missing.sum())} of {len(targets)} samples have no label and are left out.")
     return Subset(dataset, (~missing).nonzero()[:, 0].tolist())
-
-
-def load_model_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a model's Lightning checkpoint without executing code from it.
-
-    Raises:
-        CheckpointError: it is missing, damaged or not a model's checkpoint.
-    """
-    content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
-    weights = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Use one of a run's models/.")
-    return content
-
-
-def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -> None:
-    """Load the weights of a checkpoint, read by :func:`load_model_checkpoint`, into a module.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
-    module.on_load_checkpoint(content)
-    try:
-        module.load_state_dict(content["state_dict"], strict=module.strict_loading)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{path} does not fit {type(module).__name__}: {' '.join(str(error).split())[:300]}. Use the arguments that"
-            " the model was trained with."
-        ) from error
 
 
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:

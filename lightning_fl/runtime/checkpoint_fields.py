@@ -3,7 +3,7 @@
 The entries of the federation's state are those of :class:`~lightning_fl.engine.federation.Federation`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import WEIGHT_STORES, Federation
 from lightning_fl.engine.saved_fields import fits, get_entry, saved_fields, set_entry, to_plain
 
-__all__ = ["check_client_part", "check_state"]
+__all__ = ["check_client_part", "check_state", "class_path", "plain_hyper_parameters"]
 
 
 @dataclass
@@ -64,20 +64,23 @@ class _ClientPart:
 
 
 def check_state(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A checkpoint's content with the default of every missing entry that has one.
-
-    Entries that this version does not know are left as they are.
+    """Content of a checkpoint with the defaults of missing entries. Unknown entries are kept.
 
     Raises:
         CheckpointError: an entry is missing or of another type, or entries do not fit each other.
     """
-    state = _complete(content, [*_entries(_Run), *_federation_entries()], path)
+    fresh = Federation()
+    entries = _entries(_Run)
+    for one, key, how in saved_fields(Federation):
+        default = ... if how.save is not None else to_plain(getattr(fresh, one.name))
+        entries.append((key, how.plain or one.type, MISSING if how.required else default))
+    state = _complete(content, entries, path)
     _check_shapes(state, path)
     return state
 
 
 def check_client_part(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The same for a client's own file.
+    """Content of a client's own file with the defaults of missing entries.
 
     Raises:
         CheckpointError: an entry is missing or of another type.
@@ -85,17 +88,28 @@ def check_client_part(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return _complete(content, _entries(_ClientPart), path)
 
 
-def _entries(kind: type) -> Iterator[tuple[str, Any, Any]]:
-    """Key, type and default: ``MISSING`` where a file must have the entry, ``...`` where loading knows what to do."""
-    for one in fields(kind):
-        yield one.name, one.type, one.default if one.default_factory is MISSING else one.default_factory()
+def class_path(module: object) -> str:
+    """The import path of an object's class."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _federation_entries() -> Iterator[tuple[str, Any, Any]]:
-    fresh = Federation()
-    for one, key, how in saved_fields(Federation):
-        default = ... if how.save is not None else to_plain(getattr(fresh, one.name))
-        yield key, how.plain or one.type, MISSING if how.required else default
+def plain_hyper_parameters(module: object) -> dict[str, Any]:
+    """A module's hyper-parameters that are plain values, or lists and dicts of these."""
+    return {name: value for name, value in dict(getattr(module, "hparams", {})).items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _entries(kind: type) -> list[tuple[str, Any, Any]]:
+    """Key, type and default: ``MISSING`` if a file must have the entry, ``...`` if loading handles its absence."""
+    made = [(one, one.default if one.default_factory is MISSING else one.default_factory()) for one in fields(kind)]
+    return [(one.name, one.type, default) for one, default in made]
 
 
 def _complete(content: Mapping[str, Any], entries: Iterable[tuple[str, Any, Any]], path: Path) -> dict[str, Any]:
@@ -105,17 +119,17 @@ def _complete(content: Mapping[str, Any], entries: Iterable[tuple[str, Any, Any]
         if rest and not isinstance(state.get(first, {}), dict):
             raise _changed(path, first)
         value = get_entry(state, key)
-        if value is MISSING:
-            if default is MISSING:
-                raise CheckpointError(
-                    f"{path} has no field {key!r}: it was made by another version of lightning-fl"
-                    f" ({content.get('lightning_fl_version')}), or changed. Resume with that version, use another"
-                    " checkpoint, or start a new run."
-                )
-            if default is not ...:
-                set_entry(state, key, default)
-        elif not fits(value, hint):
-            raise _changed(path, first)
+        if value is not MISSING:
+            if not fits(value, hint):
+                raise _changed(path, first)
+        elif default is MISSING:
+            raise CheckpointError(
+                f"{path} has no field {key!r}: it was made by another version of lightning-fl"
+                f" ({content.get('lightning_fl_version')}), or changed. Resume with that version, use another"
+                " checkpoint, or start a new run."
+            )
+        elif default is not ...:
+            set_entry(state, key, default)
     return state
 
 

@@ -31,7 +31,7 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.user_file import near
-from lightning_fl.runtime.checkpoint import class_path, plain_hyper_parameters
+from lightning_fl.runtime.checkpoint_fields import class_path, plain_hyper_parameters
 from lightning_fl.runtime.run_log import RunLog
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.strategies.fork_launcher import ForkLauncher

@@ -21,7 +21,7 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.runtime.checkpoint import class_path
+from lightning_fl.runtime.checkpoint_fields import class_path
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.version import __version__

@@ -25,7 +25,7 @@ from lightning_fl.callbacks import (
     ModelCheckpoint,
     UniformSampling,
 )
-from lightning_fl.runtime.checkpoint import plain_hyper_parameters
+from lightning_fl.runtime.checkpoint_fields import plain_hyper_parameters
 
 #: What another field of a checkpoint leads to: name, value (``...``: it is not there), words of the refusal.
 FAULTS: list[tuple[tuple[str, ...], Any, str]] = [
