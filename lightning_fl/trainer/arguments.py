@@ -1,17 +1,16 @@
 """Checks of the trainer's arguments before any data are read; Fabric and callbacks made from them."""
 
 import os
-import re
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from inspect import signature
 from itertools import combinations
-from typing import Annotated, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
-from annotated_types import Ge
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator
 from lightning.fabric.strategies import STRATEGY_REGISTRY
@@ -22,7 +21,7 @@ from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyModule, is_overridden
-from lightning_fl.core.validation import Size, faults_of
+from lightning_fl.core.validation import faults_of
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.learner import Learner
@@ -65,39 +64,26 @@ def make_fabric(
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
-    if isinstance(devices, str):
-        if devices != "auto" and not re.fullmatch(r"-?\d+(, *\d+)*,?", devices.strip()):
-            raise ConfigurationError(
-                f"trainer.devices={devices!r}: give the number of processes of a machine, a list of its GPUs, or auto."
-            )
-    elif faults := faults_of({"devices": Annotated[int, Ge(-1)] | list[Size]}, {"devices": devices}, "trainer."):
-        raise ConfigurationError(" ".join(faults))
-    if accelerator == "cpu":
-        _check_processes(int(str(devices)) if re.fullmatch(r"\d+", str(devices)) else 0, "trainer.devices")
+    if accelerator == "cpu" and str(devices).isdigit():
+        _check_processes(int(str(devices)), "trainer.devices")
     check_shared_devices(strategy.process_group_backend, accelerator, devices, processes_per_device)
-    if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"trainer.accelerator={accelerator}: this machine has no CUDA device that torch can use. Set"
-            " trainer.accelerator=cpu, or install a torch built for CUDA and check nvidia-smi."
-        )
-    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1) or (isinstance(devices, list) and devices[1:])
-    several = several or processes_per_device > 1
-    if several and _IS_INTERACTIVE:
-        raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
-    if several and strategy._start_method != "popen":
-        raise ConfigurationError(
-            f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
-            " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
-            " start_method."
-        )
+    count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, list) else 1
+    if num_nodes > 1 or count > 1 or processes_per_device > 1:
+        if _IS_INTERACTIVE:
+            raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
+        if strategy._start_method != "popen":
+            raise ConfigurationError(
+                f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
+                " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
+                " start_method."
+            )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*can be significantly better.*")
             if processes_per_device > 1:
-                numbers = CUDAAccelerator.parse_devices(
-                    CUDAAccelerator.auto_device_count() if devices == "auto" else devices
-                )
-                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers or []), processes_per_device)
+                asked = CUDAAccelerator.auto_device_count() if devices == "auto" else devices
+                numbers = CUDAAccelerator.parse_devices(asked) or []
+                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers), processes_per_device)
                 _check_processes(strategy.num_processes, "trainer.devices and trainer.processes_per_device")
             return Fabric(
                 strategy=strategy,
@@ -111,48 +97,39 @@ def make_fabric(
         raise
     except Exception as error:
         available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {reason} This machine has {available} and"
-            f" {os.cpu_count()} CPU cores."
+            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {' '.join(str(error).split())} This machine"
+            f" has {available} and {os.cpu_count()} CPU cores."
         ) from error
 
 
 def _strategy(strategy: object) -> FederatedStrategy:
-    """Strategy for a registered name or an import path, with its default arguments; a strategy is returned as it is."""
+    """Make the strategy of a registered name or an import path, with its default arguments."""
     if isinstance(strategy, FederatedStrategy):
         return strategy
-    if not isinstance(strategy, str):
-        raise ConfigurationError(
-            f"trainer.strategy is a {type(strategy).__name__}: give a name or a subclass of FederatedStrategy."
-        )
     entries = {name: STRATEGY_REGISTRY[name] for name in STRATEGY_REGISTRY.available_strategies()}
     ours = {name: entry for name, entry in entries.items() if _is_federated(entry["strategy"])}
-    entry = ours.get(strategy.lower())
-    if entry is None:
-        entry = {"strategy": _imported(strategy, list(ours)), "init_params": {}}
+    module, _, cls = str(strategy).rpartition(".")
+    if (entry := ours.get(str(strategy).lower())) is not None:
+        kind, arguments = entry["strategy"], entry["init_params"]
+    else:
+        try:
+            kind, arguments = getattr(import_module(module), cls) if module else None, {}
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"trainer.strategy={strategy!r} cannot be imported: {error}.") from error
+    if not _is_federated(kind):
+        names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
+        raise ConfigurationError(
+            f"trainer.strategy={strategy!r} is not a federated strategy{did_you_mean(str(strategy), ours)}. Registered"
+            f" are: {', '.join(names)}; name your own with its module, as in my_package.MyStrategy."
+        )
     try:
-        return entry["strategy"](**entry["init_params"])
+        return kind(**arguments)
     except TypeError as error:
         raise ConfigurationError(
             f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
             f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
         ) from error
-
-
-def _imported(path: str, ours: list[str]) -> type[FederatedStrategy]:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(import_module(module), name) if module else None
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"trainer.strategy={path!r} cannot be imported: {error}.") from error
-    if _is_federated(found):
-        return found
-    names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
-    raise ConfigurationError(
-        f"trainer.strategy={path!r} is not a federated strategy{did_you_mean(path, ours)}. Registered are:"
-        f" {', '.join(names)}; name your own with its module, as in my_package.MyStrategy."
-    )
 
 
 def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
@@ -169,7 +146,7 @@ def _check_processes(number: int, names: str) -> None:
 
 
 def _most_workers() -> int:
-    """Processes and threads that a machine may start, more than its cores."""
+    """Maximum number of processes, and of threads of a process."""
     return max(_PER_CORE * _cores(), _ALWAYS)
 
 
@@ -186,13 +163,14 @@ def complete_callbacks(
         ConfigurationError: a callback is not ours, or two decide the same thing.
     """
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    known = [name for name, value in vars(Callback).items() if callable(value)]
+    decided: dict[str, list[str]] = defaultdict(list)
     for callback in given:
         if not isinstance(callback, Callback):
             raise ConfigurationError(
                 f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
                 f" Lightning's Trainer do not run in a federated round; see {page('lightning-support')}."
             )
-        known = [name for name, value in vars(Callback).items() if callable(value)]
         for name in dir(type(callback)):
             if new := RENAMED_HOOKS.get(name):
                 raise ConfigurationError(
@@ -203,17 +181,13 @@ def complete_callbacks(
                     f"{type(callback).__name__}.{name} is not a hook and is never called{did_you_mean(name, known)}."
                     f" {page('extending#which-hook')} lists all hooks."
                 )
-    for role in {callback.role for callback in given if callback.role}:
-        same = [type(callback).__name__ for callback in given if callback.role == role]
-        if len(same) > 1:
-            raise ConfigurationError(
-                f"{' and '.join(same)} both decide the {role} of clients: keep one of them in trainer.callbacks."
-            )
-    choosers = [type(callback).__name__ for callback in given if overrides(callback, "select_clients", Callback)]
-    if len(choosers) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(choosers)} both select the clients of a round: keep one of them in trainer.callbacks."
-        )
+        if callback.role:
+            decided[f"decide the {callback.role} of clients"].append(type(callback).__name__)
+        if overrides(callback, "select_clients", Callback):
+            decided["select the clients of a round"].append(type(callback).__name__)
+    for what, names in decided.items():
+        if len(names) > 1:
+            raise ConfigurationError(f"{' and '.join(names)} both {what}: keep one of them in trainer.callbacks.")
     _refuse_twice(given)
     if progress:
         from lightning_fl.callbacks.progress import ProgressDisplay

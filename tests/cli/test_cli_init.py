@@ -182,7 +182,7 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
         (["--data", "images", *OWN, "--file", "nowhere"], "--file nowhere: there is no such folder."),
         (
             ["--data", "images", *OWN, "--file", "x", "--target", "a"],
-            "name columns, and images have none: leave them out.",
+            "--target and --clients name columns, which images lack",
         ),
     ],
 )

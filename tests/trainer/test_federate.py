@@ -9,7 +9,6 @@ from tiny import FolderSilo, TinyClients, TinyModule, regression_set, same_bits,
 from torch.utils.data import DataLoader
 
 import lightning_fl
-from lightning_fl import ConfigurationError
 from lightning_fl.data import IID, Quantity
 
 QUIET = {"max_rounds": 2, "enable_progress_bar": False, "logger": False}
@@ -66,17 +65,6 @@ def test_federated_data_are_taken_as_they_are() -> None:
     assert lightning_fl.federate(TinyModule(), TinyClients(), **QUIET).num_samples == [24, 10, 18]
 
 
-def test_unclear_data_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="give either num_clients .* or a partitioner"):
-        lightning_fl.federate(TinyModule(), Whole(), **QUIET)
-    with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
-        lightning_fl.federate(TinyModule(), TinyClients(), num_clients=2, **QUIET)
-    with pytest.raises(
-        ConfigurationError, match="data is a int: give a list with one LightningDataModule, loader or data set per silo"
-    ):
-        lightning_fl.federate(TinyModule(), 3, num_clients=2, **QUIET)  # type: ignore[arg-type]
-
-
 def test_one_loader_or_data_set_per_silo() -> None:
     """By name, too; a data set is cut inside its client, a loader has training samples alone."""
     loaders = {"north": DataLoader(regression_set(12, seed=1), batch_size=4), "south": regression_set(20, seed=2)}
@@ -105,24 +93,6 @@ def test_lists_of_samples_and_of_silos_are_told_apart() -> None:
     trainer = lightning_fl.federate(TinyModule(), [list(row) for row in rows], num_clients=2, **QUIET)
     assert trainer.num_samples == [12, 12]
 
-    for data, message in (
-        (rows, "say how the data are cut into clients"),
-        ([list(row) for row in rows], "data is a list of lists"),
-        ([regression_set(5, seed=1), rows[0]], "data is a list of TensorDataset, tuple: give one data module, loader"),
-        ({"train": rows, "val": rows}, "data is a dict of train, val, which are splits: give silos by name"),
-        (DataLoader(rows), "data is a DataLoader: give a list with one LightningDataModule, loader or data set"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            lightning_fl.federate(TinyModule(), data, **QUIET)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="have their clients already: leave out num_clients"):
-        lightning_fl.federate(TinyModule(), [regression_set(5, seed=1), regression_set(5, seed=2)], num_clients=2)
-    with pytest.raises(ConfigurationError, match="data is a TinyClients: give batch_size, num_samples to it"):
-        lightning_fl.federate(TinyModule(), TinyClients(), batch_size=3, num_samples=[1, 2, 3])
-    with pytest.raises(
-        ConfigurationError, match="num_samples is for silos: clients that are cut from one data set are"
-    ):
-        lightning_fl.federate(TinyModule(), rows, num_clients=2, num_samples=[1, 2])  # type: ignore[arg-type]
-
 
 def test_a_collation_for_one_data_set() -> None:
     """With one of one's own the same as with torch's."""
@@ -132,5 +102,3 @@ def test_a_collation_for_one_data_set() -> None:
         lightning_fl.federate(module, regression_set(30, seed=1), num_clients=2, collate_fn=collate, **QUIET)
         results.append(weights_of(module))
     assert results[0][0].shape == results[1][0].shape
-    with pytest.raises(ConfigurationError, match="collate_fn is for a data set, but data is a Whole"):
-        lightning_fl.federate(TinyModule(), Whole(), num_clients=2, collate_fn=_stacked)

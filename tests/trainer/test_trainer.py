@@ -12,8 +12,8 @@ from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 
-from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, DROClientSampling, PersonalLayers
+from lightning_fl import Collaboration, FederatedTrainer, TrainingError
+from lightning_fl.callbacks import Callback, PersonalLayers
 from lightning_fl.core.cohort import Cohort, Participant
 
 
@@ -271,95 +271,6 @@ def test_all_clients_failing_stops_the_run_even_when_skipping() -> None:
 
     with pytest.raises(TrainingError, match="every client of the round failed; the first: client 0 .*disk gone"):
         trainer(on_client_error="skip").fit(Never(), TinyClients())
-
-
-def test_settings_are_checked_all_at_once() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        FederatedTrainer(
-            max_rounds=0,
-            local_steps=5,
-            local_epochs=1,
-            gradient_clip_val=-1.0,
-            optimizer_state="warm",  # type: ignore[arg-type]
-        )
-    message = str(caught.value)
-    for part in (
-        "trainer.max_rounds=0",
-        "local_epochs and trainer.local_steps are both set",
-        "trainer.gradient_clip_val=-1.0",
-        "trainer.optimizer_state='warm': choose one of fresh, keep",
-    ):
-        assert part in message
-
-
-def test_half_precision_with_a_scaler_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="trainer.precision='16-mixed': choose one of 32, .*bf16-mixed"):
-        FederatedTrainer(precision="16-mixed")  # type: ignore[arg-type]
-
-
-def test_an_unknown_strategy_is_named_with_those_that_exist() -> None:
-    with pytest.raises(ConfigurationError, match="trainer.strategy='ddp' is not a federated strategy.*fedavg"):
-        FederatedTrainer(strategy="ddp")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="trainer.accelerator=cuda: this machine has no CUDA device"):
-        FederatedTrainer(accelerator="cuda")
-
-
-def test_devices_that_make_no_sense_are_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"trainer.devices=0: .*CPU cores"):
-        FederatedTrainer(accelerator="cpu", devices=0)
-
-
-def test_two_callbacks_with_one_role_are_refused() -> None:
-    callbacks = [DROClientSampling(), DROClientSampling(cohort_size=2)]
-    with pytest.raises(
-        ConfigurationError, match="DROClientSampling and DROClientSampling both decide the participation"
-    ):
-        FederatedTrainer(callbacks=callbacks)  # type: ignore[arg-type]
-
-
-def test_two_callbacks_that_select_clients_are_refused() -> None:
-    class Everybody(Callback):
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            return Cohort.of(range(trainer.num_clients))
-
-    with pytest.raises(ConfigurationError, match="Everybody and DROClientSampling both select the clients of a round"):
-        FederatedTrainer(callbacks=[Everybody(), DROClientSampling()])
-
-
-def test_callbacks_of_lightning_are_refused() -> None:
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    with pytest.raises(ConfigurationError, match="EarlyStopping is not a lightning_fl.callbacks.Callback"):
-        FederatedTrainer(callbacks=[EarlyStopping("val_loss")])  # type: ignore[list-item]
-
-
-def test_the_wrong_kind_of_model_or_data_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the model is a Linear: give a lightning.pytorch.LightningModule"):
-        trainer().fit(nn.Linear(1, 1), TinyClients())  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="the data are a list: wrap .* in lightning_fl.Partitioned"):
-        trainer().fit(TinyModule(), [])  # type: ignore[arg-type]
-
-
-def test_a_folder_that_cannot_be_written_is_named_before_training(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    module = TinyModule()
-    before = weights_of(module)
-    run = FederatedTrainer(max_rounds=1, enable_progress_bar=False, default_root_dir=blocked / "runs")
-    with pytest.raises(ConfigurationError, match=r"trainer.default_root_dir='.*file/runs' cannot be written"):
-        run.fit(module, TinyClients())
-    assert same_bits(before, weights_of(module))
-
-
-def test_a_client_without_training_samples_is_named() -> None:
-    data = TinyClients((8, 4))
-    data.sets[1, "train"] = torch.utils.data.Subset(data.sets[1, "train"], [])
-    with pytest.raises(Exception, match=r"client 1 \(client_1\) has no training samples: use fewer clients"):
-        trainer().fit(TinyModule(), data)
 
 
 def test_a_module_without_a_test_step_says_so() -> None:

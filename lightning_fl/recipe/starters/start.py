@@ -1,11 +1,11 @@
 """Files that ``lightning-fl init`` writes: a recipe, a module, and example data if the user has none."""
 
 import io
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
@@ -54,30 +54,31 @@ class Answers:
 
     def check(self) -> None:
         """Raise a ConfigurationError for an unknown answer or an impossible combination."""
-        for name, value, known in (
-            ("data", self.data, DATA),
-            ("task", self.task, TASKS),
-            ("algorithm", self.algorithm, ALGORITHMS),
-        ):
+        for name, known in (("data", DATA), ("task", TASKS), ("algorithm", ALGORITHMS)):
+            value = getattr(self, name)
             if value not in known:
                 hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
                 raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
-        if self.task == "regression" and self.data == "images":
-            raise ConfigurationError(
-                "--data images --task regression: images have classes only. Take --data own, whose data.py you fill, or"
-                " --task classification."
-            )
-        if self.path is None and (self.target or self.clients):
-            raise ConfigurationError("--target and --clients name columns of a file: give --file too.")
-        if self.path is not None and self.data == "own":
-            raise ConfigurationError("--file with --data own: read the file in the data.py that is written.")
-        if self.path is not None and self.data == "images" and (self.target or self.clients):
-            raise ConfigurationError("--target and --clients name columns, and images have none: leave them out.")
-        if self.path is not None and self.data in ("molecules", "table") and not (self.target and self.clients):
-            raise ConfigurationError(
-                f"--file {self.path}: name the column to predict with --target, and the one that says whose a row is"
-                " with --clients."
-            )
+        data, file = self.data, self.path is not None
+        named = bool(self.target or self.clients)
+        table = data in ("molecules", "table")
+        for refused, reason in (
+            (
+                self.task == "regression" and data == "images",
+                "--data images --task regression: images have classes only. Use --data own, whose data.py you fill, or"
+                " --task classification.",
+            ),
+            (named and not file, "--target and --clients name columns of a file: give --file too."),
+            (file and data == "own", "--file with --data own: read the file in the data.py that is written."),
+            (file and named and data == "images", "--target and --clients name columns, which images lack: omit them."),
+            (
+                file and table and not (self.target and self.clients),
+                f"--file {self.path}: name the column to predict with --target, and the column with the client of each"
+                " row with --clients.",
+            ),
+        ):
+            if refused:
+                raise ConfigurationError(reason)
 
 
 def starter_files(answers: Answers) -> dict[str, str | bytes]:
@@ -107,19 +108,14 @@ def starter_files(answers: Answers) -> dict[str, str | bytes]:
         "num_outputs": 1 if one else num_classes,
         "headline": f"{ALGORITHMS[answers.algorithm]}, of {DATA[answers.data]}; {answers.task}.",
         "made_up": "" if answers.path is not None else path or "data.py",
-        "path": json.dumps(path),
-        "smiles": json.dumps(smiles),
+        "path": path,
+        "smiles": smiles,
         "channels": channels,
-        "targets": [target],
-        "clients": json.dumps(clients),
+        "target": target,
+        "clients": clients,
     }
-    found: dict[str, str | bytes] = {"recipe.yaml": _fill("recipe.yaml", words | {"targets": json.dumps([target])})}
-    if answers.data == "table":
-        found["recipe.yaml"] = _fill("recipe.yaml", words)
-    found["module.py"] = _fill("module.py", words)
-    if answers.data == "own":
-        found["data.py"] = _fill("data.py", words)
-    return found | made
+    names = ["recipe.yaml", "module.py", *(["data.py"] if answers.data == "own" else [])]
+    return {name: _fill(name, words) for name in names} | made
 
 
 def _fill(name: str, words: Mapping[str, object]) -> str:
@@ -168,17 +164,16 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
 
 def _made_up(answers: Answers) -> dict[str, str | bytes]:
     """Example data, always the same."""
-    draws = random.Random(0)
-    sites = ("north", "south", "west")
+    draws, sites = random.Random(0), ("north", "south", "west")
+    classes = answers.task == "classification"
     if answers.data == "molecules":
         rows = [["smiles", "activity", "site"]]
-        for number, (length, end) in enumerate((length, end) for length in range(1, 16) for end in _ENDS):
+        for number, (length, end) in enumerate(product(range(1, 16), _ENDS)):
             value = 0.3 * length + _ENDS.index(end) * 0.1 - 2
-            shown = str(int(value > 0)) if answers.task == "classification" else f"{value:.2f}"
+            shown = str(int(value > 0)) if classes else f"{value:.2f}"
             rows.append(["C" * length + end, shown, sites[number % 3]])
         return {"example.csv": csv_text(rows)}
     if answers.data == "table":
-        classes = answers.task == "classification"
         rows = [["age", "dose", "kind", "site", "label" if classes else "response"]]
         for number in range(150):
             age, dose, kind = draws.randint(20, 80), draws.random(), draws.choice("ab")
@@ -186,19 +181,17 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             label = ("yes" if value > 1.5 else "no") if classes else f"{value:.3f}"
             rows.append([str(age), f"{dose:.3f}", kind, sites[number % 3], label])
         return {"example.csv": csv_text(rows)}
+    found: dict[str, str | bytes] = {}
     if answers.data == "images":
         from PIL import Image
 
-        found: dict[str, str | bytes] = {}
-        for site in sites:
-            for name, colour in (("blue", (40, 60, 200)), ("red", (200, 60, 40))):
-                for number in range(12):
-                    shade = tuple(min(255, max(0, part + draws.randint(-40, 40))) for part in colour)
-                    picture = io.BytesIO()
-                    Image.new("RGB", (32, 32), shade).save(picture, format="PNG")
-                    found[f"example/{site}/{name}/{number:02d}.png"] = picture.getvalue()
-        return found
-    return {}
+        colours = {"blue": (40, 60, 200), "red": (200, 60, 40)}
+        for site, name, number in product(sites, colours, range(12)):
+            shade = tuple(min(255, max(0, part + draws.randint(-40, 40))) for part in colours[name])
+            picture = io.BytesIO()
+            Image.new("RGB", (32, 32), shade).save(picture, format="PNG")
+            found[f"example/{site}/{name}/{number:02d}.png"] = picture.getvalue()
+    return found
 
 
 def write_files(found: Mapping[str, str | bytes], folder: Path) -> None:
