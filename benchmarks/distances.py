@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.probes.discriminator_inputs import random_projection
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights, layers
-from lightning_fl.functional.client_distances import (
+from lightning_fl.functional.discriminators.distances import (
     distance,
     pairwise_distances,
     spread_order,
     training_size,
 )
+from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, first_weights, layers
 
 NUM_CLASSES = 10
 

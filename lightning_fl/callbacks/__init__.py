@@ -58,6 +58,6 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.rewards.tier_bidding import TierBidding as TierBidding
     from lightning_fl.callbacks.rewards.tokens import Tokens as Tokens
     from lightning_fl.callbacks.snapshots import Snapshots as Snapshots
-    from lightning_fl.functional.client_discriminator import DiscriminatorSettings as DiscriminatorSettings
+    from lightning_fl.functional.discriminators.networks import DiscriminatorSettings as DiscriminatorSettings
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,9 +1,9 @@
-"""What a client is told, what it keeps from round to round, and what it tells."""
+"""A client's turn: the work, the state it keeps between rounds, its report, and the interface for strategies."""
 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_, inner_p
 
 __all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "Phase", "packed", "unpacked"]
 
-#: What :class:`Weights` are kept under in a checkpoint.
+#: Key of :class:`Weights` in a checkpoint.
 _WEIGHTS = "flat_weights"
-_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How much a client trains in a turn: ``steps`` of its optimiser or, where that is ``None``, ``epochs``."""
+    """Length of a client's turn: ``steps`` of its optimiser, or with ``None`` ``epochs``."""
 
     steps: int | None
     epochs: int
@@ -32,11 +31,11 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a turn in which one part of the model is trained while the other is frozen.
+    """A part of a turn that trains one part of the model while the other is frozen.
 
     Args:
         trained: the client's personal layers, or the shared ones.
-        work: how much; ``None`` for that of a turn.
+        work: length; ``None`` for that of a turn.
     """
 
     trained: Literal["personal", "shared"]
@@ -45,19 +44,19 @@ class Phase:
 
 @dataclass
 class ClientState:
-    """What a client keeps from round to round: plain values and tensors, saved in the checkpoint.
+    """State that a client keeps between rounds: plain values and tensors, saved in the checkpoint.
 
     Args:
-        global_step: its optimiser steps so far.
-        rounds_seen: rounds that its per-round schedulers have been stepped for.
-        optimizers: optimiser states, where ``optimizer_state="keep"``.
-        groups: hyper-parameters of the parameter groups (learning rates, momenta), where there are schedulers or
-            groups that hooks have added.
-        parameters: names of the parameters in each group of each optimiser, where optimisers are kept or hooks have
-            added groups.
+        global_step: number of its optimiser steps so far.
+        rounds_seen: rounds for which its per-round schedulers have been stepped.
+        optimizers: optimiser states, with ``optimizer_state="keep"``.
+        groups: hyper-parameters of the parameter groups (learning rates, momenta), if there are schedulers or groups
+            that hooks have added.
+        parameters: names of the parameters in each group of each optimiser, if optimisers are kept or hooks have added
+            groups.
         schedulers: scheduler states.
-        batches: that it trained on so far.
-        passes: over its loader that it began so far.
+        batches: number of batches that it has trained on.
+        passes: number of passes over its loader that it has begun.
     """
 
     global_step: int = 0
@@ -82,16 +81,16 @@ _PLAIN = ("error", "scale", "numbers", "trainable", "weight")
 @sendable
 @dataclass(frozen=True)
 class ClientReport:
-    """What a client tells of its turn: numbers only, never samples.
+    """Numbers that a client reports of its turn, never samples.
 
     Args:
         num_samples: training samples.
         num_steps: optimiser steps.
-        metrics: what the module logged.
-        error: why the turn failed, where it did; the rest is then empty.
+        metrics: values that the module logged.
+        error: reason of a failed turn; the rest is then empty.
         trainable: parameters that hooks have frozen (``False``) or unfrozen in the turn.
-        scale: of the client's weight in the average, see :class:`ClientUpdate`.
-        numbers: for the strategy's server.
+        scale: see :class:`ClientUpdate`.
+        numbers: see :class:`ClientUpdate`.
         weight: see :class:`ClientUpdate`.
     """
 
@@ -111,7 +110,7 @@ class ClientReport:
 
     @classmethod
     def from_plain(cls, content: list[Any]) -> "ClientReport":
-        """Out of a message."""
+        """From a message."""
         num_samples, num_steps, metrics, *others = content
         logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
         return cls(num_samples, num_steps, logged, *others)
@@ -119,15 +118,15 @@ class ClientReport:
 
 @dataclass
 class ClientUpdate:
-    """What a client hands over after its turn.
+    """A client's update after its turn.
 
     Args:
-        weights: what is averaged, without personal layers.
-        scale: what its weight in each average is multiplied by, finite and at least 0; 0 leaves it out.
-        numbers: what it tells the server beside.
-        vectors: name -> a further vector, averaged as the weights are; those of ``Learner.extra_vectors``.
-        weight: its weight in each average in place of that by the collaboration or the cohort, at least 0; where it
-            uses several models, times its share of the model. ``None`` leaves that.
+        weights: the weights to average, without personal layers.
+        scale: factor of its weight in each average, finite and at least 0; 0 leaves it out.
+        numbers: for the server.
+        vectors: name -> a further vector, averaged like the weights; exactly those of ``Learner.extra_vectors``.
+        weight: its weight in each average, at least 0, instead of that by the collaboration or the cohort; times its
+            share of a model if it uses several. ``None`` leaves that.
     """
 
     weights: Weights
@@ -137,49 +136,29 @@ class ClientUpdate:
     weight: float | None = None
 
 
-class _Services(Protocol):
-    """What the loop that takes turns does for a strategy: the methods of :class:`ClientTurn` of the same names."""
-
-    def train_again(
-        self,
-        turn: "ClientTurn",
-        start: Weights,
-        purpose: str,
-        work: LocalWork | None,
-        correct_: Callable[[Weights, Weights], None] | None,
-    ) -> Weights: ...
-    def loss_at(self, turn: "ClientTurn", weights: Weights) -> float: ...
-    def metrics_at(self, turn: "ClientTurn", weights: Weights) -> dict[str, LoggedValue]: ...
-    def step_gradient(self, turn: "ClientTurn", weights: Weights, part: int, buffers: Weights | None) -> Weights: ...
-    def batch_gradient(self, turn: "ClientTurn", weights: Weights, purpose: str) -> Weights: ...
-    def with_personal_layers(self, turn: "ClientTurn", weights: Weights) -> Weights: ...
-    def second_step(self, turn: "ClientTurn", name: str, gradient: Weights) -> None: ...
-    def learning_rate(self, turn: "ClientTurn") -> float: ...
-
-
 @dataclass(eq=False)
 class ClientTurn:
-    """One client's turn, as a strategy sees it on the rank that hosts the client.
+    """One client's turn, as strategies and callbacks see it on the rank that hosts the client.
 
     Args:
-        client: whose.
+        client: the client.
         model: the shared model that it trains; ``None`` for a mixture of several.
-        start: the weights that it starts from, without its personal layers; never to be changed.
-        state: what its optimisers and schedulers go on from.
+        start: its initial weights, without its personal layers; read only.
+        state: of its optimisers and schedulers.
         num_samples: its training samples.
-        kept: what it keeps for the strategy from turn to turn: plain values, tensors and :class:`Weights`. Entries are
-            replaced, never changed in place: what a turn that fails has put there is forgotten.
-        model_state: what the server keeps for ``model``; empty for a mixture. To be read only.
-        spans: the shared parameters that are trained; where they lie in weights.
-        buffers: the module's buffers; where they lie in weights.
-        services: of the loop that takes the turn.
-        measured: client -> what ``Learner.measure_client`` found for it in this round, of those of the cohort that
-            train the same model as this one, or of all where coalitions are chosen after the turns.
-        report: once it has trained.
-        optimizers: that it trains with, from its first step on.
-        rates: learning rate of the first of them in each of the turn's steps, once it has trained.
-        purpose: of the draws of its training: those of the batches are others in a further turn of the same round.
-        steps: whose gradients :meth:`Learner.correct_gradient_` has been given before the present one.
+        kept: what it keeps for the strategy between turns: plain values, tensors and :class:`Weights`. Replace entries,
+            never change them in place: those of a failed turn are discarded.
+        model_state: what the server keeps for ``model``; empty for a mixture. Read only.
+        spans: positions in weights of the shared parameters that are trained.
+        buffers: positions in weights of the module's buffers.
+        services: the engine's loop, which does the work of the methods below.
+        measured: client -> its numbers of ``Learner.measure_client`` in this round, for the clients of the cohort that
+            train the same model, or for all if coalitions are chosen after the turns.
+        report: after training.
+        optimizers: of the client, from its first step on.
+        rates: learning rate of the first optimiser in each step, after training.
+        purpose: of its draws; a further turn in the same round has another one.
+        steps: number of finished steps.
     """
 
     client: int
@@ -191,7 +170,7 @@ class ClientTurn:
     model_state: dict[str, Any]
     spans: list[Span]
     buffers: list[Span]
-    services: _Services
+    services: Any
     measured: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     report: ClientReport | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -204,8 +183,7 @@ class ClientTurn:
 
         Args:
             *terms: a_k and v_k.
-            elsewhere: what all other entries are of (statistics of BatchNorm, frozen parameters); the turn's start
-                unless given.
+            elsewhere: source of all other entries (statistics of BatchNorm, frozen parameters); default: the start.
         """
         return linear_combination(self.start if elsewhere is None else elsewhere, terms, self.spans)
 
@@ -214,7 +192,7 @@ class ClientTurn:
         return copy_spans_(weights.clone(), other, self.buffers)
 
     def with_personal_layers(self, weights: Weights) -> Weights:
-        """Some weights with the client's personal layers, unless theirs are others than those of ``start`` already."""
+        """Some weights with the client's personal layers, unless theirs already differ from those of ``start``."""
         return self.services.with_personal_layers(self, weights)
 
     def dot(self, first: Weights, second: Weights) -> float:
@@ -223,7 +201,7 @@ class ClientTurn:
 
     @property
     def learning_rate(self) -> float:
-        """Of the client's first optimiser at present; of one as the module configures it, in a turn of no round."""
+        """The present one of the client's first optimiser; outside of a round, that of a new one."""
         return self.services.learning_rate(self)
 
     def train(
@@ -234,19 +212,19 @@ class ClientTurn:
         work: LocalWork | None = None,
         correct_: Callable[[Weights, Weights], None] | None = None,
     ) -> Weights:
-        """Train the module once more in this turn, from other weights and with optimisers of their own.
+        """Train the module again in this turn, from other weights and with its own optimisers.
 
-        Callbacks that watch the turn take no part. Optimisers and schedulers go on, where the run keeps them, from
-        those of the client's last training for the same purpose.
+        Callbacks of the turn are not called. If the run keeps optimisers and schedulers, they continue from the
+        client's last training for the same purpose.
 
         Args:
-            start: where it starts, :meth:`with_personal_layers`; those that the client keeps stay as they are.
+            start: initial weights, :meth:`with_personal_layers`; the client's own layers do not change.
             purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
-            work: how much; ``None`` for that of the turn itself.
-            correct_: called with the gradient and the weights before every step, as ``Learner.correct_gradient_`` is.
+            work: length; ``None`` for that of the turn.
+            correct_: called with gradient and weights before every step, as ``Learner.correct_gradient_``.
 
         Returns:
-            A copy of the weights at the end.
+            A copy of the trained weights.
 
         Raises:
             TrainingError: a loss is NaN or infinite.
@@ -254,14 +232,14 @@ class ClientTurn:
         return self.services.train_again(self, start, purpose, work, correct_)
 
     def training_loss(self, weights: Weights) -> float:
-        """The module's mean loss over all training samples at some weights, in evaluation mode; nothing is trained.
+        """The module's mean loss over all training samples at some weights, in evaluation mode.
 
-        The weights are taken :meth:`with_personal_layers`. What callbacks (mixup) and the strategy add is left out.
+        It is computed :meth:`with_personal_layers`, without mixup and without terms of the strategy.
         """
         return self.services.loss_at(self, weights)
 
     def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
-        """What ``validation_step`` logs of all training samples at some weights, :meth:`with_personal_layers`.
+        """Metrics of ``validation_step`` on all training samples at some weights, :meth:`with_personal_layers`.
 
         Raises:
             ConfigurationError: the module has no ``validation_step``.
@@ -271,14 +249,14 @@ class ClientTurn:
     def step_gradient(self, weights: Weights, part: int = 0, buffers: Weights | None = None) -> Weights:
         """The gradient of the present step's batches at other values of the shared parameters that are trained.
 
-        To be asked for in ``Learner.correct_gradient_``. What callbacks and the strategy do to batches and losses is in
-        it, with the draws (dropout, mixup) that the step's own loss had; nothing is logged or counted.
+        For ``Learner.correct_gradient_``. It includes what callbacks and the strategy do to batches and losses, with
+        the draws (dropout, mixup) of the step's own loss. Nothing is logged or counted.
 
         Args:
-            weights: the values; what else they hold does not matter.
+            weights: the values; other entries do not matter.
             part: of each batch, 0 to ``Learner.batch_parts - 1``; the step's own gradient is that of part 0.
-            buffers: weights whose buffers (statistics of BatchNorm) the losses are computed with and move, in place;
-                ``None`` for those of the step, which stay as it leaves them.
+            buffers: weights whose buffers (statistics of BatchNorm) are used and updated, in place; ``None`` for those
+                of the step, which do not change.
 
         Returns:
             A new object, zero outside of the shared parameters that are trained.
@@ -286,29 +264,29 @@ class ClientTurn:
         return self.services.step_gradient(self, weights, part, buffers)
 
     def batch_gradient(self, weights: Weights, purpose: str) -> Weights:
-        """The gradient of one training batch, as :meth:`step_gradient` gives it; also in a turn of no round.
+        """The gradient of one training batch, like :meth:`step_gradient`, also outside of a round.
 
         Args:
-            weights: where, with the client's personal layers.
+            weights: the values, with the client's personal layers.
             purpose: of the batch's draw.
         """
         return self.services.batch_gradient(self, weights, purpose)
 
     def second_step(self, name: str, gradient: Weights) -> None:
-        """Take a step of the client's optimiser on weights that it keeps, ``kept[name]``, which are changed in place.
+        """Step the client's kept weights ``kept[name]`` in place, by the rule of the turn's optimiser.
 
-        Its rule and hyper-parameters are those of the turn's optimiser. Its state is of its own, fresh in each turn
-        unless the run keeps optimisers. To be called in ``Learner.correct_gradient_``.
+        For ``Learner.correct_gradient_``. The optimiser state is separate, and new in each turn unless the run keeps
+        optimisers.
 
         Args:
             name: of the weights, which must be the turn's own copy.
-            gradient: as :meth:`step_gradient` gives it; clipped as the run clips.
+            gradient: from :meth:`step_gradient`; clipped as in the run.
         """
         self.services.second_step(self, name, gradient)
 
 
 def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
-    """What a strategy keeps, or somebody else, as plain values and tensors of its own on the CPU.
+    """Copies of kept values for a checkpoint, on the CPU.
 
     Raises:
         ConfigurationError: a checkpoint cannot hold a value.
@@ -322,7 +300,7 @@ def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
     return {
         name: {_WEIGHTS: value.clone().state_dict()}
         if isinstance(value, Weights)
-        else move_data_to_device(value, _HOST)
+        else move_data_to_device(value, torch.device("cpu"))
         for name, value in kept.items()
     }
 
@@ -336,7 +314,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What :func:`packed` was given, its :class:`Weights` on a device."""
+    """Reverse :func:`packed`, with :class:`Weights` on a device."""
     return {
         name: Weights.from_state_dict(value[_WEIGHTS], device)
         if isinstance(value, dict) and list(value) == [_WEIGHTS]

@@ -41,15 +41,15 @@ STRATEGY = "strategy"
 OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS = "own_models", "final_models", "personal_layers"
 #: Those that hold the weights of each client.
 WEIGHT_STORES = (OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS)
-#: Under what server and clients keep the identity of the model that their state belongs to.
+#: Keys of the identity of the model to which a state of server or client belongs.
 IDENTITY, OF_MODEL = "identity of the model", "model"
-#: Identity of what a client trains where it uses several models.
+#: Identity of the model of a client that uses several.
 MIXTURE = "mixture"
 
 
 @dataclass(frozen=True)
 class _Loading:
-    """What a checkpoint is read for: the module, the ranks and the clients' names."""
+    """Context in which a checkpoint is loaded."""
 
     flat: FlatModule
     processes: Processes
@@ -94,7 +94,7 @@ def _load_personal(_: "Federation", patterns: list[str], loading: _Loading) -> L
 
 @dataclass
 class Federation:
-    """Models, who uses them, and what server and clients keep: the state that a resumed run continues from.
+    """State from which a resumed run continues: models, their users, and what server and clients keep.
 
     Each field is declared once: :func:`~lightning_fl.engine.saved_fields.saved` marks those that checkpoints keep.
     """
@@ -189,7 +189,7 @@ class Federation:
     _identities: tuple[Collaboration, frozenset[int], list[str]] | None = None
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
-        """One model for all clients, the module's present weights; where there are models already, they stay."""
+        """Start with one model for all clients, the module's weights, unless there are models already."""
         if not self.models:
             self.models = [flat.weights.clone()]
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
@@ -198,19 +198,18 @@ class Federation:
         self._count_bytes(flat)
 
     def to_(self, device: torch.device) -> None:
-        """Move the shared models, and what the server keeps for them."""
+        """Move the shared models and the server's state of them."""
         kept = [value for of_model in self.model_states.values() for value in of_model.values()]
         for one in (*self.models, *kept):
             if isinstance(one, Weights):
                 one.to_(device)
 
     def add_late_parameters(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
-        """Take up what the module got before the first turn.
+        """Add parameters that the module created before the first turn.
 
         Args:
             flat: the module.
-            moved: makes weights of the new layout of those of the old one; ``None`` where a checkpoint's layout, which
-                the run goes on from, had room for it.
+            moved: converts weights to the new layout; ``None`` if the layout of the checkpoint already had room.
         """
         if moved is not None:
             self.models = [moved(model) for model in self.models]
@@ -218,13 +217,13 @@ class Federation:
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
-        """Freeze and unfreeze for all what hooks did so to in the turns of a round.
+        """Freeze and unfreeze the parameters that hooks changed in the turns of a round, for all clients.
 
-        A parameter is trained from now on if somebody trained it at the end of its turn.
+        A parameter is trained from now on if it was trained at the end of any turn.
 
         Args:
             flat: the module.
-            turns: for each turn of the round, on whatever rank, what it changed.
+            turns: changes of each turn of the round, on all ranks.
         """
         flags = {name: flag for changed in turns for name, flag in changed.items()}
         now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
@@ -232,10 +231,7 @@ class Federation:
         self.trainable |= now
 
     def for_evaluation(self) -> "Federation":
-        """The state that an evaluation of these models needs, without what only further training reads.
-
-        The latest figures stay.
-        """
+        """The state for an evaluation of these models, without that of training; the latest metrics stay."""
         fresh = Federation()
         reset = [one.name for one, _, how in saved_fields(Federation) if how.trains]
         return replace(self, **{name: getattr(fresh, name) for name in reset})
@@ -247,14 +243,7 @@ class Federation:
         client_stores: dict[str, dict[int, Any]],
         current_round: int,
     ) -> "Federation":
-        """This federation as it was at another time.
-
-        Args:
-            models: of that time.
-            collaboration: of that time.
-            client_stores: what clients kept.
-            current_round: rounds done by then.
-        """
+        """This federation at another time."""
         return replace(
             self,
             models=models,
@@ -263,14 +252,13 @@ class Federation:
             current_round=current_round,
         )
 
-    # -- who uses which model --------------------------------------------------------------------------------------
+    # -- the collaboration -----------------------------------------------------------------------------------------
 
     @property
     def collaboration(self) -> Collaboration:
-        """Who makes and who uses which of the models.
+        """Which clients build and use which models.
 
-        Another one takes effect when it is assigned; if it has another number of models, each starts as the mixture
-        of its clients' models.
+        If an assigned one has another number of models, each starts as the mixture of its clients' models.
         """
         return self._collaboration
 
@@ -286,14 +274,14 @@ class Federation:
         self._collaboration = collaboration
 
     def regroup(self, collaboration: Collaboration) -> None:
-        """Change who collaborates; each model starts as the mixture of its clients' models."""
+        """Set a collaboration whose models start as the mixtures of their clients' models."""
         needed = (collaboration.aggregation > 0).any(0).tolist()
         starts = [self.shared_model(client) if use else self.models[0] for client, use in enumerate(needed)]
         self.models = [mixture(row, starts) for row in collaboration.aggregation.tolist()]
         self._collaboration = collaboration
 
     def shares(self, model: int) -> dict[int, float]:
-        """Weights in a model's average, drawn or not, of its clients: those that have joined and use it alone."""
+        """Weights in a model's average of its clients: those that have joined and use it alone, also if not drawn."""
         row = self.collaboration.aggregation[model] * (self.collaboration.personalisation[:, model] == 1)
         return {
             client: float(row[client])
@@ -302,7 +290,7 @@ class Federation:
         }
 
     def identities(self) -> list[str]:
-        """What tells each model from others by its clients and their shares; its number where nobody uses it alone."""
+        """Identity of each model by its clients and their shares; its number if no client uses it alone."""
         known, absent = self._identities, frozenset(self.absent_clients)
         if known is None or known[0] is not self.collaboration or known[1] != absent:
             rows = self.collaboration.aggregation * (self.collaboration.personalisation.T == 1)
@@ -315,12 +303,12 @@ class Federation:
         return known[2]
 
     def forget_changed(self, names: Collection[str]) -> None:
-        """Forget what belongs to models whose clients or their shares have changed, here and at hosted clients.
+        """Forget the states of models whose clients or shares have changed, of the server and of hosted clients.
 
-        What belongs to clients that stay together goes with them to the model's new number.
+        A state of clients that stay together moves to the model's new number.
 
         Args:
-            names: of what clients keep for the model that they train.
+            names: of clients' values that belong to the model they train.
         """
         now = self.identities()
         states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in self.model_states.items()}
@@ -332,16 +320,16 @@ class Federation:
                 kept[client] = {name: value for name, value in values.items() if name not in names}
 
     def shared_model(self, client: int) -> Weights:
-        """What a client uses of the shared models: ``sum_k P_ik w_k``."""
+        """A client's mixture of the shared models: ``sum_k P_ik w_k``."""
         return mixture(self.collaboration.personalisation[client].tolist(), self.models)
 
     def own_model(self, client: int, device: torch.device) -> Weights | None:
-        """The model of its own that a callback keeps for a hosted client, in place of a mixture of shared ones."""
+        """A hosted client's own model, which a callback keeps instead of a mixture of shared ones."""
         own = self.own_models.get(client)
         return None if own is None else Weights.from_state_dict(own, device)
 
     def client_model(self, client: int, device: torch.device) -> Weights:
-        """What a client uses: its mixture of the shared models with its personal layers, where this rank hosts it."""
+        """A client's model: its mixture of the shared models, with its personal layers if this rank hosts it."""
         final = self.final_models.get(client)
         if final is not None:
             return Weights.from_state_dict(final, device)
@@ -368,7 +356,7 @@ class Federation:
         return self.client_stores.setdefault(name, {})
 
     def remember(self, client: int) -> Callable[[], None]:
-        """A function that gives a hosted client back what it keeps now, whatever a turn that fails makes of it."""
+        """Return a function that restores what a hosted client keeps now, after a failed turn."""
         state = copy.deepcopy(self.client_states.get(client))
         kept = {name: of[client] for name, of in self.client_stores.items() if client in of}
 
@@ -382,12 +370,12 @@ class Federation:
         return give_back
 
     def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
-        """Never average the parameters and buffers that match these names; each client keeps its own."""
+        """Exclude the parameters and buffers that match these names from averages; each client keeps its own."""
         self.personal = LocalParameters(flat, patterns) if patterns else None
         self._count_bytes(flat)
 
     def keep_constant(self, flat: FlatModule, names: Collection[str]) -> None:
-        """Freeze parameters that everybody has, so that no round sends them; no names unfreeze those of before."""
+        """Freeze parameters that all clients have, so that no round sends them; unfreeze those frozen before."""
         changes = dict.fromkeys(self.constant, True) | dict.fromkeys(names, False)
         flat.set_trainable(changes)
         self.trainable |= changes
@@ -400,7 +388,7 @@ class Federation:
     # -- what was measured -----------------------------------------------------------------------------------------
 
     def latest_means(self) -> dict[str, Tensor]:
-        """Metric -> its latest mean over clients, in training and in evaluations."""
+        """Metric -> its latest mean over clients."""
         means = lightning_names(self.metrics.get("train", {}), steps=True)
         self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
         return self.means
@@ -408,9 +396,9 @@ class Federation:
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
-        """The state that training resumes from, as plain values and tensors. Called on every rank.
+        """Plain values and tensors for a checkpoint. Called on every rank.
 
-        It is the same on all, except for what clients keep where that is private to their ranks.
+        They are the same on all ranks, except for clients' states that are private to their ranks.
         """
         state: dict[str, Any] = {"num_clients": self.collaboration.num_clients}
         for one, key, how in saved_fields(Federation):
@@ -419,7 +407,7 @@ class Federation:
         return state | self._client_entries(processes)
 
     def _client_entries(self, processes: Processes) -> dict[str, Any]:
-        """The states and stores of hosted clients or, where they may leave their ranks, of all."""
+        """The states and stores of all clients, or of hosted ones if ranks are private."""
         hosted = sorted({*self.client_states, *(client for of in self.client_stores.values() for client in of)})
         kept: dict[int, dict[str, Any]] = {}
         for client in hosted:
@@ -470,16 +458,16 @@ class Federation:
 
 @dataclass
 class Round:
-    """The present round; nothing of it is in a checkpoint.
+    """The present round, which is not saved.
 
     Attributes:
-        fitting: a fit is under way.
-        work: how much clients train in this round, where a callback says so.
-        logged: what callbacks logged.
+        fitting: a fit is running.
+        work: length of the turns of this round, if a callback set it.
+        logged: numbers that callbacks logged.
         trained: participant of the latest cohort -> identity of the model that it trains.
-        participant: whose turn it is, and its part.
-        reports: client -> its report of the latest cohort.
-        survivors: the clients whose turns did not fail.
+        participant: of the present turn.
+        reports: client of the latest cohort -> its report.
+        survivors: clients without failed turns.
         starts: the shared models before the average, until ``on_aggregate_end`` has been called.
         shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients. Empty if
             every client has a model of its own.
@@ -498,5 +486,5 @@ class Round:
     evaluated: bool = False
 
     def begin(self) -> None:
-        """Forget what callbacks said in the round before."""
+        """Reset what callbacks set in the round before."""
         self.logged, self.work = {}, None

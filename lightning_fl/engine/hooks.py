@@ -1,4 +1,4 @@
-"""Who wants to hear of what: the engine knows that there are hooks, not what a callback is."""
+"""Hook registry, so that the engine does not import callbacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ __all__ = ["Hook", "Hooks", "overrides"]
 
 
 def overrides(listener: object, hook: str, base: type) -> bool:
-    """Whether an object's class has a method of its own where its base has a neutral one."""
+    """Whether an object's class overrides a method of its base."""
     return getattr(type(listener), hook) is not getattr(base, hook)
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One listener's method.
+    """A listener's method.
 
     Args:
-        listener: whose.
+        listener: the object.
         name: of the method.
-        run: the method's first argument.
-        profiler: is told of every call.
+        run: first argument of the method.
+        profiler: times every call.
     """
 
     listener: object
@@ -32,11 +32,11 @@ class Hook:
 
     @property
     def owner(self) -> str:
-        """The name of the listener's class."""
+        """Name of the listener's class."""
         return type(self.listener).__name__
 
     def __call__(self, *args: Any) -> Any:
-        """Tell the listener."""
+        """Call the method."""
         with self.profiler.profile(f"[Callback]{self.owner}.{self.name}"):
             return getattr(self.listener, self.name)(self.run, *args)
 
@@ -45,10 +45,10 @@ class Hooks:
     """The hooks of a run, in the listeners' order.
 
     Args:
-        listeners: the objects that define hooks; the list is looked at anew at every question.
-        base: their class, whose methods are neutral.
-        run: what every hook is given first.
-        profiler: is told of every call.
+        listeners: the objects with hooks; the list may change later.
+        base: their base class, whose methods do nothing.
+        run: first argument of every hook.
+        profiler: times every call.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Hooks:
         self._run = run
 
     def of(self, name: str) -> list[Hook]:
-        """Those that define a hook."""
+        """The hooks of this name that listeners define."""
         return [
             Hook(one, name, self._run, self._profiler) for one in self._listeners if overrides(one, name, self._base)
         ]
 
     def call(self, name: str, *args: Any) -> None:
-        """Tell all that define a hook."""
+        """Call the hooks of this name."""
         for hook in self.of(name):
             hook(*args)

@@ -14,7 +14,7 @@ from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
-from lightning_fl.engine.batches.packing import pack_dataset
+from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.turn.module_checks import takes_batch_index
 

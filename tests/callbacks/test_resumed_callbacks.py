@@ -24,6 +24,7 @@ from lightning_fl.callbacks import (
     FedSoft,
     FeSEM,
     KMeans,
+    KNNPer,
     LocalReference,
     LocalTraining,
     ModelCheckpoint,
@@ -76,7 +77,7 @@ CASES: dict[str, Case] = {
         {"optimizer_state": "keep"},
     ),
     "robust": (lambda: [DROClientSampling(step_size=0.1)], [2], 4, *CORNERS, STEPS),
-    "hcct": (lambda: [HCCT(every_n_rounds=2), *_others({"2": 3}, None)], [3], 5, *KINDS, {}),
+    "hcct": (lambda: [HCCT(every_n_rounds=2, memory=0.7, layer="auto"), *_others({"2": 3}, None)], [3], 5, *KINDS, {}),
     "hcct, sampled": (lambda: [HCCT(every_n_rounds=2), *_others(*EVERY)], [1, 3, 5], 7, *KINDS, {}),
     "hcct, alone": (lambda: [HCCT(relative_trade_off=0.0, every_n_rounds=2)], [2], 4, *CORNERS, STEPS),
     "cfl": (
@@ -156,7 +157,14 @@ CASES: dict[str, Case] = {
         *CORNERS,
         SKIPS,
     ),
-    "values": (lambda: [ShapleyRewards(num_samples=4, every_n_rounds=2)], [1, 2], 4, *CORNERS, STEPS),
+    "neighbours": (
+        lambda: [KNNPer(k=3, interpolation="validation"), *_others({}, None)],
+        [2],
+        4,
+        *CORNERS,
+        {**STEPS, "optimizer_state": "keep"},
+    ),
+    "values": (lambda: [ShapleyRewards(num_samples=4, every_n_rounds=2)], [2, 3], 4, *CORNERS, STEPS),
 }
 
 

@@ -39,7 +39,7 @@ from lightning_fl.callbacks.collaboration import fedcollab
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.client_distances import PairwiseDistances
+from lightning_fl.functional.discriminators.distances import PairwiseDistances
 
 N = len(SIZES)
 #: Four classes of points in the plane: weight [4, 2] and bias [4] of four bytes each.

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
-import lightning_fl.functional.discriminator_rounds as module
+import lightning_fl.functional.discriminators.rounds as module
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
-from lightning_fl.functional.client_discriminator import (
-    DiscriminatorSettings,
-    evaluate,
-    first_weights,
-    layers,
-    local_step_,
-)
-from lightning_fl.functional.client_distances import (
+from lightning_fl.functional.discriminators.distances import (
     PairwiseDistances,
     distance,
     distance_error,
     pairwise_distances,
     spread_order,
     training_size,
+)
+from lightning_fl.functional.discriminators.networks import (
+    DiscriminatorSettings,
+    evaluate,
+    first_weights,
+    layers,
+    local_step_,
 )
 
 # Odd sizes, so that vectorised loops have remainders.

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.functional import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.functional.fedcollab import _check, _Search
 
@@ -149,15 +148,6 @@ def test_objective_by_hand():
     # Together costs less as long as D < 12/6 + 12/8 − 24/10 = 1.1.
     assert solve_coalitions(distances * 2.19, [36, 64], 12) == [0, 0]
     assert solve_coalitions(distances * 2.21, [36, 64], 12) == [0, 1]
-
-
-def test_objective_uses_the_weights_of_the_collaboration():
-    distances, counts, capacity = _instance("metric", 7, 1)
-    assignment = [0, 1, 0, 2, 1, 0, 2]
-    alpha = Collaboration.coalitions(assignment, counts).matrix
-    mass = [sum(m for m, other in zip(counts, assignment, strict=True) if other == own) for own in assignment]
-    expected = (capacity / torch.tensor(mass).double().sqrt() + (alpha * distances).sum(1)).mean()
-    assert coalition_objective(assignment, distances, counts, capacity) == pytest.approx(float(expected))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.randoms(use_true_random=False))

@@ -54,8 +54,8 @@ from lightning_fl.functional import (
     update_norms,
     with_cosines,
 )
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings
-from lightning_fl.functional.client_distances import pairwise_distances
+from lightning_fl.functional.discriminators.distances import pairwise_distances
+from lightning_fl.functional.discriminators.networks import DiscriminatorSettings
 from lightning_fl.functional.integrated_gradients import integrated_gradients
 from lightning_fl.functional.shapley import FirstOrderShapley
 

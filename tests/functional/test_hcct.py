@@ -342,18 +342,6 @@ def test_wide_layers_are_read_piece_by_piece():
         assert most_discriminative_layer({"wide": wide, "other": other}) == expected
 
 
-@pytest.mark.parametrize("cosine", [-0.9, -0.5, 0.0, 0.2, 0.7, 0.95])
-def test_two_clients_merge_above_the_cosine_that_is_told(cosine):
-    # the relative_trade_off at which just this cosine is the least, from 1 - sqrt((1 + rho) / 2) = c (1 - 1 / sqrt 2)
-    relative_trade_off = (1 - math.sqrt((1 + cosine) / 2)) / (1 - 1 / math.sqrt(2))
-    assert least_merged_cosine(relative_trade_off) == pytest.approx(cosine)
-    for samples in (10, 2_000):
-        for change, expected in ((1e-6, [0, 0]), (-1e-6, [0, 1])):
-            angle = cosine + change
-            updates = torch.tensor([[1.0, 0.0], [angle, math.sqrt(1 - angle**2)]], dtype=torch.float64)
-            assert hierarchical_partition(updates, [samples] * 2, relative_trade_off * math.sqrt(samples)) == expected
-
-
 def test_beyond_its_range_a_trade_off_settles_the_answer():
     opposed = torch.tensor([[1.0, 0.0]] * 10 + [[-1.0, 0.0]] * 10)
     assert least_merged_cosine(0.0) == 1

@@ -7,7 +7,7 @@ Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federate
 paper                  here                                                shape
 =====================  ==================================================  ======
 D_ij                   ``distances``, by client discriminators             [N, N]
-                       (:mod:`lightning_fl.functional.client_distances`)
+                       (:mod:`lightning_fl.functional.discriminators.distances`)
 m_i                    ``trainer.num_samples``                             [N]
 C                      ``capacity``
 L, its minimiser       :mod:`lightning_fl.functional.fedcollab`
@@ -40,9 +40,9 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.engine.probes.client_features import LayerOutput, client_features
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings
-from lightning_fl.functional.client_distances import pairwise_distances
 from lightning_fl.functional.coalition_stability import same_coalitions_share
+from lightning_fl.functional.discriminators.distances import pairwise_distances
+from lightning_fl.functional.discriminators.networks import DiscriminatorSettings
 from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
 from lightning_fl.runtime.surface import TrainerSurface
 

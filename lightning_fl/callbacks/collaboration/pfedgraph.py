@@ -15,29 +15,39 @@ p                          samples over the sum of the participants'            
 After the first round a client descends ``f_i(w) - λ Σ_j A_ij cos(w, w_j)``, with A and w_j of the last round that it
 took part in. Differs from the authors' code: that adds ``+λ``, which pushes clients apart (``sign="push"``); rows are
 projections instead of a solver's results; buffers are averaged, but not compared and in no norm. The server sends
-``z_i = Σ_j A_ij w_j / |w_j|`` with the model (``cosine_pull.py``), which counts as traffic.
+``z_i = Σ_j A_ij w_j / |w_j|`` with the model (:class:`_CosinePull`), which counts as traffic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.callbacks.collaboration.cosine_pull import CosinePull
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.probes.updates import change_blocks
-from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
 from lightning_fl.engine.weights.local_parameters import spans_in
 from lightning_fl.functional.gram import gram_matrix
-from lightning_fl.functional.pfedgraph import collaboration_weights, mean_cosine, placed_rows, thresholded_cosines
+from lightning_fl.functional.pfedgraph import (
+    centre_terms,
+    collaboration_weights,
+    mean_cosine,
+    placed_rows,
+    pull_terms,
+    thresholded_cosines,
+)
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["PFedGraph"]
+
+#: Name of the client store of z_i.
+_STORE = "pfedgraph"
 
 
 class PFedGraph(Callback):
@@ -81,7 +91,7 @@ class PFedGraph(Callback):
         """Give every client a model; check the names of layers."""
         self._compared(trainer)
         self._initial, self._device = trainer.federation.models[0].clone(), trainer.processes.device
-        self._pull = CosinePull(-self.lam if self.sign == "pull" else self.lam)
+        self._pull = _CosinePull(-self.lam if self.sign == "pull" else self.lam)
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.federation.num_samples).aggregation  # counts the first model as sent
         trainer.federation.collaboration = Collaboration(
@@ -121,3 +131,61 @@ class PFedGraph(Callback):
         """Restore the first model."""
         self._initial = Weights.from_state_dict(state["initial"], self._device)
         self._pull.clients = set(state["pulled"])
+
+
+class _CosinePull:
+    """Adds ``strength`` times the gradient of ``Σ_j A_ij cos(w, w_j) = z_i·w / |w|``, from a client's second turn on.
+
+    Args:
+        strength: factor of the term in the loss; negative pulls, 0 disables it.
+
+    Attributes:
+        clients: clients with a z_i, on all ranks.
+    """
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+        self.clients: set[int] = set()
+        # Of the present turn.
+        self._centre: Weights | None = None
+        self._spans: list[Span] = []
+
+    def correct_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
+        """Correct the gradient of a step."""
+        if turn.steps == 0:
+            kept = trainer.client_store(_STORE).get(turn.client) if self.strength else None
+            self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
+            self._spans = trainer.loop.averaged_spans()
+        centre, spans = self._centre, self._spans
+        if centre is None:
+            return
+        a, b = pull_terms(inner_product(centre, weights, spans), inner_product(weights, weights, spans))
+        for dtype, vector in gradient.floating():
+            vector.add_(centre.vectors[dtype], alpha=self.strength * a)
+            vector.add_(weights.vectors[dtype], alpha=self.strength * b)
+
+    def keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
+        """Store z_i of hosted participants; count the download of the previous ones.
+
+        Args:
+            trainer: after the turns of a round, before the models are averaged.
+            clients: participants, ascending.
+            rows: weights of their models in each other's average, [n, n].
+        """
+        if self.strength == 0:
+            return
+        spans, store = trainer.loop.averaged_spans(), trainer.client_store(_STORE)
+        norms = [
+            inner_product(trainer.federation.models[client], trainer.federation.models[client], spans) ** 0.5
+            for client in clients
+        ]
+        hosted = set(trainer.hosted_clients)
+        for client, row in zip(clients, rows.tolist(), strict=True):
+            if client in hosted:
+                terms = [
+                    (weight, trainer.federation.models[clients[place]]) for place, weight in centre_terms(row, norms)
+                ]
+                store[client] = linear_combination(trainer.federation.models[client], terms, spans).state_dict()
+        received = sorted(self.clients.intersection(trainer.round.reports))  # received with the model
+        trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})
+        self.clients |= set(clients)

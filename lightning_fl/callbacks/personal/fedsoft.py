@@ -27,23 +27,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-import torch
+from torch import Tensor
 
-from lightning_fl.callbacks.personal.fedsoft_turns import drawn_participants, proximal_pull
-from lightning_fl.callbacks.personal.own_models import OwnModels
-from lightning_fl.core.cohort import Cohort
+from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
 from lightning_fl.engine.client import ClientTurn
-from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.fedsoft import contribution_weights, floored_importance
+from lightning_fl.engine.federation import OWN_MODELS
+from lightning_fl.engine.weights.flat import Span, Weights, linear_combination
+from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FedSoft"]
 
 
-class FedSoft(OwnModels):
+class FedSoft(SoftAveraging):
     """Soft clusters: clients contribute to cluster models and keep personal models close to those that fit their data.
 
     Composes like :class:`SoftAveraging`; with sampled clients, those of a model are drawn among them. Each participant
@@ -64,6 +64,9 @@ class FedSoft(OwnModels):
         rounds: rounds done.
         importance: shares of samples n_ks / n_k, float64 [N, S], rows sum to 1.
 
+    Attributes:
+        trained: clients with a personal model, on any rank.
+
     Raises:
         ConfigurationError: in a round, the callback that selects clients assigns models, or weights if clients are
             drawn by v; also those of :class:`SoftAveraging`.
@@ -72,7 +75,7 @@ class FedSoft(OwnModels):
 
     method_name = "FedSoft"
 
-    traits = ("soft_assignment",)
+    saved = (*SoftAveraging.saved, "trained")
     _curve = "fedsoft"
     #: Of the present turn.
     _pull_: Callable[[Weights, Weights], None]
@@ -99,7 +102,11 @@ class FedSoft(OwnModels):
             split=split,
         )
 
-    def _collaboration(self, importance: torch.Tensor, num_samples: Sequence[int]) -> Collaboration:
+    def _reset(self) -> None:
+        super()._reset()
+        self.trained: set[int] = set()
+
+    def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
         return Collaboration(contribution_weights(floored_importance(importance, self.sigma), num_samples), importance)
 
     def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
@@ -111,10 +118,23 @@ class FedSoft(OwnModels):
             )
         chosen = [replace(one, own=one.client in self.trained) for one in cohort.participants]
         if self.importance and self.clients_per_model is not None:
-            chosen = drawn_participants(trainer, chosen, self.clients_per_model)
+            chosen = _drawn(trainer, chosen, self.clients_per_model)
         if self.importance:
             trainer.federation.communication.receive([one.client for one in chosen], trainer.federation.models)
         return Cohort(tuple(chosen))
+
+    def evaluated(self, trainer: TrainerSurface, model: str) -> str:
+        """Name the personal models, once there are any."""
+        return "each client's own model" if trainer.federation.own_models else model
+
+    def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
+        """Keep the client's model."""
+        trainer.client_store(OWN_MODELS)[client] = trainer.client_weights().clone().state_dict()
+
+    def on_aggregate_end(self, trainer: TrainerSurface) -> None:
+        """Estimate the importance weights if due."""
+        self.trained |= trainer.round.survivors
+        super().on_aggregate_end(trainer)
 
     def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Add the gradient of the proximal term, once u is known."""
@@ -123,5 +143,51 @@ class FedSoft(OwnModels):
         if turn.steps == 0:
             importance = floored_importance(self.importance[-1][turn.client], self.sigma)
             spans = trainer.loop.averaged_spans()
-            self._pull_ = proximal_pull(trainer.federation.models, importance, self.lam, spans)
+            self._pull_ = _proximal_pull(trainer.federation.models, importance, self.lam, spans)
         self._pull_(gradient, weights)
+
+
+def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
+    """Draw ``Sel_s``, the K contributors of every model s.
+
+    Args:
+        trainer: before a round.
+        possible: candidates, drawn by their weights in the collaboration.
+        number: K.
+
+    Returns:
+        Clients drawn for at least one model, with equal weights, in the order of ``possible``.
+    """
+    if any(one.weight is not None for one in possible):
+        raise ConfigurationError(
+            "FedSoft.clients_per_model conflicts with the callback that selects clients, which sets their weights:"
+            " remove one of the two."
+        )
+    feeds: dict[int, list[int]] = {}
+    clients = [one.client for one in possible]
+    for model, weights in enumerate(trainer.federation.collaboration.aggregation[:, clients]):
+        if float(weights.sum()) > 0:
+            for place in draw_contributors(weights, number, trainer.generator("fedsoft", model)):
+                feeds.setdefault(place, []).append(model)
+    return [replace(possible[place], weight=1.0, feeds=tuple(feeds[place])) for place in sorted(feeds)]
+
+
+def _proximal_pull(
+    models: Sequence[Weights], importance: Tensor, lam: float, spans: Sequence[Span]
+) -> Callable[[Weights, Weights], None]:
+    """Gradient correction ``λ (Σ_s u_ks w - Σ_s u_ks c_s)`` of the proximal term ``λ/2 Σ_s u_ks |w - c_s|²``.
+
+    Args:
+        models: c_s, S of them.
+        importance: u_k, shape [S].
+        lam: λ.
+        spans: regularised parameters.
+    """
+    centre = linear_combination(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
+    strength = lam * float(importance.sum())
+
+    def correct_(gradient: Weights, weights: Weights) -> None:
+        for dtype, vector in gradient.floating():
+            vector.add_(weights.vectors[dtype], alpha=strength).sub_(centre.vectors[dtype], alpha=lam)
+
+    return correct_

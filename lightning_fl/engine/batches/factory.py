@@ -11,14 +11,16 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
 )
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.graphs import is_graph_dataset
+from lightning_fl.data.graphs import is_graph, is_graph_dataset
 from lightning_fl.data.loaders import (
     as_loader,
     collate,
@@ -32,11 +34,10 @@ from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.from_loaders import LoaderBatches, LoadersInTurn
 from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packing import pack_dataset
-from lightning_fl.engine.batches.packs import MemoryBudget, Pack
+from lightning_fl.engine.batches.packs import MemoryBudget, Pack, TensorPack
 from lightning_fl.engine.hooks import Hooks
 
-__all__ = ["BatchFactory"]
+__all__ = ["BatchFactory", "pack_dataset"]
 
 
 class BatchFactory:
@@ -209,6 +210,21 @@ class BatchFactory:
             )
         self._warned = True
         return pack.send_to(self._device)
+
+
+def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
+    """Pack a ``TensorDataset``, a list of PyG ``Data`` or an ``InMemoryDataset`` without transform.
+
+    Returns:
+        ``None`` if samples must be fetched one by one.
+    """
+    if type(dataset) is TensorDataset:
+        return TensorPack(dataset.tensors)
+    if is_graph_dataset(dataset) or (isinstance(dataset, list) and dataset and is_graph(dataset[0])):
+        from lightning_fl.engine.batches.graph_packs import pack_graphs  # imports PyG
+
+        return pack_graphs(dataset)
+    return None
 
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.loop import LocalLoop
 
-__all__ = ["check_samples", "check_split", "clients_without", "compute_on_hosts"]
+__all__ = ["check_samples", "clients_without", "compute_on_hosts"]
 
 T = TypeVar("T")
 
@@ -59,12 +59,6 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
     )
     names = loop.data.client_names()
     return [names[client] for client, has in have.items() if not has]
-
-
-def check_split(argument: str, split: str) -> None:
-    """Refuse test data for choosing or valuing models."""
-    if split not in ("train", "val"):
-        raise ConfigurationError(f"{argument}={split!r}: choose train or val, but not test samples.")
 
 
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:

@@ -5,7 +5,6 @@ Loading, saving and averaging a model are then single vector operations for any 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.weights.layout import (
     Entry,
+    TensorWatch,
     assign_places,
     check_tensors,
     memory_keys,
@@ -29,10 +29,8 @@ __all__ = [
     "Place",
     "Span",
     "Weights",
-    "check_finite",
     "copy_spans_",
     "inner_product",
-    "largest_magnitude",
     "linear_combination",
     "merge_spans",
 ]
@@ -247,7 +245,7 @@ class FlatModule:
             self._slots.append(_Slot(name, owner, key, tensor, view, begin, view.data_ptr(), view.stride()))
         for slot in self._slots:
             slot.tensor.data = slot.view
-        self._watch()
+        self._watch = TensorWatch(self.module)
 
     def spans(self) -> list[Span]:
         """Every parameter, then every buffer; a tied one appears under each of its names."""
@@ -328,27 +326,9 @@ class FlatModule:
 
     # -- parameters that hooks create ------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Record counts that reveal new parameters without walking through the module."""
-        modules = list(self.module.modules())
-        self._dicts = [held for one in modules for held in (one._parameters, one._buffers)]
-        self._count = sum(map(len, self._dicts))
-        self._children = [(one._modules, tuple(one._modules.values())) for one in modules if one._modules]
-        self._empty = [(held, key) for held in self._dicts for key, tensor in held.items() if tensor is None]
-
     def new_tensors(self) -> list[str]:
         """Names of parameters and buffers that were created since the views."""
-        if (
-            sum(map(len, self._dicts)) == self._count
-            and all(tuple(held.values()) == known for held, known in self._children)
-            and all(held.get(key) is None for held, key in self._empty)
-        ):
-            return []
-        known = {(id(slot.owner), slot.key) for slot in self._slots}
-        new = [name for name, owner, key, _ in tensors_of(self.module) if (id(owner), key) not in known]
-        if not new:  # a module without tensors, such as a metric
-            self._watch()
-        return new
+        return self._watch.new()
 
     def add_late_parameters(self) -> Callable[[Weights], Weights] | None:
         """Recreate the views, including parameters and buffers created since.
@@ -408,21 +388,3 @@ class FlatModule:
         if now == before:
             return {}
         return {slot.name: flag for slot, flag, old in zip(self._slots, now, before, strict=True) if flag != old}
-
-
-def check_finite(weights: Weights, reference: Weights) -> None:
-    """Refuse weights with an entry that became NaN or infinite."""
-    for dtype, vector in weights.floating():
-        if largest_magnitude(vector) == inf and not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
-            raise TrainingError(
-                "the weights are not finite: training diverges; lower the learning rate or set"
-                " trainer.gradient_clip_val."
-            )
-
-
-def largest_magnitude(vector: Tensor) -> float:
-    """``max |v|``; infinity if any entry is infinite or NaN."""
-    if not vector.numel():
-        return 0.0
-    largest = max(map(abs, torch.stack(torch.aminmax(vector)).tolist()))  # fetched together
-    return largest if largest == largest else inf

@@ -14,6 +14,7 @@ __all__ = [
     "Entry",
     "Held",
     "Places",
+    "TensorWatch",
     "assign_places",
     "check_tensors",
     "memory_keys",
@@ -164,3 +165,32 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, dict[str, Tensor | None
             for key, tensor in owner.items():
                 if tensor is not None:
                     yield f"{prefix}.{key}" if prefix else key, owner, key, tensor
+
+
+class TensorWatch:
+    """Finds parameters and buffers that a module creates later, by counts instead of a walk through the module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._known = {(id(owner), key) for _, owner, key, _ in tensors_of(module)}
+        self._count()
+
+    def new(self) -> list[str]:
+        """Names of those created since."""
+        if (
+            sum(map(len, self._dicts)) == self._number
+            and all(tuple(held.values()) == known for held, known in self._children)
+            and all(held.get(key) is None for held, key in self._empty)
+        ):
+            return []
+        new = [name for name, owner, key, _ in tensors_of(self._module) if (id(owner), key) not in self._known]
+        if not new:  # a module without tensors, such as a metric
+            self._count()
+        return new
+
+    def _count(self) -> None:
+        modules = list(self._module.modules())
+        self._dicts = [held for one in modules for held in (one._parameters, one._buffers)]
+        self._number = sum(map(len, self._dicts))
+        self._children = [(one._modules, tuple(one._modules.values())) for one in modules if one._modules]
+        self._empty = [(held, key) for held in self._dicts for key, tensor in held.items() if tensor is None]

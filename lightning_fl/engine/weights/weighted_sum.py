@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
-from lightning_fl.engine.weights.flat import Weights, check_finite, largest_magnitude
+from lightning_fl.engine.weights.finite import check_finite, largest_magnitude
+from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["SoleContribution", "WeightedSum", "mixture"]
 

@@ -221,26 +221,6 @@ def test_a_newcomer_joins_the_partition_that_is_kept():
     assert hcct.partition_round == 1
 
 
-@pytest.mark.parametrize("layer", [None, "auto"])
-def test_the_mean_of_cosines_is_the_same_after_a_stop(tmp_path, layer):
-    def make(root, rounds):
-        hcct = HCCT(relative_trade_off=0.5, memory=0.7, every_n_rounds=2, layer=layer)
-        return hcct, trainer(
-            hcct, Cohorts({2: OTHERS}, 5), rounds=rounds, root=tmp_path / root, enable_checkpointing=True
-        )
-
-    whole, run = make("whole", 5)
-    run.fit(TinyModule(), TwoKinds())
-    make("parts", 3)[1].fit(TinyModule(), TwoKinds())
-    second, resumed = make("parts", 5)
-    resumed.fit(TinyModule(), TwoKinds(), ckpt_path="last")
-    assert torch.equal(second._cosines, whole._cosines)
-    assert torch.equal(second._weights, whole._weights)
-    assert second.state_dict() == whole.state_dict()
-    for client in range(len(SIZES)):
-        assert torch.equal(weights_of(run, client), weights_of(resumed, client))
-
-
 def test_sampled_clients_are_warned_of():
     with pytest.warns(UserWarning, match="HCCT with UniformSampling"):
         trainer(HCCT(), UniformSampling(cohort_size=3), rounds=1).fit(TinyModule(), TwoKinds())

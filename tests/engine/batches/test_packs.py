@@ -5,8 +5,8 @@ from torch.utils.data import TensorDataset, default_collate
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.graph_packs import GraphPack
-from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import Pack, TensorPack
 
 

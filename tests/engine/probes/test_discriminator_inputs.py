@@ -14,8 +14,8 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packing import pack_dataset
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.probes.discriminator_inputs import (
     batch_features,
@@ -29,7 +29,7 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.functional.client_distances import pairwise_distances
+from lightning_fl.functional.discriminators.distances import pairwise_distances
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]
 

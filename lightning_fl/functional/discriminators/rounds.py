@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings, evaluate, local_step_
+from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, evaluate, local_step_
 
 __all__ = ["Lane", "Outcome", "Reduce", "Survey"]
 

@@ -2,7 +2,7 @@
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, algorithm 1. Every pair of clients trains a discriminator federatedly
-(:mod:`lightning_fl.functional.client_discriminator`, :mod:`lightning_fl.functional.discriminator_rounds`); then
+(:mod:`lightning_fl.functional.discriminators.networks`, :mod:`lightning_fl.functional.discriminators.rounds`); then
 ``D_ij = 2 BalAcc − 1`` with its balanced accuracy on validation samples.
 
 | paper | here | shape |
@@ -35,8 +35,8 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
 from lightning_fl.core.seeding import generator
-from lightning_fl.functional.client_discriminator import DiscriminatorSettings, first_weights
-from lightning_fl.functional.discriminator_rounds import Lane, Outcome, Reduce, Survey
+from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, first_weights
+from lightning_fl.functional.discriminators.rounds import Lane, Outcome, Reduce, Survey
 
 __all__ = [
     "DiscriminatorSettings",
