@@ -7,7 +7,6 @@ import torch
 from hooks import Cohorts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_equal_up_to_rounding
 from tiny import TinyModule
 from two_kinds import KINDS, SIZES, TwoKinds, trainer, weights_of
 
@@ -20,7 +19,6 @@ from lightning_fl.callbacks import (
     CoalitionFigure,
     FeSEM,
     KMeans,
-    LocalTraining,
     PersonalLayers,
 )
 from lightning_fl.engine.weights.flat import Weights
@@ -133,37 +131,6 @@ def test_nobody_in_any_cluster_trains_one_model():
         one.fit(TinyModule(), TwoKinds())
     assert run.models[0].equal(plain.models[0])
     assert run.callbacks[0].assignments == [[-1] * 5] * 3
-
-
-@pytest.mark.parametrize(
-    ("clusters", "rounds", "exact"),
-    [
-        (lambda: HCCT(relative_trade_off=1e6), 3, False),
-        (lambda: KMeans(num_clusters=1), 4, False),
-        (lambda: CFL(mean_norm=1e-9), 3, True),
-    ],
-)
-def test_one_cluster_is_fedavg(clusters, rounds, exact):
-    """Up to rounding where updates are compared."""
-    run, fedavg = trainer(clusters(), rounds=rounds), trainer(rounds=rounds)
-    for one in (run, fedavg):
-        one.fit(TinyModule(), TwoKinds())
-    assert run.collaboration.num_models == 1
-    if exact:
-        assert torch.equal(weights_of(run, 0), weights_of(fedavg, 0))
-    assert_equal_up_to_rounding(weights_of(run, 0), weights_of(fedavg, 0), steps=rounds * 3)
-
-
-@pytest.mark.parametrize(
-    ("clusters", "rounds"), [(lambda: HCCT(relative_trade_off=0.0), 3), (lambda: KMeans(num_clusters=5), 4)]
-)
-def test_a_cluster_for_every_client_is_local_training_to_the_bit(clusters, rounds):
-    run, local = trainer(clusters(), rounds=rounds), trainer(LocalTraining(), rounds=rounds)
-    for one in (run, local):
-        one.fit(TinyModule(), TwoKinds())
-    assert all(torch.equal(weights_of(run, client), weights_of(local, client)) for client in range(N))
-    if isinstance(run.callbacks[0], KMeans):
-        assert run.communication.bytes_sent == dict.fromkeys(range(5), run.communication.model_bytes)
 
 
 @pytest.mark.parametrize(

@@ -115,22 +115,6 @@ def test_loners_keep_their_models_and_may_be_chosen(kind, tmp_path):
         assert run.round_metrics["graph/watched_share"] == 0.5
 
 
-def test_without_a_budget_for_others_it_is_local_training():
-    alone, local = trainer(CollaborationGraph(budget=0)), trainer(LocalTraining())
-    for run in (alone, local):
-        run.fit(TinyModule(norm=True), TwoKinds())
-    assert all(alone.client_model(k).equal(local.client_model(k)) for k in range(NUM))
-
-
-def test_a_full_graph_is_fedavg():
-    full, fedavg = trainer(CollaborationGraph(graph="full")), trainer()
-    for run in (full, fedavg):
-        run.fit(TinyModule(norm=True), TwoKinds())
-    for k in range(NUM):
-        for dtype, vector in full.client_model(k).vectors.items():
-            torch.testing.assert_close(vector, fedavg.models[0].vectors[dtype])
-
-
 def test_a_random_graph_has_the_budget_and_stays():
     graph = CollaborationGraph(graph="random", budget=2)
     run = trainer(graph)

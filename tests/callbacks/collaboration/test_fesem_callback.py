@@ -18,7 +18,6 @@ from lightning_fl.callbacks import (
     ClientArrivals,
     CoalitionFigure,
     FeSEM,
-    LocalTraining,
     ModelCheckpoint,
     PersonalLayers,
     ShapleyRewards,
@@ -82,18 +81,6 @@ def test_a_run_is_the_papers_algorithm(num_clusters: int) -> None:
     assert fesem.rounds == [1, 2, 3, 4]
     for client in range(N):
         assert_equal_up_to_rounding(vector(run, client), expected[client], steps=4 * 2)
-
-
-@pytest.mark.slow
-def test_one_cluster_is_fedavg_to_the_bit() -> None:
-    one, plain = fit(FeSEM(num_clusters=1)), fit()
-    assert one.models[0].equal(plain.models[0])
-    assert one.metrics["val"]["val/loss"].clients == plain.metrics["val"]["val/loss"].clients
-
-
-def test_the_first_of_as_many_clusters_as_clients_is_local_training_to_the_bit() -> None:
-    alone, local = fit(FeSEM(num_clusters=N), max_rounds=1), fit(LocalTraining(), max_rounds=1)
-    assert all(alone.client_model(i).equal(local.client_model(i)) for i in range(N))
 
 
 @pytest.mark.slow

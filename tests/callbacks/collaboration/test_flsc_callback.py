@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from bowls import TWO, Bowl, Bowls, Starts, descend, points, roll
-from corners import Network, fit
 from hooks import hooks
 from torch import Tensor
 
 from lightning_fl.callbacks import (
     FLSC,
-    IFCA,
-    UniformSampling,
 )
 from lightning_fl.core.cohort import Cohort
 
@@ -73,22 +70,6 @@ def test_a_run_is_the_papers_algorithm(num_best: int, tmp_path: Path) -> None:
         if num_best < 3:
             assert row.nonzero().flatten().tolist() == sorted(own)
         assert float(row.max()) == pytest.approx(1 / num_best)
-
-
-def test_one_best_model_is_ifca_to_the_bit() -> None:
-    flsc, ifca = FLSC(num_clusters=3, num_best=1), IFCA(num_clusters=3)
-    first = fit(flsc, UniformSampling(cohort_size=4), module=Network(), max_rounds=4)
-    other = fit(ifca, UniformSampling(cohort_size=4), module=Network(), max_rounds=4)
-    assert all(a.equal(b) for a, b in zip(first.models, other.models, strict=True))
-    assert (flsc.assignments, first.collaboration) == (ifca.assignments, other.collaboration)
-    assert first.metrics["val"]["val/loss"].clients == other.metrics["val"]["val/loss"].clients
-    assert first.communication.bytes_received == other.communication.bytes_received
-    assert first.communication.bytes_sent == other.communication.bytes_sent
-
-
-def test_one_model_is_fedavg_to_the_bit() -> None:
-    one, together = fit(FLSC(num_clusters=1, num_best=1), module=Network()), fit(module=Network())
-    assert one.models[0].equal(together.models[0])
 
 
 def test_with_all_of_them_the_models_become_one(tmp_path: Path) -> None:

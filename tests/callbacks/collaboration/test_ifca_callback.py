@@ -103,12 +103,6 @@ def test_a_run_is_the_papers_algorithm() -> None:
         assert run.collaboration.model_of(client) == min(range(3), key=losses.__getitem__)
 
 
-def test_one_model_is_fedavg_to_the_bit() -> None:
-    one, plain = fit(IFCA(num_clusters=1), module=Network()), fit(module=Network())
-    assert one.models[0].equal(plain.models[0])
-    assert one.metrics["val"]["val/loss"].clients == plain.metrics["val"]["val/loss"].clients
-
-
 class Leaning(Callback):
     """Model k begins with a bias of 1 towards the classes of kind k: a loss of 1.0 for them, 2.0 for the others."""
 

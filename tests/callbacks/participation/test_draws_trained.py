@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hooks import hooks
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import TinyClients, TinyModule, weights_of
 from torch import Tensor
 
 from lightning_fl import ConfigurationError, FederatedTrainer
@@ -114,19 +113,3 @@ def test_all_clients_by_lambda_equal_a_plain_loop() -> None:
     assert isinstance(module, TinyModule)
     learned = torch.cat([module.linear.weight, module.linear.bias[None]], 1).detach().double()
     torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
-
-
-def test_all_clients_without_ascent_count_alike_whatever_their_sizes() -> None:
-    equal, alike, by_samples = (
-        run(DROClientSampling(cohort="all", step_size=0.0)),
-        run(
-            hooks(
-                role="participation",
-                select_clients=lambda trainer: Cohort(tuple(Participant(client, 0, 1 / 3) for client in range(3))),
-            )
-        ),
-        run(),
-    )
-    assert len(set(equal.num_samples)) > 1
-    assert same_bits(weights_of(equal.module), weights_of(alike.module))
-    assert not same_bits(weights_of(equal.module), weights_of(by_samples.module))

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import TinyClients, TinyModule, weights_of
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
-from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.callbacks import Callback, DROClientSampling
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
 
 STEPS, STEP_SIZE, RATE = 4, 0.05, 0.05
@@ -58,27 +57,6 @@ def test_equals_the_pseudocode() -> None:
     torch.testing.assert_close(sampling.weights, weights, rtol=1e-4, atol=1e-6)
     learned = torch.cat([module.linear.weight, module.linear.bias[None]], 1).detach().double()
     torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
-
-
-def test_without_ascent_it_is_fedavg_with_uniform_cohorts() -> None:
-    class UniformCohorts(Callback):
-        role = "participation"
-
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            counts = draw_cohort(torch.full((3,), 1 / 3), 3, trainer.generator("cohort")).tolist()
-            return Cohort(tuple(Participant(i, 0, float(count)) for i, count in enumerate(counts) if count))
-
-    sampling = DROClientSampling(step_size=0.0)
-    _, first = run(sampling)
-    _, second = run(UniformCohorts())
-    assert same_bits(weights_of(first), weights_of(second))
-    assert torch.equal(sampling.weights, torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-def test_drflm_without_mixing_is_drfa() -> None:
-    _, drfa = run(DROClientSampling(step_size=STEP_SIZE))
-    _, drflm = run(DROClientSampling(step_size=STEP_SIZE), LocalMixup(alpha=0.0))
-    assert same_bits(weights_of(drfa), weights_of(drflm))
 
 
 def test_equal_clients_keep_uniform_weights() -> None:

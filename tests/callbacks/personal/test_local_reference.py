@@ -38,14 +38,6 @@ def test_the_reference_is_a_run_of_local_training_to_the_last_bit():
     assert with_reference.metrics["val"]["val/local/loss"].clients == (alone.metrics["val"]["val_loss"].clients)
 
 
-def test_the_federation_is_what_it_is_without_a_reference():
-    plain, watched = trainer(), trainer(LocalReference())
-    for run in (plain, watched):
-        run.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
-    assert plain.models[0].equal(watched.models[0])
-    assert plain.metrics["val"]["val_loss"] == watched.metrics["val"]["val_loss"]
-
-
 def test_gains_are_differences_with_the_metrics_direction():
     run = trainer(LocalReference())
     run.fit(TinyModule(), TinyClients(SIZES))

@@ -37,11 +37,6 @@ def explained(losses: Tensor) -> list[float]:
     return [best.count(model) / len(best) for model in range(len(losses))]
 
 
-def test_one_model_is_fedavg_to_the_bit() -> None:
-    soft, plain = fit(SoftAveraging(num_models=1)), fit()
-    assert soft.models[0].equal(plain.models[0])
-
-
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_models_share_the_samples_that_they_explain_equally_well(rows: list[list[int]]) -> None:
     shares = smallest_loss_shares(torch.tensor(rows, dtype=torch.float32).T)

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from corners import FailingTurns, Greedy, Leaving, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
-    BiddingPolicy,
     ClientArrivals,
     ModelCheckpoint,
     RandomBidding,
@@ -25,7 +23,6 @@ from lightning_fl.callbacks import (
     TierBidding,
     Tokens,
 )
-from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.callbacks.rewards.tokens import Ledger
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import Transaction, choose_bids, reimbursement_share, reward_ranks, schedule, split_units
@@ -231,21 +228,6 @@ def test_tokens_that_decided_nothing_are_warned_of() -> None:
         fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4)
 
 
-class Steady(BiddingPolicy):
-    """Bids for both tiers in one order, whatever they brought."""
-
-    def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        return [1, 0]
-
-
-def test_with_enough_for_all_bids_in_the_same_order_tokens_change_no_bit() -> None:
-    runs = []
-    for tokens in (None, Tokens(initial_balance=100, price=1)):
-        tiers = TierBidding(num_tiers=2, num_best=2, num_random=1, policy=Steady(), tokens=tokens, num_samples=6)
-        runs.append(fit(tiers, ShapleyRewards(**REWARDS), max_rounds=4))
-    assert all(one.equal(other) for one, other in zip(runs[0].models, runs[1].models, strict=True))
-
-
 # -- whatever happens, no token is lost --------------------------------------------------------------------------------
 
 AWAY = {0: {1, 2, 3}, 1: set(range(9, 14)), 4: {7} | set(range(20, 31)), 5: set(range(1, 12)) | {25, 26}}
@@ -373,15 +355,6 @@ def test_pools_and_balances_are_logged() -> None:
         assert run.round_metrics[f"tokens/pool/{k}"] == sum(bids) / UNIT
     many = fit(*made(), max_rounds=2, log_per_client=False)
     assert "tokens/balance/client_0" not in many.round_metrics
-
-
-def test_one_tier_is_payments_in_fedavg() -> None:
-    arguments: dict[str, Any] = {"num_tiers": 1, "policy": Greedy(), "num_best": 0, "num_random": 3}
-    tiers, rewards = made(**arguments)
-    paying = fit(tiers, rewards, max_rounds=4)
-    plain = fit(TierBidding(num_samples=6, **arguments), max_rounds=4)
-    assert paying.models[0].equal(plain.models[0])
-    assert len({tuple(of.values()) for of in balances(tiers)}) > 1
 
 
 def test_a_late_joiner_gets_the_initial_balance() -> None:
