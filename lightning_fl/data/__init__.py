@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.module import ImageData as ImageData
     from lightning_fl.data.images.silos import ImageFolders as ImageFolders
     from lightning_fl.data.module import FederatedDataModule as FederatedDataModule
+    from lightning_fl.data.molecules.card_modules import DrugOOD as DrugOOD
+    from lightning_fl.data.molecules.card_modules import MoleculeNet as MoleculeNet
     from lightning_fl.data.molecules.laboratories import PrivateTargets as PrivateTargets
-    from lightning_fl.data.molecules.module import DrugOOD as DrugOOD
     from lightning_fl.data.molecules.module import MoleculeCSV as MoleculeCSV
-    from lightning_fl.data.molecules.module import MoleculeNet as MoleculeNet
     from lightning_fl.data.partition import IID as IID
     from lightning_fl.data.partition import Dirichlet as Dirichlet
     from lightning_fl.data.partition import FedCollabLabelShift as FedCollabLabelShift

@@ -1,6 +1,6 @@
 """Data module that partitions one data set, or an ordinary ``LightningDataModule``, among simulated clients."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +9,11 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.core.seeding import run_seed, seed_default_generators
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
-from lightning_fl.data.division import Division, DivisionSettings, Folds, divide_clients
+from lightning_fl.data.division import Division, Folds
 from lightning_fl.data.loaders import (
     divisible_loader,
     has_plain_batches,
@@ -24,13 +24,12 @@ from lightning_fl.data.loaders import (
 )
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
-from lightning_fl.data.shared import pooled_indices, warn_of_missing_parts
+from lightning_fl.data.shared import OpenedData, SharedDataModule
 
 __all__ = ["Partitioned"]
 
 
-class Partitioned(FederatedDataModule):
+class Partitioned(SharedDataModule):
     """Clients made from one data set by a partitioner; each client's samples are then divided inside the client.
 
     A data module's validation and test data are partitioned along with its training data; a missing split is cut from
@@ -79,13 +78,17 @@ class Partitioned(FederatedDataModule):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(
+            partitioner=partitioner,
+            split=split,
+            split_seed=split_seed,
+            division=division,
+            folds=folds,
+            fold=fold,
             batch_size=32 if batch_size is None else batch_size,
             eval_batch_size=eval_batch_size,
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
-        self._settings = DivisionSettings(division, tuple(split), folds, fold)
-        self._settings.check_partitioner(partitioner)
         if isinstance(data, FederatedDataModule):
             raise ConfigurationError(f"data is a {type(data).__name__}, which already has clients: use it directly.")
         if collate_fn is not None and isinstance(data, AnyDataModule):
@@ -98,12 +101,6 @@ class Partitioned(FederatedDataModule):
                 " map-style data set or a LightningDataModule, or one data module per client with Silos."
             )
         self.data = data
-        self.partitioner = partitioner
-        self.split = tuple(split)
-        self.split_seed = split_seed
-        self.division = division
-        self.folds = folds
-        self.fold = fold
         self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,
@@ -111,13 +108,8 @@ class Partitioned(FederatedDataModule):
             "shuffle": shuffle,
             "drop_last": drop_last,
         }
-        self._seed: int | None = None  # set by setup
-        self._names: list[str] | None = None
-        self._datasets: dict[Split, Dataset] = {}  # without the splits that are cut from the training data
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders, for their settings
-        self._indices: list[dict[Split, Tensor]] = []
-        self._kept: dict[tuple[int, Split], Dataset | DataLoader] = {}
-        self._pooled = False
+        self._kept: dict[tuple[int, Split], Subset | DataLoader] = {}
         if isinstance(data, AnyDataModule):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, data):
@@ -128,44 +120,27 @@ class Partitioned(FederatedDataModule):
         if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
-    def setup(self, stage: str | None = None) -> None:
-        """Open and partition the data; calls the data module's ``setup`` for "fit" and, if it has test data, "test".
+    def _open(self, *, allow_download: bool) -> OpenedData:
+        """Open all splits, for every stage, so that training and test samples never overlap.
 
-        All splits are partitioned at once for every stage, so that training and test samples never overlap. Further
-        calls change nothing. A data module's own random splits are the same in every process.
+        Calls the data module's ``setup`` for "fit" and, if it has test data, "test". Its own random splits are the same
+        in every process.
         """
-        if self._indices:
-            return
-        seed = run_seed() if self.split_seed is None else self.split_seed
-        if isinstance(self.data, AnyDataModule):
-            self._open(self.data, seed)
-        else:
-            self._datasets["train"] = self.data
-        if isinstance(source := getattr(self.data, "source", None), str):
-            self.source = source
-        parts = self.partitioner.partition_clients(self._datasets, self.split, seed)
-        self._names = self.partitioner.names
-        self._settings.check_parts(parts)
-        for client, train in enumerate(parts["train"]):
-            if len(train) == 0:
-                name = self._names[client] if self._names else client
-                raise DataError(
-                    f"client {name} has no training samples: use fewer clients, another partitioner or another"
-                    " split_seed."
-                )
-        names = self._names or list(map(str, range(len(parts["train"]))))
-        indices = divide_clients(self._datasets, parts, self._settings, seed, names)
-        warn_of_missing_parts(names, indices)
-        self._indices, self._seed = indices, seed
+        source = getattr(self.data, "source", None)
+        datasets: Mapping[Split, Dataset] = (
+            self._open_loaders(self.data) if isinstance(self.data, AnyDataModule) else {"train": self.data}
+        )
+        return OpenedData(datasets, source if isinstance(source, str) else self.source, {})
 
-    def _open(self, datamodule: LightningDataModule, seed: int) -> None:
+    def _open_loaders(self, datamodule: LightningDataModule) -> dict[Split, Dataset]:
         """Read the data sets and settings of the data module's loaders."""
+        datasets: dict[Split, Dataset] = {}
         given = self._given
         for split in SPLITS:
             if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
                 # One seed for both stages, so that a random split drawn in each is the same.
                 with isolate_rng(include_cuda=False):
-                    seed_default_generators(seed, "setup")
+                    seed_default_generators(self.partition_seed, "setup")
                     datamodule.setup("fit" if split == "train" else "test")
             loader = divisible_loader(datamodule, split)
             if loader is None:
@@ -175,7 +150,7 @@ class Partitioned(FederatedDataModule):
                     )
                 continue
             batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
-            self._datasets[split] = sampled_dataset(
+            datasets[split] = sampled_dataset(
                 loader,
                 split,
                 replace_order=split == "train" and given["shuffle"] is not None,
@@ -189,24 +164,16 @@ class Partitioned(FederatedDataModule):
             elif given["eval_batch_size"] is None:
                 self.eval_batch_size = loader.batch_size or self.batch_size
             self._loaders[split] = loader
+        return datasets
 
-    @property
-    def num_clients(self) -> int:
-        """Number of clients N; if it depends on the data, known after ``setup``."""
-        if self._indices:
-            return len(self._indices)
-        if self.partitioner.num_clients is None:
-            raise DataError("the number of clients depends on the data: call setup() first.")
-        return self.partitioner.num_clients
-
-    def client_data(self, client: int, split: Split) -> Dataset | DataLoader | None:
+    def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """The client's samples: a ``Subset`` of a shared data set, or a loader like the user's over it."""
         indices = self._samples(client, split)
         if len(indices) == 0:
             return None
         if (client, split) not in self._kept:
-            source = self._source(split)
-            subset, loader = _subset(self._datasets[source], indices), self._loaders.get(source)
+            part = self._part_of(split)
+            subset, loader = _subset(self._held[part], indices), self._loaders.get(part)
             training = split == "train"
             options: dict[str, Any] = {
                 "batch_size": self.batch_size if training else self.eval_batch_size,
@@ -227,15 +194,8 @@ class Partitioned(FederatedDataModule):
 
     def pool_training(self, pooled: bool) -> None:
         """Give the first client the training samples of all, in ascending order, or undo that."""
-        self._pooled = pooled
+        super().pool_training(pooled)
         self._kept.pop((0, "train"), None)
-
-    def _samples(self, client: int, split: Split) -> Tensor:
-        """The ascending indices of a client's samples in the data set that holds the split."""
-        shares = self._shares
-        if self._pooled and split == "train" and client == 0:
-            return pooled_indices([of_client["train"] for of_client in shares])
-        return shares[client][split]
 
     def see_trainer(self, trainer: Any) -> None:
         """Set the trainer here and in the data module that is divided."""
@@ -247,60 +207,20 @@ class Partitioned(FederatedDataModule):
         """The data module that is divided, if there is one."""
         return self.data if isinstance(self.data, AnyDataModule) else self
 
-    def client_names(self) -> list[str]:
-        """The groups' names if each group is a client, else numbers."""
-        return list(self._names or super().client_names())
-
-    def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client, after ``setup``."""
-        return self.num_samples("train") if self._indices else None
-
-    def num_samples(self, split: Split) -> list[int]:
-        """Samples of every client in a split."""
-        return [len(self._samples(client, split)) for client in range(len(self._shares))]
-
     def describe(self) -> Mapping[str, Any]:
         """Source, partitioner, seed and sizes."""
-        sizes = {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS}
         return {
-            **super().describe(),
+            **FederatedDataModule.describe(self),
             "partitioner": self.partitioner.describe(),
             "split_seed": self._seed,
             **self._settings.describe(),
-            "num_samples": sizes,
+            "num_samples": {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS},
         }
-
-    def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """Row numbers of a client's samples in each split, or sample numbers from 0 if the data have no rows."""
-        return {
-            split: row_numbers(self._datasets[self._source(split)], indices)
-            for split, indices in self._shares[client].items()
-        }
-
-    def held_source(self) -> Mapping[str, Any]:
-        """Source of these numbers."""
-        rows = sample_rows(self._datasets["train"])
-        return {
-            "numbering": "samples from 0" if rows is None else "rows",
-            "files": [],
-            "parts": {split: self._source(split) for split in SPLITS},
-            "split_seed": self._seed,
-        }
-
-    def _source(self, split: Split) -> Split:
-        """The split with the data set of a split's samples."""
-        return split if split in self._datasets else "train"
 
     def teardown(self, stage: str | None = None) -> None:
         """Call the data module's ``teardown``."""
         if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)  # type: ignore[arg-type]
-
-    @property
-    def _shares(self) -> list[dict[Split, Tensor]]:
-        if not self._indices:
-            raise DataError("the data are not partitioned yet: call setup() first.")
-        return self._indices
 
 
 def _subset(dataset: Any, indices: Tensor) -> Subset:

@@ -159,7 +159,8 @@ class SharedDataModule(FederatedDataModule):
         opened = self._load(allow_download=False)
         datasets = opened.datasets
         self._seed = seed = self.partition_seed
-        self.partitioner.check_record(opened.record)
+        if opened.record:
+            self.partitioner.check_record(opened.record)
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
@@ -172,7 +173,7 @@ class SharedDataModule(FederatedDataModule):
             _check_length(self.train_shares, num_clients)
         names = self.partitioner.names or [str(client) for client in range(num_clients)]
         if self.partitioner.names is not None:
-            _check_groups(parts, names)
+            _check_groups({split: parts[split] for split in datasets}, names)
         for name, indices in zip(names, parts["train"], strict=True):
             if len(indices) == 0:
                 raise DataError(
@@ -311,9 +312,9 @@ class SharedDataModule(FederatedDataModule):
         """The groups' names if each group is a client, else numbers."""
         return list(self._names or super().client_names())
 
-    def client_sizes(self) -> Sequence[int]:
-        """Training samples per client."""
-        return self.num_samples("train")
+    def client_sizes(self) -> Sequence[int] | None:
+        """Training samples per client, after ``setup``."""
+        return None if self._indices is None else self.num_samples("train")
 
     def num_samples(self, split: Split) -> list[int]:
         """Samples per client in a split."""
@@ -378,7 +379,7 @@ def _check_length(train_shares: list[float], num_clients: int) -> None:
         )
 
 
-def _check_groups(parts: Mapping[Split, list[Tensor]], names: list[str]) -> None:
+def _check_groups(parts: Mapping[Split, Sequence[Tensor]], names: list[str]) -> None:
     """Refuse groups as clients if the training data lack one, or another part lacks all."""
     for split, of_clients in parts.items():
         held = [len(indices) > 0 for indices in of_clients]

@@ -5,7 +5,9 @@ training and testing, when the data are partitioned. (To corrupt training labels
 :class:`~lightning_fl.callbacks.LabelNoise`.)
 """
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
@@ -15,11 +17,12 @@ from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.data.scheme import Scheme
 
 __all__ = ["FedCollabConceptShift", "Inversion", "LabelPermutation", "Rotation", "Shift", "concept_permutations"]
 
 
-class Shift:
+class Shift(Scheme):
     """Base class of shifts; by itself it changes nothing.
 
     A custom shift overrides :meth:`images` or :meth:`labels`, and :meth:`check` if it does not fit every number of
@@ -55,13 +58,8 @@ class Shift:
     def check(self, num_clients: int, num_classes: int) -> None:
         """Refuse numbers of clients and classes that the shift does not fit, with ``ConfigurationError``."""
 
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments, for the run's record."""
-        return {"name": type(self).__name__} | {
-            name: value for name, value in vars(self).items() if not name.startswith("_")
-        }
 
-
+@dataclass(kw_only=True, eq=False)
 class Rotation(Shift):
     """Feature shift: rotate images, by an angle for each block of clients.
 
@@ -74,17 +72,14 @@ class Rotation(Shift):
         clients_per_value: clients with the same angle.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        degrees: tuple[Annotated[float, Interval()], ...] = (25, -25, 155, -155),
-        clients_per_value: Count = 5,
-    ) -> None:
-        if len(degrees) == 0:
+    degrees: Sequence[Annotated[float, Interval()]] = (25, -25, 155, -155)
+    clients_per_value: Count = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.degrees) == 0:
             raise ConfigurationError("degrees=[]: must have at least one angle.")
-        self.degrees = list(degrees)
-        self.clients_per_value = clients_per_value
+        self.degrees = list(self.degrees)
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
         """Rotate by the client's angle."""
@@ -96,6 +91,7 @@ class Rotation(Shift):
         _check_blocks(self, len(self.degrees), self.clients_per_value, num_clients)
 
 
+@dataclass(kw_only=True, eq=False)
 class LabelPermutation(Shift):
     """Concept shift: renumber labels, by a permutation for each block of clients.
 
@@ -106,18 +102,19 @@ class LabelPermutation(Shift):
         clients_per_value: clients with the same permutation.
     """
 
-    @checked
-    def __init__(self, *, permutations: list[list[Size]], clients_per_value: Count = 5) -> None:
-        if len(permutations) == 0:
+    permutations: list[list[Size]]
+    clients_per_value: Count = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.permutations) == 0:
             raise ConfigurationError("permutations=[]: must have at least one.")
-        num_classes = max(1, len(permutations[0]))
-        for number, permutation in enumerate(permutations):
+        num_classes = max(1, len(self.permutations[0]))
+        for number, permutation in enumerate(self.permutations):
             if sorted(permutation) != list(range(num_classes)):
                 raise ConfigurationError(
                     f"permutations[{number}]={list(permutation)}: must have each label 0..{num_classes - 1} once."
                 )
-        self.permutations = permutations
-        self.clients_per_value = clients_per_value
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
         """Renumber by the client's permutation."""
@@ -191,6 +188,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     return [kept, moved, *([num_classes - 1 - label for label in labels] for labels in (kept, moved))]
 
 
+@dataclass(kw_only=True, eq=False)
 class Inversion(Shift):
     """Feature shift: invert the images of some clients (value v becomes 255 - v).
 
@@ -198,11 +196,12 @@ class Inversion(Shift):
         clients: numbers of those clients.
     """
 
-    @checked
-    def __init__(self, *, clients: list[Size]) -> None:
-        if len(clients) == 0 or len(set(clients)) < len(clients):
-            raise ConfigurationError(f"clients={clients}: must have at least one client number, each once.")
-        self.clients = clients
+    clients: list[Size]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.clients) == 0 or len(set(self.clients)) < len(self.clients):
+            raise ConfigurationError(f"clients={self.clients}: must have at least one client number, each once.")
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
         """Invert the images if the client is one of ``clients``."""

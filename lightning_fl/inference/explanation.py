@@ -71,7 +71,7 @@ def explain(
         ConfigurationError: unknown target or class, or a model that also reads descriptors.
         DataError: the SMILES cannot be read.
     """
-    from lightning_fl.data.molecules.featurizer import encode_smiles
+    from lightning_fl.data.molecules.featurizer import encode_smiles, molecule_graphs
 
     if not isinstance(model, MoleculeModel):
         raise ConfigurationError(f"model: cannot explain a {type(model).__name__}; use a MoleculeModel.")
@@ -89,7 +89,7 @@ def explain(
         raise ConfigurationError(f"target={target}: the model has {model.num_targets} targets, counted from 0.")
     if model.task == "multiclass" and not 0 <= target_class < model.num_classes:
         raise ConfigurationError(f"target_class={target_class}: the model has classes 0 to {model.num_classes - 1}.")
-    graphs = encode_smiles([smiles]).graphs()
+    graphs = molecule_graphs(encode_smiles([smiles]))
     if not len(graphs.x):
         raise DataError(f"the SMILES {smiles!r} is invalid or has no atoms.")
 

@@ -2,41 +2,31 @@
 
 from collections.abc import Mapping
 from functools import partial
+from math import prod
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
 from lightning.fabric.utilities.rank_zero import rank_zero_info
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
-from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, NonNegative, Positive, Size, check_arguments
-from lightning_fl.functional.masked_losses import (
-    bounded_error,
-    masked_binary_cross_entropy,
-    masked_cross_entropy,
-    masked_mse,
-)
-from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, task_scores
+from lightning_fl.functional.masked_losses import bounded_error
+from lightning_fl.functional.task_metrics import TaskName, TaskOutputs
+from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer
 from lightning_fl.models.encoders import EncoderName
-from lightning_fl.models.left_out import LeftOut
 from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
-from lightning_fl.models.optimizers import OptimizerName, ProperFraction, check_optimizer, make_optimizer
-from lightning_fl.models.target_summary import (
-    check_labels,
-    check_task_options,
-    check_weight_counts,
+from lightning_fl.models.scores import LeftOut, log_scores
+from lightning_fl.models.tasks import TASKS, Task, check_options, infer_task
+from lightning_fl.models.training_targets import (
     class_counts,
-    infer_task,
-    make_class_weights,
+    gather_statistics,
+    gather_summaries,
     pool_ranges,
-    refuse_bounds,
     target_ranges,
 )
-from lightning_fl.models.training_targets import gather_statistics, gather_summaries
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
@@ -44,7 +34,7 @@ __all__ = ["MoleculeModel", "ReadoutName"]
 _UNKNOWN_TASK: TaskName = "regression"
 
 
-class MoleculeModel(MoleculeNetwork, LightningModule):
+class MoleculeModel(MoleculeNetwork, Model):
     """Regression or classification of molecular graphs: encoder of atoms, readout to one vector, head for the targets.
 
     Works on PyG batches: ``batch.x`` [V, A] atom features, ``batch.edge_index`` [2, E], ``batch.edge_attr`` [E, B] bond
@@ -121,7 +111,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
     target_mean: Tensor
     target_scale: Tensor
     target_learned: Tensor
-    class_factors: Tensor
+    class_factors: Tensor | None
 
     def __init__(
         self,
@@ -163,13 +153,10 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             raise ConfigurationError(f"task_weights={task_weights}: at least one must be above 0.")
         if num_classes is not None and task != "multiclass":
             raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', but task={task!r}.")
-        if task is not None:
-            check_task_options(task, class_weights, min_positives, min_negatives)
-        if num_targets is not None:
-            check_weight_counts(num_targets, class_weights, task_weights)
         # Only now, when the two sizes are known, so that checkpoints have numbers.
         self.save_hyperparameters()
-        self.build_parts(self._num_outputs)
+        check_options(self.hparams, task, num_targets)
+        self.build_parts(prod(self._shape))
         self._register_targets()
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
@@ -189,11 +176,16 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
     @property
     def num_classes(self) -> int:
         """Number C of classes: 2 for a classification, 1 for a regression."""
-        return {"regression": 1, "classification": 2}.get(self.task) or self.hparams["num_classes"] or 2
+        return self._task.classes or self.hparams["num_classes"] or 2
 
     @property
-    def _num_outputs(self) -> int:
-        return self.num_targets * (self.num_classes if self.task == "multiclass" else 1)
+    def _task(self) -> Task:
+        return TASKS[self.task]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of a molecule's outputs, [T] or [T, C]."""
+        return self._task.shape(self.num_targets, self.num_classes)
 
     @property
     def _is_resolved(self) -> bool:
@@ -212,7 +204,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         if self.hparams["descriptor_dim"] is None:
             self.add_descriptors(getattr(data, "descriptor_dim", 0))
         resolved = self._is_resolved
-        refuse_bounds(self.task, data)
+        self._task.refuse_bounds(data)
         if resolved and (stage != "fit" or self.task == "regression"):
             return
         ranges = gather_summaries(self, target_ranges)
@@ -228,7 +220,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         if self.hparams["num_targets"] not in (None, found):
             return  # the error at the first batch gives the number that there should be
         task, num_classes, words = infer_task(pooled, self.hparams["task"], self.hparams["num_classes"])
-        refuse_bounds(task, data)
+        TASKS[task].refuse_bounds(data)
         if not resolved:
             self._resolve(task, found, num_classes)
             rank_zero_info(f"task: {words}")
@@ -245,7 +237,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         for split in ("val", "test"):
             for client, ranges in enumerate(summaries(target_ranges, split)):
                 what = f"the {split} labels of client {client} ({names[client]})"
-                check_labels(self.task, self.num_classes, ranges, what, targets)
+                self._task.check_labels(self.num_classes, ranges, what, targets)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Complete open arguments from a checkpoint's model."""
@@ -265,12 +257,11 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
 
     def _resolve(self, task: TaskName, num_targets: int, num_classes: int) -> None:
         """Fix the task, and resize the last layer for it."""
-        check_task_options(task, *(self.hparams[name] for name in ("class_weights", "min_positives", "min_negatives")))
-        check_weight_counts(num_targets, self.hparams["class_weights"], self.hparams["task_weights"])
+        check_options(self.hparams, task, num_targets)
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
         if task == "multiclass":
             self.hparams["num_classes"] = num_classes
-        self.resize_outputs(self._num_outputs)
+        self.resize_outputs(prod(self._shape))
         self._register_targets()
 
     def _register_targets(self) -> None:
@@ -280,9 +271,8 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self.register_buffer("target_mean", torch.zeros(self.num_targets, device=device))
         self.register_buffer("target_scale", torch.ones(self.num_targets, device=device))
         self.register_buffer("target_learned", torch.tensor(0, device=device))
-        if self.hparams["class_weights"] is not None:
-            shape = (self.num_targets, self.num_classes) if self.task == "multiclass" else (self.num_targets,)
-            self.register_buffer("class_factors", torch.ones(shape, device=device))
+        weighted = self.hparams["class_weights"] is not None
+        self.register_buffer("class_factors", torch.ones(self._shape, device=device) if weighted else None)
 
     def forward(self, batch: Any) -> Tensor:
         """Predict [G, T] values in the data's units or probabilities of class 1; or [G, T, C] of all classes."""
@@ -324,25 +314,17 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=batch.num_graphs)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``val/loss`` and update the metrics."""
-        self._evaluate(batch, "val")
-
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the pass."""
-        self._log_scores("val")
+        log_scores(self, "val", self._left_out)
 
     def on_validation_end(self) -> None:
         """Warn of targets left out of the means."""
         self._left_out.warn(self.trainer, "val")
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Log ``test/loss`` and update the metrics."""
-        self._evaluate(batch, "test")
-
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the pass."""
-        self._log_scores("test")
+        log_scores(self, "test", self._left_out)
 
     def on_test_end(self) -> None:
         """Warn of targets left out of the means."""
@@ -352,33 +334,20 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
         """Predict as :meth:`forward` does."""
         return self(batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the optimiser of the arguments."""
-        return make_optimizer(self.parameters(), self.hparams)
-
     def raw_outputs(self, batch: Any) -> Tensor:
         """Compute standardised values or logits, [G, T] or [G, T, C]."""
-        outputs = self.head(self.embed(batch))
-        return outputs.unflatten(1, (self.num_targets, -1)) if self.task == "multiclass" else outputs
+        outputs, shape = self.head(self.embed(batch)), self._shape
+        return outputs.unflatten(1, shape) if len(shape) > 1 else outputs
 
     def _loss(self, outputs: Tensor, batch: Any) -> Tensor:
         self._check_targets(batch)
         target, weights = batch.y.to(self.target_mean), self.hparams["task_weights"]
         task_weights = None if weights is None else target.new_tensor(weights)
-        if self.task == "regression":
-            target = (target - self.target_mean) / self.target_scale
-            return masked_mse(outputs.to(target), target, _bounds(batch), task_weights)
-        factors = None if self.hparams["class_weights"] is None else self.class_factors
-        if self.task == "classification":
-            return masked_binary_cross_entropy(outputs.to(target), target, factors, task_weights)
-        return masked_cross_entropy(outputs.to(target), target, factors, task_weights)
+        return self._task.loss(self, outputs.to(target), target, _bounds(batch), task_weights)
 
     def _to_predictions(self, outputs: Tensor) -> Tensor:
         # Leave an autocast's half precision first: the mean may be large compared with the differences.
-        outputs = outputs.to(self.target_mean)
-        if self.task == "regression":
-            return outputs * self.target_scale + self.target_mean
-        return outputs.sigmoid() if self.task == "classification" else outputs.softmax(-1)
+        return self._task.predictions(self, outputs.to(self.target_mean))
 
     def _evaluate(self, batch: Any, split: str) -> None:
         outputs = self.raw_outputs(batch)
@@ -388,7 +357,7 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             self._check_targets(batch)
             return
         if self.task != "regression":
-            check_labels(self.task, self.num_classes, target_ranges(batch.y), f"{split} labels of a batch")
+            self._task.check_labels(self.num_classes, target_ranges(batch.y), f"{split} labels of a batch")
         loss = self._loss(outputs, batch)
         prediction, bound = self._to_predictions(outputs), _bounds(batch)
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
@@ -401,45 +370,13 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             self.log_dict({f"{split}/rmse": rmse, f"{split}/mae": mae}, on_epoch=True, batch_size=batch.num_graphs)
         self.log(f"{split}/loss", loss, on_epoch=True, batch_size=count)
 
-    def _log_scores(self, split: str) -> None:
-        """Log the metrics that need all predictions of a pass at once."""
-        outputs: TaskOutputs = getattr(self, f"{split}_outputs")
-        if not outputs.prediction:
-            return
-        prediction, target, bound = outputs.compute()
-        if not target.ndim:  # torchmetrics makes a number of a single entry
-            target = target[None, None]
-            prediction = prediction if prediction.ndim else prediction[None, None]
-            bound = None if bound is None else bound[None, None]
-        outputs.reset()
-        known = self.target_learned or not self.hparams["standardize_targets"]
-        scores = task_scores(
-            self.task,
-            prediction,
-            target,
-            bound,
-            least=(self.hparams["min_positives"], self.hparams["min_negatives"]),
-            train_mean=self.target_mean if known and split == "test" and self.hparams["standardize_targets"] else None,
-        )
-        names = target_names(self.trainer, self.num_targets)
-        count = len(target)
-        for name, value in scores.mean.items():
-            if self.task != "regression" or name not in ("rmse", "mae"):  # logged as objects, over all values
-                self.log(f"{split}/{name}", value, batch_size=count)
-        if 1 < self.num_targets <= self.hparams["log_targets"]:
-            for name, values in scores.tasks.items():
-                for number, value in values.items():
-                    self.log(f"{split}/{name}/{names[number]}", value, batch_size=count)
-        self._left_out.add(self.trainer, split, {names[number]: why for number, why in scores.left_out.items()})
-
     def _weigh_classes(self) -> None:
-        choice, binary = self.hparams["class_weights"], self.task == "classification"
-        if choice is None:
+        if self.class_factors is None:
             return
         counts = gather_summaries(self, lambda targets: class_counts(targets, self.num_classes))
         if counts is None:
             raise DataError("there are no training targets to count classes in: omit class_weights.")
-        self.class_factors.copy_(make_class_weights(counts.sum(0), choice, binary))
+        self.class_factors.copy_(self._task.factors(counts.sum(0), self.hparams["class_weights"]))
         self.target_learned.fill_(1)
 
     def _check_targets(self, batch: Any) -> None:
@@ -452,14 +389,6 @@ class MoleculeModel(MoleculeNetwork, LightningModule):
             )
         if self.task != "regression" and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
-
-
-def target_names(trainer: Any, num_targets: int) -> list[str]:
-    """Return the names of the targets in curves: the data's, else numbers from 0."""
-    names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    if names is None or len(names) != num_targets:
-        return list(map(str, range(num_targets)))
-    return curve_names(names, "target")
 
 
 def _bounds(batch: Any) -> Tensor | None:

@@ -44,14 +44,13 @@ from torchvision.models import resnet18
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.files.tensors import read_torch
-from lightning_fl.models.optimizers import ProperFraction
+from lightning_fl.models.base import ProperFraction
 
 __all__ = ["ChannelsLast", "Network", "NetworkName", "StemName", "build_network"]
 
 NetworkName = Literal["mlp", "lenet5", "cnn3", "cnn4", "cnn5", "cnn_pifl", "resnet18"]
 StemName = Literal["imagenet", "small"]
 
-_MLP_HIDDEN_SIZES: tuple[int, ...] = (200, 200)
 _RESNET_DIM = 512
 
 
@@ -132,6 +131,7 @@ class _Design:
 
 
 _DESIGNS: dict[str, _Design] = {
+    "mlp": _Design((), 1, 0, (), (200, 200)),
     "lenet5": _Design((6, 16), 5, 0, (0, 1), (120, 84)),
     "cnn3": _Design((64, 64, 128), 5, 2, (0, 1), (2048, 512), batch_norm=True),
     "cnn4": _Design((32, 32, 64, 64), 3, 1, (1, 3), (128,)),
@@ -186,16 +186,14 @@ def build_network(
         for option, value in (("stem", stem), ("weights_file", weights_file)):
             if value is not None:
                 raise ConfigurationError(f"{option}={str(value)!r}: only network='resnet18' has it; omit it.")
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        normalize, sizes, embedding_dim = False, _MLP_HIDDEN_SIZES, prod(in_shape)
-        if name != "mlp":
-            design = _DESIGNS[name]
-            normalize, sizes = design.batch_norm, design.hidden_sizes
+        design, layers = _DESIGNS[name], OrderedDict[str, nn.Module]()
+        embedding_dim = prod(in_shape)
+        if design.channels:
             embedding_dim = _add_convolutions(layers, name, design, in_shape, channels)
         layers["flatten"] = nn.Flatten()
-        hidden = list(sizes if hidden_sizes is None else hidden_sizes)
-        embedding_dim = _add_hidden(layers, embedding_dim, hidden, normalize, dropout)
-        encoder, min_batch_size = nn.Sequential(layers), 2 if normalize and hidden else 1
+        hidden = design.hidden_sizes if hidden_sizes is None else hidden_sizes
+        embedding_dim = _add_hidden(layers, embedding_dim, hidden, design.batch_norm, dropout)
+        encoder, min_batch_size = nn.Sequential(layers), 2 if design.batch_norm and hidden else 1
     return Network(
         encoder=encoder,
         embedding_dim=embedding_dim,
@@ -206,10 +204,7 @@ def build_network(
 
 
 def _check_sizes(
-    name: str,
-    in_shape: Sequence[int],
-    channels: Sequence[int] | None,
-    hidden_sizes: Sequence[int] | None,
+    name: str, in_shape: Sequence[int], channels: Sequence[int] | None, hidden_sizes: Sequence[int] | None
 ) -> None:
     lengths = (1, 3) if name == "mlp" else (3,)
     if len(in_shape) not in lengths:
@@ -217,14 +212,10 @@ def _check_sizes(
         raise ConfigurationError(
             f"in_shape={list(in_shape)}: network={name!r} takes [channels, height, width]{vectors}."
         )
-    if channels is not None:
-        if name not in _DESIGNS:
-            raise ConfigurationError(f"channels={list(channels)}: network={name!r} has none to choose; omit it.")
-        expected = len(_DESIGNS[name].channels)
-        if len(channels) != expected:
-            raise ConfigurationError(
-                f"channels={list(channels)}: network={name!r} has {expected} convolutions; give {expected} numbers."
-            )
+    expected = len(_DESIGNS[name].channels) if name in _DESIGNS else 0
+    if channels is not None and len(channels or [0]) != expected:
+        advice = f"{expected} convolutions; give {expected} numbers" if expected else "none to choose; omit it"
+        raise ConfigurationError(f"channels={list(channels)}: network={name!r} has {advice}.")
     if hidden_sizes is not None and name == "resnet18":
         raise ConfigurationError(
             f"hidden_sizes={list(hidden_sizes)}: network='resnet18' has no hidden layer to choose; omit it."

@@ -4,7 +4,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -12,7 +11,7 @@ from torchmetrics.utilities import dim_zero_cat
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, NonNegative, Positive, check_arguments
 from lightning_fl.functional.survival import concordance_index, cox_loss
-from lightning_fl.models.optimizers import OptimizerName, ProperFraction, check_optimizer, make_optimizer
+from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer, require_pair
 
 __all__ = ["ConcordanceIndex", "SurvivalModel"]
 
@@ -47,7 +46,7 @@ class ConcordanceIndex(Metric):
         return torch.tensor(concordance_index(scores, times, events), device=scores.device)
 
 
-class SurvivalModel(LightningModule):
+class SurvivalModel(Model):
     """Proportional hazards (Cox 1972), linear or by a network, with the partial likelihood of each batch.
 
     Batches are ``(x, y)``: ``x`` [B, D] floating, ``y`` [B, 2] times until the event or the end of the observation, in
@@ -112,37 +111,20 @@ class SurvivalModel(LightningModule):
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(x))
         return loss
 
-    def validation_step(self, batch: SurvivalBatch, batch_idx: int) -> None:
-        """Log ``val/loss`` and ``val/c_index``."""
-        self._evaluate(batch, "val", self.val_c_index)
-
-    def test_step(self, batch: SurvivalBatch, batch_idx: int) -> None:
-        """Log ``test/loss`` and ``test/c_index``."""
-        self._evaluate(batch, "test", self.test_c_index)
-
     def predict_step(self, batch: SurvivalBatch | Tensor, batch_idx: int) -> Tensor:
         """Compute log hazards [B] of a batch ``(x, y)``, ``(x,)`` or ``x``."""
         return self(batch if isinstance(batch, Tensor) else batch[0]).float()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the optimiser of the arguments."""
-        return make_optimizer(self.parameters(), self.hparams)
-
-    def _evaluate(self, batch: SurvivalBatch, split: str, metric: Metric) -> None:
+    def _evaluate(self, batch: SurvivalBatch, split: str) -> None:
         x, times, events = self._parts(batch)
-        scores = self(x)
+        scores, metric = self(x), getattr(self, f"{split}_c_index")
         metric.update(scores, times, events)
         loss = cox_loss(scores, times, events, self.hparams["ties"])
         self.log_dict({f"{split}/loss": loss, f"{split}/c_index": metric}, on_epoch=True, batch_size=len(x))
 
     def _parts(self, batch: SurvivalBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Split a batch into features, times and events."""
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise ConfigurationError(
-                f"SurvivalModel needs batches (samples, times and events), not a {type(batch).__name__}"
-                f"{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}: the data set must return pairs."
-            )
-        x, y = batch
+        x, y = require_pair(self, batch, "(samples, times and events)")
         if y.shape != (len(x), 2) or not y.is_floating_point():
             raise ConfigurationError(
                 f"targets of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give a time and an event, 1"

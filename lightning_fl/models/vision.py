@@ -2,18 +2,15 @@
 
 from typing import Annotated
 
-import torch
 from annotated_types import Ge
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.validation import Count, NonNegative, Positive, check_arguments
+from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer, require_pair
 from lightning_fl.models.networks import NetworkName, StemName, build_network
-from lightning_fl.models.optimizers import OptimizerName, ProperFraction, check_optimizer, make_optimizer
 
 __all__ = ["ClassificationModel"]
 
@@ -21,7 +18,7 @@ __all__ = ["ClassificationModel"]
 LabelledBatch = list[Tensor] | tuple[Tensor, Tensor]
 
 
-class ClassificationModel(LightningModule):
+class ClassificationModel(Model):
     """Classification of images or vectors with one of this package's networks and the cross-entropy.
 
     Batches are ``(x, y)``: ``x`` [B, *in_shape] floating, ``y`` [B] integer labels ``0 .. C-1``. Logs ``train/loss``,
@@ -140,30 +137,19 @@ class ClassificationModel(LightningModule):
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(y))
         return loss
 
-    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
-        """Log ``val/loss`` and ``val/acc``."""
-        self._evaluate(batch, "val", self.val_acc)
-
-    def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
-        """Log ``test/loss`` and ``test/acc``."""
-        self._evaluate(batch, "test", self.test_acc)
-
     def predict_step(self, batch: LabelledBatch | Tensor, batch_idx: int) -> Tensor:
         """Compute probabilities [B, C] of a batch ``(x, y)``, ``(x,)`` or ``x``."""
         return self(batch if isinstance(batch, Tensor) else batch[0]).float().softmax(dim=1)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the optimiser of the arguments."""
-        return make_optimizer(self.parameters(), self.hparams)
 
     @property
     def _num_classes(self) -> int:
         return self.hparams["num_classes"]
 
-    def _evaluate(self, batch: LabelledBatch, split: str, acc: Metric) -> None:
+    def _evaluate(self, batch: LabelledBatch, split: str) -> None:
         x, y = self._samples_and_labels(batch)
         logits = self(x)
         loss = self._loss(logits, y)
+        acc = getattr(self, f"{split}_acc")
         acc.update(logits, y)
         self.log_dict({f"{split}/loss": loss, f"{split}/acc": acc}, on_epoch=True, batch_size=len(y))
 
@@ -174,12 +160,7 @@ class ClassificationModel(LightningModule):
             raise self._wrong_labels(labels) from error
 
     def _samples_and_labels(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise ConfigurationError(
-                f"{type(self).__name__} needs batches (samples, labels), not a {type(batch).__name__}"
-                f"{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}: the data set must return pairs."
-            )
-        x, y = batch
+        x, y = require_pair(self, batch, "(samples, labels)")
         if y.shape != x.shape[:1] or y.is_floating_point():
             raise ConfigurationError(
                 f"labels of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give one class, a whole"

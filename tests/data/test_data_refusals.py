@@ -173,10 +173,10 @@ class GroupedSplits(LightningDataModule):
         (lambda: check_classes(torch.zeros(4)), "targets of shape [4]"),
         (lambda: check_classes(torch.zeros(4, 2, dtype=torch.long)), "targets of shape [4, 2]"),
         (lambda: check_classes(torch.zeros(4) > 0), "torch.bool"),
-        (lambda: Partitioned(DATA, TWO).client_data(0, "train"), "call setup()"),
-        (lambda: Partitioned(Assays(list("ab")), GroupBy(column="assay")).num_clients, "call setup()"),
+        (lambda: Partitioned(DATA, TWO).client_data(0, "train"), "call prepare_data"),
+        (lambda: Partitioned(Assays(list("ab")), GroupBy(column="assay")).num_clients, "call prepare_data"),
         (lambda: partitioned(DATA, IID(num_clients=101)), "train data: 100 samples for 101 clients"),
-        (lambda: partitioned(GroupedSplits(), GroupBy(column="assay")), "client late"),
+        (lambda: partitioned(GroupedSplits(), GroupBy(column="assay")), "such as late"),
         (lambda: Silos([Stream()]).num_samples("train"), "a Stream has no number of samples"),
     ],
 )

@@ -29,10 +29,10 @@ def test_the_atoms_sum_to_the_difference_from_the_baseline(encoder):
 def test_the_prediction_is_the_models():
     from torch_geometric.data import Batch, Data
 
-    from lightning_fl.data.molecules.featurizer import encode_smiles
+    from lightning_fl.data.molecules.featurizer import encode_smiles, molecule_graphs
 
     model = make(encoder="gine").eval()
-    graphs = encode_smiles([ASPIRIN]).graphs()
+    graphs = molecule_graphs(encode_smiles([ASPIRIN]))
     batch = Batch.from_data_list([Data(x=graphs.x, edge_index=graphs.edge_index, edge_attr=graphs.edge_attr)])
     assert explain(model, ASPIRIN, num_points=4).prediction == pytest.approx(model(batch).item(), rel=1e-4)
     binary = make(encoder="gine", task="classification").eval()

@@ -13,7 +13,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.models import ClassificationModel, MoleculeModel, SurvivalModel, build_network
 from lightning_fl.models.descriptors import DescriptorScale
 from lightning_fl.models.encoders import build_encoder
-from lightning_fl.models.target_summary import infer_task, target_ranges
+from lightning_fl.models.tasks import infer_task
+from lightning_fl.models.training_targets import target_ranges
 
 NAN = float("nan")
 BINARY, CLASSES = {"task": "classification"}, {"task": "multiclass"}

@@ -13,8 +13,7 @@ from lightning_fl.functional.masked_losses import masked_mse
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.mpnn import EdgeNetworkConv
-from lightning_fl.models.target_summary import target_moments
-from lightning_fl.models.training_targets import gather_statistics
+from lightning_fl.models.training_targets import gather_statistics, target_moments
 
 ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")
 READOUTS = ("mean", "sum", "max", "set2set", "attentivefp")

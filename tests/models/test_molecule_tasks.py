@@ -19,7 +19,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError, FederatedErr
 from lightning_fl.data import IID, MoleculeCSV
 from lightning_fl.inference.personalization import personalize
 from lightning_fl.models import MoleculeModel
-from lightning_fl.models.target_summary import infer_task, make_class_weights, pool_ranges, target_ranges
+from lightning_fl.models.tasks import TASKS, infer_task
+from lightning_fl.models.training_targets import pool_ranges, target_ranges
 
 NAN = float("nan")
 make_model = partial(molecule_model, hidden_dim=8, num_layers=1)
@@ -235,11 +236,12 @@ def test_balanced_weights_are_of_all_clients(tmp_path):
 
 def test_weights_of_classes():
     counts = torch.tensor([[8.0, 2.0], [5.0, 0.0]]).double()
-    assert make_class_weights(counts, "balanced", binary=True).tolist() == [4, 1]
+    binary, multiclass = TASKS["classification"], TASKS["multiclass"]
+    assert binary.factors(counts, "balanced").tolist() == [4, 1]
     several = torch.tensor([[6.0, 3.0, 0.0]]).double()  # n / (C n_c), as scikit-learn has it; 1 without a sample
-    torch.testing.assert_close(make_class_weights(several, "balanced", binary=False), torch.tensor([[0.5, 1.0, 1.0]]))
-    assert make_class_weights(counts, 3.0, binary=True).tolist() == [3, 3]
-    assert make_class_weights(counts, [1.0, 2.0], binary=True).tolist() == [1, 2]
+    torch.testing.assert_close(multiclass.factors(several, "balanced"), torch.tensor([[0.5, 1.0, 1.0]]))
+    assert binary.factors(counts, 3.0).tolist() == [3, 3]
+    assert binary.factors(counts, [1.0, 2.0]).tolist() == [1, 2]
 
 
 def test_weights_of_targets_and_classes_are_in_the_loss():

@@ -8,7 +8,7 @@ from torch_geometric.nn import GCN as PyGGCN
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from lightning_fl.data.molecules.featurizer import encode_smiles
+from lightning_fl.data.molecules.featurizer import encode_smiles, molecule_graphs
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.gcn import GCN
 from lightning_fl.models.readouts import LinearReadout
@@ -28,7 +28,7 @@ def draws(seed: int = 0) -> torch.Generator:
 
 
 def molecules() -> Batch:
-    graphs = encode_smiles(SMILES).graphs()
+    graphs = molecule_graphs(encode_smiles(SMILES))
     items = []
     for i in range(len(SMILES)):
         atoms, edges = slice(*graphs.atom_ptr[i : i + 2].tolist()), slice(*graphs.edge_ptr[i : i + 2].tolist())

@@ -14,6 +14,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import read_column, sample_rows
+from lightning_fl.data.scheme import Scheme
 
 __all__ = ["Cut", "Division", "Folds", "check_folds", "check_train", "read_texts"]
 
@@ -81,7 +82,7 @@ class Cut:
         return dict(zip(SPLITS, parts, strict=True))
 
 
-class Division(ABC):
+class Division(Scheme, ABC):
     """Divides one client's samples into training, validation and test samples.
 
     A custom division needs only :meth:`divide`, and :meth:`read` if it depends on something that the data set knows
@@ -112,12 +113,6 @@ class Division(ABC):
         Returns:
             Ascending positions 0..n-1 under "train", "val" and "test", disjoint; other samples stay unused.
         """
-
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments, for the run's record."""
-        return {"name": type(self).__name__} | {
-            name: value for name, value in vars(self).items() if not name.startswith("_")
-        }
 
 
 def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> None:

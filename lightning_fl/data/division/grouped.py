@@ -1,6 +1,7 @@
 """Divisions by groups that are never cut: scaffolds, or a column such as the patient."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from lightning_fl.data.partition.scaffold import read_scaffolds
 __all__ = ["GroupDivision", "ScaffoldDivision"]
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupDivision(Division):
     """Division by a column with groups that are never cut: the patient, the batch, a cluster of molecules.
 
@@ -26,9 +28,8 @@ class GroupDivision(Division):
             rare groups are for testing.
     """
 
-    def __init__(self, *, column: str, balanced: bool = True) -> None:
-        self.column = column
-        self.balanced = balanced
+    column: str
+    balanced: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The group of every sample."""

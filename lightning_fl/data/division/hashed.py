@@ -1,6 +1,7 @@
 """Division by a keyed hash: a molecule is in the same part at every client, without sharing any data."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -10,7 +11,6 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
@@ -25,6 +25,7 @@ def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
     return torch.tensor([known[key] for key in keys], dtype=torch.float64).clamp_(max=1 - 2**-53)
 
 
+@dataclass(kw_only=True, eq=False)
 class HashDivision(Division):
     """Division by a hash of the molecule and the seed: no client trains on a molecule that another one tests on.
 
@@ -44,12 +45,13 @@ class HashDivision(Division):
         column: hash this column instead, such as the patient; also for data other than molecules.
     """
 
-    @checked
-    def __init__(self, *, by: Literal["molecule", "scaffold"] = "molecule", column: str | None = None) -> None:
-        if column is not None and by != "molecule":
-            raise ConfigurationError(f"HashDivision.by={by!r} and column={column!r}: give one of them.")
-        self.by = by
-        self.column = column
+    by: Literal["molecule", "scaffold"] = "molecule"
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.column is not None and self.by != "molecule":
+            raise ConfigurationError(f"HashDivision.by={self.by!r} and column={self.column!r}: give one of them.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The key to hash of every sample.

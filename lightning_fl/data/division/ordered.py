@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from lightning_fl.data.text_table import list_rows
 __all__ = ["OrderDivision"]
 
 
+@dataclass(kw_only=True, eq=False)
 class OrderDivision(Division):
     """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
 
@@ -30,9 +32,7 @@ class OrderDivision(Division):
     """
 
     takes_folds = False
-
-    def __init__(self, *, column: str) -> None:
-        self.column = column
+    column: str
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
         """The column as numbers; dates as seconds.

@@ -83,14 +83,28 @@ _HYBRIDISATION_TABLE = _table(_HYBRIDISATIONS, _OTHER_HYBRIDISATION)
 
 
 class Codes(NamedTuple):
-    """n molecules: ``atoms`` uint8 [V, 8], ``bonds`` uint8 [B, 4], ``ends`` int16 [B, 2], the atoms of a bond, numbered
-    from 0 in each molecule, and ``num_atoms`` and ``num_bonds`` int32 [n]."""
+    """n molecules before one-hot encoding, 20 times smaller: the form in the cache and between processes.
+
+    Attributes:
+        atoms: uint8 ``[V, 8]``, a code per atom and group of features.
+        bonds: uint8 ``[B, 4]``, a code per bond and group of features.
+        ends: int16 ``[B, 2]``, the atoms of a bond, numbered from 0 in each molecule.
+        num_atoms: int32 ``[n]``; 0 for a molecule that could not be read.
+        num_bonds: int32 ``[n]``.
+    """
 
     atoms: NDArray[np.uint8]
     bonds: NDArray[np.uint8]
     ends: NDArray[np.int16]
     num_atoms: NDArray[np.int32]
     num_bonds: NDArray[np.int32]
+
+    def check(self) -> None:
+        """Refuse arrays that do not fit together, with ``ValueError``."""
+        num_atoms, num_bonds, count = int(self.num_atoms.sum()), int(self.num_bonds.sum()), (len(self.num_atoms),)
+        found = [part.shape for part in self]
+        if found != [(num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2), count, count]:
+            raise ValueError(f"codes do not fit together: {found}")
 
     def to_bytes(self) -> bytes:
         """Serialise as n, V, B in int64, then the arrays."""

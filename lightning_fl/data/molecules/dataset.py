@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rdkit
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
@@ -16,7 +17,7 @@ from lightning_fl.core.errors import DataError, did_you_mean, listed
 from lightning_fl.core.terminal import terminal
 from lightning_fl.core.validation import checked
 from lightning_fl.data.molecules.cache import load_or_compute
-from lightning_fl.data.molecules.codes import MAX_ATOMS
+from lightning_fl.data.molecules.codes import MAX_ATOMS, Codes
 from lightning_fl.data.molecules.descriptors import (
     FeatureName,
     clean_descriptors,
@@ -24,7 +25,7 @@ from lightning_fl.data.molecules.descriptors import (
     descriptor_names,
     distinct_features,
 )
-from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, MoleculeCodes, encode_smiles
+from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, encode_smiles, molecule_graphs
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.molecules.unlabelled import explain_unreadable
 from lightning_fl.data.text_table import list_rows
@@ -64,23 +65,23 @@ class MoleculeDataset(InMemoryDataset):
         *,
         invalid: Invalid = "refuse",
         cache: Path | None = None,
-        codes: MoleculeCodes | None = None,
+        codes: Codes | None = None,
         features: Sequence[FeatureName] = (),
     ) -> None:
         kinds = distinct_features(features)
         super().__init__()
         codes = _load_or_encode(table, cache) if codes is None else codes
-        valid = (codes.num_atoms > 0).nonzero()[:, 0]
-        if len(valid) < len(table.smiles):
-            _report_invalid(table, (codes.num_atoms == 0).nonzero()[:, 0].tolist(), invalid)
-        kept: list[int] = valid.tolist()
+        kept: list[int] = np.flatnonzero(codes.num_atoms).tolist()
+        valid = torch.tensor(kept, dtype=torch.long)
+        if len(kept) < len(table.smiles):
+            _report_invalid(table, np.flatnonzero(codes.num_atoms == 0).tolist(), invalid)
         self.target_names = list(table.target_names)
         self.target_units = list(table.target_units)
         self._place = table.place
         self._smiles = [table.smiles[index] for index in kept]
         self._rows = [table.rows[index] for index in kept]
         self._columns = {name: [values[index] for index in kept] for name, values in table.columns.items()}
-        graphs = codes.graphs()
+        graphs = molecule_graphs(codes)
         # an unreadable molecule has no atoms and no bonds: dropping its pointer removes it
         atom_ptr = torch.cat([graphs.atom_ptr[:1], graphs.atom_ptr[valid + 1]])
         edge_ptr = torch.cat([graphs.edge_ptr[:1], graphs.edge_ptr[valid + 1]])
@@ -97,7 +98,7 @@ class MoleculeDataset(InMemoryDataset):
         }
         self.descriptor_dim = 0
         if kinds:
-            self._data.descriptors = _load_or_describe(table, kinds, cache)[valid]
+            self._data.descriptors = torch.cat([_descriptors(table, kind, cache) for kind in kinds], dim=1)[valid]
             self.slices["descriptors"] = self.slices["y"]
             self.descriptor_dim = self._data.descriptors.size(1)
 
@@ -171,23 +172,21 @@ def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) ->
     rank_zero_warn(f"{found}. These rows are left out.")
 
 
-def _load_or_encode(table: MoleculeTable, cache: Path | None) -> MoleculeCodes:
+def _load_or_encode(table: MoleculeTable, cache: Path | None) -> Codes:
+    def compute() -> dict[str, Tensor]:
+        codes = encode_smiles(_with_progress(table.smiles, "Reading", "molecules"))
+        return {name: torch.from_numpy(part) for name, part in codes._asdict().items()}
+
+    def restore(value: dict[str, Tensor]) -> Codes:
+        return Codes(**{name: part.numpy() for name, part in value.items()})
+
     def check(value: Any) -> None:
-        _expect_length(len(MoleculeCodes(**value).num_atoms), len(table.smiles))
+        codes = restore(value)
+        codes.check()
+        _expect_length(len(codes.num_atoms), len(table.smiles))
 
-    value = load_or_compute(
-        cache,
-        f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}",
-        table.smiles,
-        lambda: vars(encode_smiles(_with_progress(table.smiles, "Reading", "molecules"))),
-        check,
-    )
-    return MoleculeCodes(**value)
-
-
-def _load_or_describe(table: MoleculeTable, features: Sequence[FeatureName], cache: Path | None) -> Tensor:
-    """The molecules' descriptors of all kinds, float32 [n, F]."""
-    return torch.cat([_descriptors(table, kind, cache) for kind in features], dim=1)
+    version = f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}"
+    return restore(load_or_compute(cache, version, table.smiles, compute, check))
 
 
 def _descriptors(table: MoleculeTable, kind: FeatureName, cache: Path | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows of the same molecule: counted between clients' splits, kept together, or merged before the partition."""
+"""Rows of the same molecule: found, counted between clients' splits, kept together, or merged before the partition."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,9 +10,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.validation import checked
 from lightning_fl.data.division import ColumnDivision, Division, HashDivision, ListDivision
 from lightning_fl.data.module import Split
-from lightning_fl.data.molecules.identity import Identity, molecule_identities
+from lightning_fl.data.molecules.cache import load_or_compute
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.text_table import list_rows
@@ -20,53 +21,53 @@ from lightning_fl.data.text_table import list_rows
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-__all__ = ["DuplicateCounts", "DuplicateRows", "Duplicates", "count_duplicates", "merge_duplicates"]
+__all__ = [
+    "DuplicateCounts",
+    "DuplicateRows",
+    "Duplicates",
+    "Identity",
+    "count_duplicates",
+    "merge_duplicates",
+    "molecule_identities",
+]
 
+#: Criterion by which two molecules are the same.
+Identity = Literal["smiles", "inchikey_no_stereo"]
 #: Treatment of several rows of one molecule.
 Duplicates = Literal["report", "together", "merge_mean", "merge_majority", "merge_refuse"]
 
+_IDENTITY_VERSION = 1
+_REPORT_FROM = 5000
 
+
+@dataclass
 class DuplicateRows:
-    """Treatment of rows of the same molecule in a data module.
+    """Treatment of rows of the same molecule in a data module; the attributes are options of the module."""
 
-    Args:
-        identity: see :func:`~lightning_fl.data.molecules.identity.molecule_identities`.
-        duplicates: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
-        partitioner: the data module's.
-        division: the data module's.
+    identity: Identity
+    duplicates: Duplicates
+    partitioner: Partitioner
+    division: Division | None
 
-    Raises:
-        ConfigurationError: rows cannot be merged with this division.
-    """
-
-    def __init__(
-        self, identity: Identity, duplicates: Duplicates, partitioner: Partitioner, division: Division | None
-    ) -> None:
-        self._merges = duplicates.startswith("merge_")
-        if self._merges and isinstance(division, ListDivision):
-            raise ConfigurationError(
-                f"duplicates={duplicates!r} with ListDivision: merged rows keep only one of their identifiers. Merge"
-                " them in the file, or use duplicates: together."
-            )
-        self._identity: Identity = identity
-        self._duplicates: Duplicates = duplicates
-        self._partitioner = partitioner
-        self._division = division
+    def __post_init__(self) -> None:
         self._names: dict[str, str] = {}
         self._counts: DuplicateCounts | None = None
+        if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
+            raise ConfigurationError(
+                f"duplicates={self.duplicates!r} with ListDivision: merged rows keep only one of their identifiers."
+                " Merge them in the file, or use duplicates: together."
+            )
 
     def merge(self, table: MoleculeTable, cache: Path) -> MoleculeTable:
         """Return the table to partition, merged if required, and record the identities of its molecules."""
-        identities = molecule_identities(table.smiles, self._identity, cache)
+        identities = molecule_identities(table.smiles, self.identity, cache)
         self._names = {text: name for text, name in zip(table.smiles, identities, strict=True) if name is not None}
-        if not self._merges:
+        if not self.duplicates.startswith("merge_"):
             return table
         # rows of different clients, or of different given splits, stay separate
-        named = [getattr(self._partitioner, "column", None)]
-        if isinstance(self._division, ColumnDivision):
-            named.append(self._division.column)
-        within = [name for name in named if name in table.columns]
-        return merge_duplicates(table, identities, self._duplicates, within=within)
+        given = self.division.column if isinstance(self.division, ColumnDivision) else None
+        within = [name for name in (getattr(self.partitioner, "column", None), given) if name in table.columns]
+        return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def identities(self, dataset: "MoleculeDataset") -> list[str]:
         """Return the identity of every sample."""
@@ -76,26 +77,22 @@ class DuplicateRows:
         """Count the duplicates between clients' splits and report them in one line, once."""
         if self._counts is not None:
             return
-        self._counts = count_duplicates(self.identities(dataset), shares)
-        if summary := self._counts.summary():
-            rank_zero_info(f"Same molecules by {self._identity}: {summary}{self._advice(self._counts)}.")
-
-    def describe(self) -> dict[str, Any]:
-        """Return the counts, and options other than the defaults, for the run's record."""
-        record: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
-        if (self._identity, self._duplicates) != ("smiles", "report"):
-            record["copies"] = {"identity": self._identity, "duplicates": self._duplicates}
-        return record
-
-    def _advice(self, counts: "DuplicateCounts") -> str:
-        if isinstance(self._division, HashDivision):
-            return ""
+        self._counts = counts = count_duplicates(self.identities(dataset), shares)
         advice = []
         if counts.train_and_test_in_a_client:
             advice.append("duplicates: together keeps them in one split of a client")
         if counts.train_and_test_across_clients:
             advice.append("division: HashDivision keeps them in the same split at all clients")
-        return f" ({'; '.join(advice)})" if advice else ""
+        if summary := counts.summary():
+            hint = f" ({'; '.join(advice)})" if advice and not isinstance(self.division, HashDivision) else ""
+            rank_zero_info(f"Same molecules by {self.identity}: {summary}{hint}.")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts, and options other than the defaults, for the run's record."""
+        record: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
+        if (self.identity, self.duplicates) != ("smiles", "report"):
+            record["copies"] = {"identity": self.identity, "duplicates": self.duplicates}
+        return record
 
 
 @dataclass(frozen=True)
@@ -123,6 +120,68 @@ class DuplicateCounts:
             (self.train_and_test_across_clients, "are trained on by one client and tested on by another"),
         ]
         return ", ".join(f"{count:,} {words}" for count, words in found if count)
+
+
+@checked
+def molecule_identities(
+    smiles: Sequence[str], identity: Identity = "smiles", cache: Path | None = None
+) -> list[str | None]:
+    """Compute texts that are equal for equal molecules.
+
+    Args:
+        smiles: n SMILES strings.
+        identity: ``"smiles"``: RDKit's canonical SMILES, with stereochemistry, isotopes and charges.
+            ``"inchikey_no_stereo"``: the first block of the standard InChIKey (formula and connections), which
+            stereoisomers, many tautomers and isotopologues share; without an InChI, the canonical SMILES without
+            stereochemistry.
+        cache: folder of :func:`~lightning_fl.data.molecules.cache.load_or_compute`.
+
+    Returns:
+        n texts; ``None`` for SMILES that RDKit cannot read.
+
+    Raises:
+        ConfigurationError: ``identity`` is unknown.
+    """
+    import rdkit
+
+    distinct = sorted(set(smiles))
+    found = load_or_compute(
+        cache,
+        f"identities {_IDENTITY_VERSION}, {identity}, rdkit {rdkit.__version__}",
+        distinct,
+        lambda: _compute(distinct, identity),
+        lambda value: _check(value, len(distinct)),
+    )
+    known = dict(zip(distinct, found, strict=True))
+    return [known[text] for text in smiles]
+
+
+def _compute(smiles: Sequence[str], identity: Identity) -> list[str | None]:
+    from rdkit.Chem import MolToSmiles
+    from rdkit.Chem.inchi import MolToInchiKey
+    from rdkit.rdBase import BlockLogs
+
+    from lightning_fl.data.molecules.codes import read_molecule
+
+    if len(smiles) > _REPORT_FROM:
+        rank_zero_info(f"Comparing {len(smiles):,} molecules")
+    found: list[str | None] = []
+    with BlockLogs():  # the data set reports unreadable SMILES with their rows
+        for text in smiles:
+            molecule = read_molecule(text)
+            if molecule is None:
+                found.append(None)
+            elif identity == "smiles":
+                found.append(MolToSmiles(molecule))
+            else:
+                key = MolToInchiKey(molecule)
+                found.append(key.partition("-")[0] or MolToSmiles(molecule, isomericSmiles=False))
+    return found
+
+
+def _check(value: Any, length: int) -> None:
+    if not isinstance(value, list) or len(value) != length or not all(isinstance(one, str | None) for one in value):
+        raise ValueError(f"not a list of {length} identities")
 
 
 def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> DuplicateCounts:
@@ -174,13 +233,11 @@ def merge_duplicates(
     several = [(place, rows) for place, rows in enumerate(rows_of.values()) if len(rows) > 1]
     if not several:
         return table
-    if how == "merge_refuse":
-        _refuse_conflicts(table, several)
     _refuse_different_bounds(table, several)
     targets = table.targets[kept].clone()
     for column in range(targets.shape[1]):
-        if how == "merge_mean":
-            _refuse_classes(table, column, several)
+        if how != "merge_majority":
+            _refuse_conflicts(table, column, several, how)
         for place, rows in several:
             targets[place, column] = _merge_values(table.targets[rows, column], how)
     return replace(
@@ -204,40 +261,23 @@ def _merge_values(values: Tensor, how: Duplicates) -> float:
     return float("nan") if len(most) == 2 and most[0][1] == most[1][1] else most[0][0]
 
 
-def _conflicting(table: MoleculeTable, column: int, several: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
-    """Groups of rows with different values of a target."""
-    found = []
-    for _, rows in several:
-        values = table.targets[rows, column]
-        if len(values[~values.isnan()].unique()) > 1:
-            found.append(rows)
-    return found
-
-
-def _refuse_conflicts(table: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:
-    for column, name in enumerate(table.target_names):
-        if wrong := _conflicting(table, column, several):
-            shown = "; ".join(_list_values(table, rows, column) for rows in wrong[:3])
-            raise DataError(
-                f"{table.place}: {len(wrong)} molecules have several values of {name!r}: {shown}. Correct them, or use"
-                " duplicates: merge_mean, for classes merge_majority, or report to keep all rows."
-            )
-
-
-def _refuse_classes(table: MoleculeTable, column: int, several: Sequence[tuple[int, list[int]]]) -> None:
-    """Refuse the mean of labels 0 and 1, which would turn classification into regression."""
+def _refuse_conflicts(
+    table: MoleculeTable, column: int, several: Sequence[tuple[int, list[int]]], how: Duplicates
+) -> None:
+    """Refuse different values, or with a mean different labels 0 and 1, which would become a regression."""
     values = table.targets[:, column]
-    values = values[~values.isnan()]
-    wrong = _conflicting(table, column, several)
-    if wrong and bool(((values == 0) | (values == 1)).all()):
-        raise DataError(
-            f"{table.place}: {table.target_names[column]!r} has only the values 0 and 1, and {len(wrong)} molecules"
-            f" have both: {_list_values(table, wrong[0], column)}. Use duplicates: merge_majority for classes."
-        )
-
-
-def _list_values(table: MoleculeTable, rows: Sequence[int], column: int) -> str:
-    return list_rows([table.rows[row] for row in rows], [round(float(table.targets[row, column]), 6) for row in rows])
+    wrong = [rows for _, rows in several if len(values[rows][~values[rows].isnan()].unique()) > 1]
+    if not wrong or (how == "merge_mean" and not bool(((values == 0) | (values == 1) | values.isnan()).all())):
+        return
+    shown = "; ".join(
+        list_rows([table.rows[row] for row in rows], [round(float(values[row]), 6) for row in rows])
+        for rows in wrong[:3]
+    )
+    remedy = "Correct them, or use duplicates: merge_mean, for classes merge_majority, or report to keep all rows."
+    if how == "merge_mean":
+        remedy = "The values are only 0 and 1: use duplicates: merge_majority for classes."
+    name = table.target_names[column]
+    raise DataError(f"{table.place}: {len(wrong)} molecules have several values of {name!r}: {shown}. {remedy}")
 
 
 def _refuse_different_bounds(table: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:

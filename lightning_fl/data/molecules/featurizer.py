@@ -22,17 +22,18 @@ Chirality is the CIP label, not RDKit's winding tag, so that features do not dep
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, read_codes
+from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, Codes, read_codes
 from lightning_fl.data.molecules.reading import read_blocks
 
-__all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeCodes", "MoleculeGraphs", "encode_smiles"]
+__all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeGraphs", "encode_smiles", "molecule_graphs"]
 
 #: To be increased whenever a feature changes; cached codes of other versions are not used.
 FEATURIZER_VERSION = "1"
@@ -64,47 +65,20 @@ class MoleculeGraphs:
     edge_ptr: Tensor
 
 
-@dataclass(frozen=True)
-class MoleculeCodes:
-    """n molecules before one-hot encoding, 20 times smaller: the form in the cache.
-
-    Attributes:
-        atoms: uint8 ``[V, 8]``, a code per atom and group of features.
-        bonds: uint8 ``[B, 4]``, a code per bond and group of features.
-        ends: int16 ``[B, 2]``, the atoms of a bond, numbered from 0 in each molecule.
-        num_atoms: int32 ``[n]``; 0 for a molecule that could not be read.
-        num_bonds: int32 ``[n]``.
-    """
-
-    atoms: Tensor
-    bonds: Tensor
-    ends: Tensor
-    num_atoms: Tensor
-    num_bonds: Tensor
-
-    def __post_init__(self) -> None:
-        shapes = (
-            self.atoms.shape == (int(self.num_atoms.sum()), len(ATOM_GROUPS)),
-            self.bonds.shape == (int(self.num_bonds.sum()), len(BOND_GROUPS)),
-            self.ends.shape == (len(self.bonds), 2),
-            self.num_atoms.shape == self.num_bonds.shape == (len(self.num_atoms),),
-        )
-        if not all(shapes):
-            raise ValueError(f"codes do not fit together: {[tuple(getattr(self, f.name).shape) for f in fields(self)]}")
-
-    def graphs(self) -> MoleculeGraphs:
-        """Return the graphs that models get. An unreadable molecule becomes a graph without atoms."""
-        both_ways = torch.stack([self.ends, self.ends.flip(1)], dim=1).reshape(-1, 2)
-        return MoleculeGraphs(
-            x=_one_hot_groups(self.atoms, ATOM_GROUPS),
-            edge_index=both_ways.T.long().contiguous(),
-            edge_attr=_one_hot_groups(self.bonds, BOND_GROUPS).repeat_interleave(2, dim=0),
-            atom_ptr=_pointers(self.num_atoms),
-            edge_ptr=_pointers(2 * self.num_bonds),
-        )
+def molecule_graphs(codes: Codes) -> MoleculeGraphs:
+    """Make the graphs that models get. An unreadable molecule becomes a graph without atoms."""
+    ends = torch.from_numpy(codes.ends)
+    both_ways = torch.stack([ends, ends.flip(1)], dim=1).reshape(-1, 2)
+    return MoleculeGraphs(
+        x=_one_hot_groups(codes.atoms, ATOM_GROUPS),
+        edge_index=both_ways.T.long().contiguous(),
+        edge_attr=_one_hot_groups(codes.bonds, BOND_GROUPS).repeat_interleave(2, dim=0),
+        atom_ptr=_pointers(codes.num_atoms),
+        edge_ptr=_pointers(2 * codes.num_bonds),
+    )
 
 
-def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> MoleculeCodes:
+def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> Codes:
     """Read molecules with RDKit's default sanitisation.
 
     Args:
@@ -116,23 +90,23 @@ def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> Molecule
         DataError: one of several processes died.
 
     Example:
-        >>> graphs = encode_smiles(["CCO", "C"]).graphs()
+        >>> graphs = molecule_graphs(encode_smiles(["CCO", "C"]))
         >>> graphs.x.shape, graphs.edge_index.tolist(), graphs.atom_ptr.tolist()
         (torch.Size([4, 40]), [[0, 1, 1, 2], [1, 0, 2, 1]], [0, 3, 4])
     """
     parts = zip(*chain([read_codes([])], read_blocks(smiles, workers)), strict=True)
-    return MoleculeCodes(*(torch.from_numpy(np.concatenate(part)) for part in parts))
+    return Codes(*(np.concatenate(part) for part in parts))
 
 
-def _one_hot_groups(codes: Tensor, groups: tuple[tuple[int, int], ...]) -> Tensor:
+def _one_hot_groups(codes: NDArray[np.uint8], groups: tuple[tuple[int, int], ...]) -> Tensor:
     """Codes uint8 ``[V, groups]`` to float32 ``[V, columns]``."""
-    columns = torch.zeros(len(codes), sum(size - first for size, first in groups))
+    chosen, columns = torch.from_numpy(codes), torch.zeros(len(codes), sum(size - first for size, first in groups))
     start = 0
     for group, (size, first) in enumerate(groups):
-        columns[:, start : start + size - first] = codes[:, group : group + 1] == torch.arange(first, size)
+        columns[:, start : start + size - first] = chosen[:, group : group + 1] == torch.arange(first, size)
         start += size - first
     return columns
 
 
-def _pointers(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).long()
+def _pointers(counts: NDArray[np.int32]) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], counts.cumsum()])).long()

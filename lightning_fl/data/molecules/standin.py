@@ -68,6 +68,9 @@ LABORATORIES = {
 #: Seed of all stand-ins.
 STANDIN_SEED = 2004
 
+#: SMILES, targets [n, T], and further columns.
+_Made = tuple[list[str], torch.Tensor, dict[str, list[str | None]]]
+
 _LOG_BB_DEVIATION = 0.3
 _PERCENT_MISSING = 20
 # two open positions each; "[H]" closes one
@@ -95,28 +98,41 @@ _PAIRS_PER_CORE = 18
 
 def delaney_log_solubility(molecule: Chem.Mol) -> float:
     """Compute Delaney's equation, in log10(mol/L)."""
-    aromatic = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms()) / molecule.GetNumHeavyAtoms()
-    rotatable = CalcNumRotatableBonds(molecule)
-    return (
-        0.16
-        - 0.63 * CalcCrippenDescriptors(molecule)[0]
-        - 0.0062 * MolWt(molecule)
-        + 0.066 * rotatable
-        - 0.74 * aromatic
-    )
+    linear: float = 0.16 - 0.63 * CalcCrippenDescriptors(molecule)[0] - 0.0062 * MolWt(molecule)
+    return linear + 0.066 * CalcNumRotatableBonds(molecule) - 0.74 * _aromatic_share(molecule)
 
 
 def make_standin(name: str, *, target_names: Sequence[str], target_units: Sequence[str]) -> MoleculeTable:
-    """Make the stand-in of a card.
+    """Make the stand-in of a card: a thousand molecules or more, with the column ``scaffold``, "acyclic" for chains.
 
     Args:
-        name: ``"esol"``, ``"bbbp"``, ``"tox21"`` or ``"aqsoldb"``.
+        name: ``"esol"``, with a column ``assay``; ``"bbbp"``; ``"tox21"``; or ``"aqsoldb"``, with a column ``Source``.
         target_names: names of the targets of the replaced data set; only ``tox21`` may have several.
         target_units: their units.
     """
-    if name == "esol":
-        return esol_standin(target_name=target_names[0], target_unit=target_units[0])
-    return {"bbbp": _bbbp, "tox21": _tox21, "aqsoldb": _aqsoldb}[name](target_names, target_units)
+    title, make = {
+        "esol": ("ESOL", _esol),
+        "bbbp": ("BBBP", _bbbp),
+        "tox21": ("Tox21", _tox21),
+        "aqsoldb": ("AqSolDB", _aqsoldb),
+    }[name]
+    every, scaffold_of = enumerate_molecules()
+    smiles, targets, columns = make(every, scaffold_of, target_names)
+    scaffolds = dict(zip(every, scaffold_of, strict=True))
+    return MoleculeTable(
+        smiles=smiles,
+        targets=targets,
+        target_names=list(target_names),
+        target_units=list(target_units),
+        columns={**columns, "scaffold": [scaffolds[text] or "acyclic" for text in smiles]},
+        rows=list(range(2, len(smiles) + 2)),
+        place=f"the stand-in for {title}",
+    )
+
+
+def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
+    """Make the stand-in for ESOL."""
+    return make_standin("esol", target_names=[target_name], target_units=[target_unit])
 
 
 def clark_log_bb(molecule: Chem.Mol) -> float:
@@ -124,16 +140,24 @@ def clark_log_bb(molecule: Chem.Mol) -> float:
     return 0.139 + 0.152 * CalcCrippenDescriptors(molecule)[0] - 0.0148 * CalcTPSA(molecule)
 
 
-def _bbbp(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
-    smiles, scaffolds = enumerate_molecules()
+def _esol(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
+    assays = [list(ASSAYS)[derive_seed(STANDIN_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
+    values = []
+    for text, assay in zip(smiles, assays, strict=True):
+        offset, deviation = ASSAYS[assay]
+        exact = delaney_log_solubility(Chem.MolFromSmiles(text))
+        values.append(round(exact + offset + normal_noise(deviation, "noise", text), 3))
+    return smiles, _column(values), {"assay": list(assays)}
+
+
+def _bbbp(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
     values = [
         clark_log_bb(Chem.MolFromSmiles(text)) + normal_noise(_LOG_BB_DEVIATION, "logBB", text) for text in smiles
     ]
-    return _table("BBBP", smiles, torch.tensor(values)[:, None].gt(0).float(), names, units, {"scaffold": scaffolds})
+    return smiles, torch.tensor(values)[:, None].gt(0).float(), {}
 
 
-def _tox21(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
-    smiles, scaffolds = enumerate_molecules()
+def _tox21(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
     features = torch.tensor([_features(Chem.MolFromSmiles(text)) for text in smiles], dtype=torch.float64)
     features = (features - features.mean(0)) / features.std(0)
     labels = []
@@ -145,69 +169,32 @@ def _tox21(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
         label = (scores > scores.quantile(1 - active)).float()
         gaps = [derive_seed(STANDIN_SEED, "gap", name, text) % 100 < _PERCENT_MISSING for text in smiles]
         labels.append(label.masked_fill(torch.tensor(gaps), torch.nan))
-    return _table("Tox21", smiles, torch.stack(labels, dim=1), names, units, {"scaffold": scaffolds})
+    return smiles, torch.stack(labels, dim=1), {}
 
 
-def _aqsoldb(names: Sequence[str], units: Sequence[str]) -> MoleculeTable:
-    every, scaffold_of = enumerate_molecules()
-    smiles, scaffolds, values, sources = [], [], [], []
+def _aqsoldb(every: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
+    smiles, values, sources = [], [], []
     exact = [delaney_log_solubility(Chem.MolFromSmiles(text)) for text in every]
     for laboratory, (share, offset, deviation) in LABORATORIES.items():
-        for text, scaffold, value in zip(every, scaffold_of, exact, strict=True):
+        for text, value in zip(every, exact, strict=True):
             if derive_seed(STANDIN_SEED, laboratory, text) / 2.0**63 < share:
                 smiles.append(text)
-                scaffolds.append(scaffold)
                 sources.append(laboratory)
                 values.append(round(value + offset + normal_noise(deviation, "noise", laboratory, text), 3))
-    targets = torch.tensor(values, dtype=torch.float32)[:, None]
-    return _table("AqSolDB", smiles, targets, names, units, {"Source": sources, "scaffold": scaffolds})
+    return smiles, _column(values), {"Source": list(sources)}
+
+
+def _column(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None]
 
 
 def _features(molecule: Chem.Mol) -> list[float]:
-    aromatic = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms()) / molecule.GetNumHeavyAtoms()
-    return [CalcCrippenDescriptors(molecule)[0], MolWt(molecule), CalcTPSA(molecule), aromatic]
+    return [CalcCrippenDescriptors(molecule)[0], MolWt(molecule), CalcTPSA(molecule), _aromatic_share(molecule)]
 
 
-def _table(
-    of: str,
-    smiles: list[str],
-    targets: torch.Tensor,
-    names: Sequence[str],
-    units: Sequence[str],
-    columns: dict[str, list[str]],
-) -> MoleculeTable:
-    columns["scaffold"] = [scaffold or "acyclic" for scaffold in columns["scaffold"]]
-    return MoleculeTable(
-        smiles=smiles,
-        targets=targets,
-        target_names=list(names),
-        target_units=list(units),
-        columns={name: list(values) for name, values in columns.items()},
-        rows=list(range(2, len(smiles) + 2)),
-        place=f"the stand-in for {of}",
-    )
-
-
-def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
-    """Make more than a thousand computed molecules in the form of the ESOL data set.
-
-    Args:
-        target_name: name of the one target.
-        target_unit: its unit.
-
-    Returns:
-        A table with the columns ``assay`` (one of :data:`ASSAYS`) and ``scaffold`` (Bemis-Murcko, "acyclic" for
-        chains).
-    """
-    smiles, scaffolds = enumerate_molecules()
-    assays = [list(ASSAYS)[derive_seed(STANDIN_SEED, "assay", scaffold) % len(ASSAYS)] for scaffold in scaffolds]
-    values = []
-    for text, assay in zip(smiles, assays, strict=True):
-        offset, deviation = ASSAYS[assay]
-        exact = delaney_log_solubility(Chem.MolFromSmiles(text))
-        values.append(round(exact + offset + normal_noise(deviation, "noise", text), 3))
-    targets = torch.tensor(values, dtype=torch.float32)[:, None]
-    return _table("ESOL", smiles, targets, [target_name], [target_unit], {"assay": assays, "scaffold": scaffolds})
+def _aromatic_share(molecule: Chem.Mol) -> float:
+    aromatic: int = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms())
+    return aromatic / molecule.GetNumHeavyAtoms()
 
 
 def enumerate_molecules() -> tuple[list[str], list[str]]:

@@ -10,7 +10,6 @@ from rdkit import Chem, rdBase
 
 from lightning_fl.core.errors import cut
 from lightning_fl.data.molecules.codes import MAX_ATOMS, MAX_CHARACTERS, Codes, read_codes
-from lightning_fl.data.molecules.featurizer import MoleculeCodes
 from lightning_fl.data.molecules.reading import read_blocks
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows, read_smiles_column
@@ -26,7 +25,7 @@ def unlabelled_molecules(
     record: Mapping[str, Any],
     reading: Reading,
     smiles_column: str,
-    make: Callable[[MoleculeTable, MoleculeCodes], Any],
+    make: Callable[[MoleculeTable, Codes], Any],
 ) -> Iterator[Unlabelled]:
     """Read molecules in chunks.
 
@@ -46,8 +45,8 @@ def unlabelled_molecules(
     frames = read_rows(source, reading.rows, text_column=column)
     for frame, smiles, codes in _encoded(frames, column, place, reading.workers):
         readable = codes.num_atoms > 0
-        kept: list[int] = readable.nonzero()[:, 0].tolist()
-        errors = {row: explain_unreadable(smiles[row]) for row in (~readable).nonzero()[:, 0].tolist()}
+        kept: list[int] = np.flatnonzero(readable).tolist()
+        errors = {row: explain_unreadable(smiles[row]) for row in np.flatnonzero(~readable).tolist()}
         if not kept:
             yield Unlabelled(frame, None, [], errors)
             continue
@@ -62,13 +61,13 @@ def unlabelled_molecules(
             place=place,
         )
         # unreadable molecules have no atoms and no bonds
-        codes = MoleculeCodes(codes.atoms, codes.bonds, codes.ends, counts, codes.num_bonds[readable])
+        codes = codes._replace(num_atoms=counts, num_bonds=codes.num_bonds[readable])
         yield Unlabelled(frame, make(table, codes), kept, errors, sizes=counts.tolist())
 
 
 def _encoded(
     frames: "Iterator[pd.DataFrame]", column: str, place: str, workers: int | None
-) -> "Iterator[tuple[pd.DataFrame, list[str], MoleculeCodes]]":
+) -> "Iterator[tuple[pd.DataFrame, list[str], Codes]]":
     """Yield each chunk with its SMILES and their codes, while other processes read the next ones."""
     waiting: deque[tuple[pd.DataFrame, list[str]]] = deque()
 
@@ -84,7 +83,7 @@ def _encoded(
         while waiting and len(held.num_atoms) >= len(waiting[0][1]):
             frame, smiles = waiting.popleft()
             first, held = _split(held, len(smiles))
-            yield frame, smiles, MoleculeCodes(*map(torch.from_numpy, first))
+            yield frame, smiles, first
 
 
 def _split(codes: Codes, count: int) -> tuple[Codes, Codes]:

@@ -1,9 +1,11 @@
 """Label shift with class shares drawn from a Dirichlet distribution."""
 
+from dataclasses import dataclass, field
+
 from torch import Tensor
 
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.core.validation import Count, Size
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.labels import LabelPartitioner, share_counts
 from lightning_fl.functional.dirichlet import sample_dirichlet
@@ -11,6 +13,7 @@ from lightning_fl.functional.dirichlet import sample_dirichlet
 __all__ = ["Dirichlet"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Dirichlet(LabelPartitioner):
     """Label shift with class shares drawn from a Dirichlet distribution.
 
@@ -27,19 +30,11 @@ class Dirichlet(LabelPartitioner):
         min_samples: least number of (training) samples of a client.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_clients: Count,
-        alpha: Concentration,
-        num_bins: Count = 10,
-        target: Size | None = None,
-        min_samples: Count = 1,
-    ) -> None:
-        super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        self.alpha = alpha
-        self.min_samples = min_samples
+    num_clients: Count = field()
+    alpha: Concentration
+    num_bins: Count = 10
+    target: Size | None = None
+    min_samples: Count = 1
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
         """Class shares, float64, shape [C, N]; each row sums to 1."""
@@ -49,10 +44,4 @@ class Dirichlet(LabelPartitioner):
             shares = sample_dirichlet(self.alpha, self.num_clients, rng, (len(sizes),))
             return shares, int(share_counts(sizes, shares).sum(0).min())
 
-        return draw_until_enough(
-            draw,
-            num_samples=int(sizes.sum()),
-            num_clients=self.num_clients,
-            alpha=self.alpha,
-            min_samples=self.min_samples,
-        )
+        return draw_until_enough(draw, int(sizes.sum()), self.num_clients, self.alpha, self.min_samples)

@@ -18,7 +18,7 @@ _MAX_DRAWS = 1000
 
 
 def draw_until_enough(
-    draw: Callable[[], tuple[T, int]], *, num_samples: int, num_clients: int, alpha: float, min_samples: int
+    draw: Callable[[], tuple[T, int]], num_samples: int, num_clients: int, alpha: float, min_samples: int
 ) -> T:
     """Repeat a draw until every client has ``min_samples`` of the ``num_samples`` samples.
 

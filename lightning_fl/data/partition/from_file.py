@@ -1,6 +1,8 @@
 """Partition and division of another run, from its record."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from lightning_fl.files.user_file import existing_file
 __all__ = ["FromFile"]
 
 
+@dataclass(kw_only=True, eq=False)
 class FromFile(Partitioner):
     """Partition and division of another run, sample for sample, independent of the seed and the version.
 
@@ -24,18 +27,14 @@ class FromFile(Partitioner):
     """
 
     exact = True
+    path: str
 
-    def __init__(self, *, path: str) -> None:
-        self.path = path
-        self._file: SplitFile | None = None
-
-    @property
+    @cached_property
     def _splits(self) -> SplitFile:
-        if self._file is None:
-            self._file = read_split_file(existing_file(self.path, "FromFile.path"))
-            self.names = self._file.names
-            _check_once(self._file)
-        return self._file
+        file = read_split_file(existing_file(self.path, "FromFile.path"))
+        _check_once(file)
+        self.names = file.names
+        return file
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Refuse data from another file."""

@@ -1,6 +1,7 @@
 """Whole groups by a column of the data set."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,13 +9,14 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive, Size, checked
+from lightning_fl.core.validation import Count, Size
 from lightning_fl.data.partition.groups import WholeGroups
 from lightning_fl.data.partition.partitioner import read_column
 
 __all__ = ["GroupBy"]
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupBy(WholeGroups):
     """Whole groups by a column of the data set, such as the assay or the writer.
 
@@ -29,25 +31,17 @@ class GroupBy(WholeGroups):
         >>> hundred_writers = GroupBy(column="writer", num_groups=100, min_samples=20)
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        column: str,
-        num_clients: Count | None = None,
-        ratios: list[Positive] | None = None,
-        num_groups: Count | None = None,
-        min_samples: Size = 0,
-    ) -> None:
-        super().__init__(num_clients=num_clients, ratios=ratios)
-        if num_groups is not None and num_groups < (num_clients or 1):
+    column: str
+    num_groups: Count | None = None
+    min_samples: Size = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_groups is not None and self.num_groups < (self.num_clients or 1):
             raise ConfigurationError(
-                f"GroupBy.num_groups={num_groups} with num_clients={num_clients}: must be at least one per client, or"
-                " null for all groups."
+                f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}: must be at least one per"
+                " client, or null for all groups."
             )
-        self.column = column
-        self.num_groups = num_groups
-        self.min_samples = min_samples
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The group of every sample."""

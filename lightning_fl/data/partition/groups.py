@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import Count, Positive
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import JointPartitioner
 from lightning_fl.data.partition.sizes import apportion
@@ -53,6 +55,7 @@ class KeyPartitioner(JointPartitioner):
         return parts
 
 
+@dataclass(kw_only=True, eq=False)
 class WholeGroups(KeyPartitioner):
     """Base class of partitions that divide no group.
 
@@ -69,14 +72,16 @@ class WholeGroups(KeyPartitioner):
     #: Name of the groups in errors.
     _kind = "groups"
 
-    def __init__(self, *, num_clients: int | None, ratios: list[float] | None) -> None:
-        if ratios is not None and len(ratios) != num_clients:
+    num_clients: Count | None = None
+    ratios: list[Positive] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ratios is not None and len(self.ratios) != self.num_clients:
             raise ConfigurationError(
-                f"{type(self).__name__}.ratios={ratios} with num_clients={num_clients}: give num_clients and one ratio"
-                " per client."
+                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give num_clients and"
+                " one ratio per client."
             )
-        self.num_clients = num_clients
-        self.ratios = ratios
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[list[int], int]:
         """Deal the chosen groups; samples of the others stay unused."""

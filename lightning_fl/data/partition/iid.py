@@ -1,14 +1,17 @@
 """Random parts of equal size."""
 
+from dataclasses import dataclass, field
+
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.by_size import SizePartitioner
 
 __all__ = ["IID"]
 
 
+@dataclass(kw_only=True, eq=False)
 class IID(SizePartitioner):
     """Random parts of sizes that differ by at most one.
 
@@ -18,10 +21,8 @@ class IID(SizePartitioner):
             ten bins between quantiles).
     """
 
-    @checked
-    def __init__(self, *, num_clients: Count, stratified: bool = False) -> None:
-        self.stratified = stratified
-        self.num_clients: int = num_clients
+    num_clients: Count = field()
+    stratified: bool = False
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """Partition one data set."""

@@ -1,12 +1,13 @@
 """Label shift between types of clients, such as FedCollab's."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import Count, Fraction, Size, checked
+from lightning_fl.core.validation import Count, Fraction, Size
 from lightning_fl.data.partition.labels import SUM_TOLERANCE, LabelPartitioner
 
 __all__ = ["FedCollabLabelShift", "LabelTypes"]
@@ -20,6 +21,7 @@ _FEDCOLLAB_SHARES = [
 ]
 
 
+@dataclass(kw_only=True, eq=False)
 class LabelTypes(LabelPartitioner):
     """Label shift between types of clients: a type's share of a class is split evenly among its clients.
 
@@ -37,10 +39,13 @@ class LabelTypes(LabelPartitioner):
         6
     """
 
-    @checked
-    def __init__(
-        self, *, shares: list[list[Fraction]], clients_per_type: Count = 5, target: Size | None = None
-    ) -> None:
+    shares: list[list[Fraction]]
+    clients_per_type: Count = 5
+    target: Size | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = self.shares
         if not shares or not shares[0] or len({len(of_type) for of_type in shares}) > 1:
             raise ConfigurationError(f"shares={shares}: must have one list per type, each with one share per class.")
         for number, of_type in enumerate(shares):
@@ -51,9 +56,7 @@ class LabelTypes(LabelPartitioner):
                 raise ConfigurationError(
                     f"shares of class {label}, {list(of_class)}, sum to {math.fsum(of_class):g}: must be at most 1."
                 )
-        super().__init__(num_clients=len(shares) * clients_per_type, num_bins=len(shares[0]), target=target)
-        self.shares = shares
-        self.clients_per_type = clients_per_type
+        self.num_clients, self.num_bins = len(shares) * self.clients_per_type, len(shares[0])
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
         """Class shares, float64, shape [C, types · clients_per_type].

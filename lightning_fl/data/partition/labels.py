@@ -23,16 +23,14 @@ class LabelPartitioner(JointPartitioner):
 
     What clients hold of every class is drawn for the training data and applied to all splits.
 
-    Args:
-        num_clients: N.
+    Attributes:
         num_bins: bins between quantiles for real targets.
         target: the column of several targets [n, T] to use.
     """
 
-    def __init__(self, *, num_clients: int, num_bins: int, target: int | None) -> None:
-        self.num_clients: int = num_clients
-        self.num_bins = num_bins
-        self.target = target
+    num_clients: int
+    num_bins: int
+    target: int | None
 
     @abstractmethod
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:

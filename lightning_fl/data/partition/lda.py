@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.groups import KeyPartitioner, sorted_groups
 from lightning_fl.data.partition.scaffold import read_scaffolds
@@ -17,6 +18,7 @@ from lightning_fl.functional.dirichlet import sample_dirichlet
 __all__ = ["ScaffoldLDA"]
 
 
+@dataclass(kw_only=True, eq=False)
 class ScaffoldLDA(KeyPartitioner):
     """Molecules by scaffold and latent Dirichlet allocation: one number sets how much clients' scaffolds differ.
 
@@ -35,11 +37,9 @@ class ScaffoldLDA(KeyPartitioner):
         min_samples: least number of molecules of a client, over all parts of the data.
     """
 
-    @checked
-    def __init__(self, *, num_clients: Count, alpha: Concentration, min_samples: Count = 1) -> None:
-        self.num_clients: int = num_clients
-        self.alpha = alpha
-        self.min_samples = min_samples
+    num_clients: Count = field()
+    alpha: Concentration
+    min_samples: Count = 1
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The scaffold of every molecule."""
@@ -59,11 +59,5 @@ class ScaffoldLDA(KeyPartitioner):
             owners = torch.multinomial(shares.repeat_interleave(counts, dim=0), 1, generator=rng)[:, 0]
             return owners, int(torch.bincount(owners, minlength=self.num_clients).min())
 
-        owners = draw_until_enough(
-            draw,
-            num_samples=len(keys),
-            num_clients=self.num_clients,
-            alpha=self.alpha,
-            min_samples=self.min_samples,
-        )
+        owners = draw_until_enough(draw, len(keys), self.num_clients, self.alpha, self.min_samples)
         return torch.empty_like(owners).index_copy(0, order, owners), self.num_clients

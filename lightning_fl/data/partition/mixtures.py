@@ -1,6 +1,7 @@
 """Mixtures of two distributions: every client holds a share of D_A and the rest of D_B, all clients equally much."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
 _TOLERANCE = 1e-9
 
 
+@dataclass(kw_only=True, eq=False)
 class Mixture(JointPartitioner):
     """Clients of equal size that each hold a mixture of two distributions, D_A and D_B.
 
@@ -67,44 +69,35 @@ class Mixture(JointPartitioner):
         >>> letters = Mixture(num_clients=100, mixture="30:70", classes_a=list(range(26)), invert_test=True)
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_clients: Count,
-        mixture: str = "10:90",
-        classes_a: list[Size] | None = None,
-        classes_b: list[Size] | None = None,
-        column: str | None = None,
-        values_a: list[str] | None = None,
-        values_b: list[str] | None = None,
-        samples_per_client: Count | None = None,
-        invert_test: bool = False,
-        invert_validation: bool | None = None,
-    ) -> None:
-        check_mixture(mixture)
-        if (column is None) != (values_a is None) or (column is None and values_b is not None):
+    num_clients: Count = field()
+    mixture: str = "10:90"
+    classes_a: list[Size] | None = None
+    classes_b: list[Size] | None = None
+    column: str | None = None
+    values_a: list[str] | None = None
+    values_b: list[str] | None = None
+    samples_per_client: Count | None = None
+    invert_test: bool = False
+    invert_validation: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mixture(self.mixture)
+        by_class = self.column is None
+        if by_class != (self.values_a is None) or (by_class and self.values_b is not None):
             raise ConfigurationError(
-                f"column={column!r}, values_a={values_a}, values_b={values_b}: give a column and its values in D_A"
-                " (values_b is optional), or none of them to use classes."
+                f"column={self.column!r}, values_a={self.values_a}, values_b={self.values_b}: give a column and its"
+                " values in D_A (values_b is optional), or none of them to use classes."
             )
-        if column is not None and (classes_a is not None or classes_b is not None):
+        if not by_class and (self.classes_a is not None or self.classes_b is not None):
             raise ConfigurationError(
-                f"column={column!r} with classes_a={classes_a}, classes_b={classes_b}: define the distributions by the"
-                " column or by classes, not both."
+                f"column={self.column!r} with classes_a={self.classes_a}, classes_b={self.classes_b}: define the"
+                " distributions by the column or by classes, not both."
             )
-        _check_disjoint("classes", classes_a, classes_b)
-        _check_disjoint("values", values_a, values_b)
-        self.num_clients: int = num_clients
-        self.mixture = mixture
-        self.classes_a = classes_a
-        self.classes_b = classes_b
-        self.column = column
-        self.values_a = values_a
-        self.values_b = values_b
-        self.samples_per_client = samples_per_client
-        self.invert_test = invert_test
-        self.invert_validation = invert_test if invert_validation is None else invert_validation
+        _check_disjoint("classes", self.classes_a, self.classes_b)
+        _check_disjoint("values", self.values_a, self.values_b)
+        if self.invert_validation is None:
+            self.invert_validation = self.invert_test
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
         """Deal every part of the data separately by :func:`by_mixture`; cut none."""
@@ -122,7 +115,7 @@ class Mixture(JointPartitioner):
     ) -> dict[Split, dict[Split, list[Tensor]]]:
         """The splits dealt from every data set: from the training data in these shares, from others their own."""
         shares = mixture_shares(self.mixture, self.num_clients, seed)
-        inverse: dict[Split, bool] = {"train": False, "val": self.invert_validation, "test": self.invert_test}
+        inverse: dict[Split, bool] = {"train": False, "val": bool(self.invert_validation), "test": self.invert_test}
         dealt: dict[Split, dict[Split, list[Tensor]]] = {}
         for split, of_b in self._distributions(datasets).items():
             with name_split(split):

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
+from lightning_fl.data.scheme import Scheme
 
 __all__ = [
     "JointPartitioner",
@@ -22,10 +23,11 @@ __all__ = [
 ]
 
 
-class Partitioner(ABC):
+class Partitioner(Scheme, ABC):
     """Divides the samples of a data set among clients.
 
-    A custom partitioner needs only :meth:`__call__`, and ``num_clients`` if it is known beforehand.
+    A custom partitioner needs only :meth:`__call__`, and ``num_clients`` if it is known beforehand. The package's are
+    dataclasses.
     """
 
     #: Number of clients N; ``None`` where it depends on the data.
@@ -78,18 +80,12 @@ class Partitioner(ABC):
         """
         return self.partition_splits(datasets, seed)
 
-    def check_record(self, record: Mapping[str, Any]) -> None:  # noqa: B027 - most fit any data
+    def check_record(self, record: Mapping[str, Any]) -> None:
         """Refuse data that the partitioner does not fit; called before it partitions them.
 
         Args:
             record: the data module's record of their origin, such as ``file`` and ``sha256``.
         """
-
-    def describe(self) -> dict[str, Any]:
-        """Name and arguments, for the run's record."""
-        return {"name": type(self).__name__} | {
-            name: value for name, value in vars(self).items() if not name.startswith("_") and name != "names"
-        }
 
 
 class JointPartitioner(Partitioner):

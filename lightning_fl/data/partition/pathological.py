@@ -1,16 +1,19 @@
 """Label shift with a fixed number of classes per client."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.core.validation import Count, Size
 from lightning_fl.data.partition.labels import LabelPartitioner
 
 __all__ = ["Pathological"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Pathological(LabelPartitioner):
     """Label shift with a fixed number of classes per client.
 
@@ -26,12 +29,10 @@ class Pathological(LabelPartitioner):
         target: the column of several targets [n, T] to use.
     """
 
-    @checked
-    def __init__(
-        self, *, num_clients: Count, classes_per_client: Count, num_bins: Count = 10, target: Size | None = None
-    ) -> None:
-        super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        self.classes_per_client = classes_per_client
+    num_clients: Count = field()
+    classes_per_client: Count
+    num_bins: Count = 10
+    target: Size | None = None
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
         """Class shares, float64, shape [C, N]; each row sums to 1.

@@ -1,6 +1,7 @@
 """Random parts of unequal size, in given ratios or in ratios drawn from a Dirichlet distribution."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive, checked
+from lightning_fl.core.validation import Count, Positive
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.by_size import SizePartitioner
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
@@ -19,6 +20,7 @@ from lightning_fl.functional.dirichlet import sample_dirichlet
 __all__ = ["Quantity"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Quantity(SizePartitioner):
     """Random parts of unequal size: in given ratios, or in ratios drawn from Dir(alpha, ..., alpha).
 
@@ -37,28 +39,22 @@ class Quantity(SizePartitioner):
         4
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        ratios: list[Positive] | None = None,
-        stratified: bool = False,
-        num_clients: Count | None = None,
-        alpha: Concentration | None = None,
-        min_samples: Count | None = None,
-    ) -> None:
-        is_given = ratios and num_clients is None and alpha is None and min_samples is None
-        is_drawn = ratios is None and num_clients is not None and alpha is not None
-        if not (is_given or is_drawn):
+    ratios: list[Positive] | None = None
+    stratified: bool = False
+    num_clients: Count | None = None
+    alpha: Concentration | None = None
+    min_samples: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        drawn = (self.num_clients, self.alpha, self.min_samples)
+        is_drawn = self.ratios is None and None not in drawn[:2]
+        if not is_drawn and not (self.ratios and drawn == (None, None, None)):
             raise ConfigurationError(
-                f"Quantity.ratios={ratios} with num_clients={num_clients}, alpha={alpha}, min_samples={min_samples}:"
+                f"Quantity.ratios={self.ratios} with num_clients={drawn[0]}, alpha={drawn[1]}, min_samples={drawn[2]}:"
                 " give ratios alone, or num_clients and alpha to draw them."
             )
-        self.stratified = stratified
-        self.num_clients: int = len(ratios or []) if num_clients is None else num_clients
-        self.ratios = ratios
-        self.alpha = alpha
-        self.min_samples = min_samples
+        self.num_clients = self.num_clients or len(self.ratios or [])
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """Partition one data set, as training data."""
@@ -76,26 +72,18 @@ class Quantity(SizePartitioner):
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
         """The clients' ratios for so many training samples; with sum 1 where they are drawn."""
-        if self.alpha is None:
+        num_clients, alpha = self.num_clients or 0, self.alpha
+        if alpha is None:
             return self.ratios or []
-        alpha, rng = self.alpha, generator(seed, "partition", "dirichlet sizes")
+        rng = generator(seed, "partition", "dirichlet sizes")
 
         def draw() -> tuple[list[float], int]:
-            ratios: list[float] = sample_dirichlet(alpha, self.num_clients, rng).tolist()
+            ratios: list[float] = sample_dirichlet(alpha, num_clients, rng).tolist()
             return ratios, min(apportion(num_samples, ratios))
 
-        return draw_until_enough(
-            draw,
-            num_samples=num_samples,
-            num_clients=self.num_clients,
-            alpha=alpha,
-            min_samples=self.min_samples or 10,
-        )
+        return draw_until_enough(draw, num_samples, num_clients, alpha, self.min_samples or 10)
 
     def describe(self) -> dict[str, Any]:
-        """Name and arguments, for the run's record; without ``alpha`` and ``min_samples`` where they are not set."""
-        return {
-            name: value
-            for name, value in super().describe().items()
-            if name not in ("alpha", "min_samples") or value is not None
-        }
+        """Name and options, for the run's record; without ``alpha`` and ``min_samples`` where they are not set."""
+        unset = {name for name in ("alpha", "min_samples") if getattr(self, name) is None}
+        return {name: value for name, value in super().describe().items() if name not in unset}

@@ -1,17 +1,19 @@
 """Molecules by Bemis-Murcko scaffold."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.validation import Count, Positive, checked
+from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.groups import WholeGroups
 from lightning_fl.data.partition.partitioner import read_smiles
 
 __all__ = ["Scaffold", "murcko_scaffolds", "read_scaffolds"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Scaffold(WholeGroups):
     """Molecules by Bemis-Murcko scaffold; the data set needs an attribute ``smiles``.
 
@@ -23,10 +25,7 @@ class Scaffold(WholeGroups):
     """
 
     _kind = "scaffolds"
-
-    @checked
-    def __init__(self, *, num_clients: Count, ratios: list[Positive] | None = None) -> None:
-        super().__init__(num_clients=num_clients, ratios=ratios)
+    num_clients: Count = field()
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         """The scaffold of every molecule."""

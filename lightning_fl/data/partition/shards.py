@@ -2,19 +2,21 @@
 
 import bisect
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive, Size, checked
+from lightning_fl.core.validation import Count, Positive, Size
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import LabelPartitioner
 
 __all__ = ["OneClassShards"]
 
 
+@dataclass(kw_only=True, eq=False)
 class OneClassShards(LabelPartitioner):
     """Label and quantity shift: shards of one class each, dealt at random to clients in half-normal numbers.
 
@@ -41,26 +43,20 @@ class OneClassShards(LabelPartitioner):
         target: the column of several targets [n, T] to use.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_clients: Count = 10,
-        num_shards: Count = 100,
-        scale: Positive | None = None,
-        shard_size: Count | None = None,
-        num_bins: Count = 10,
-        target: Size | None = None,
-    ) -> None:
-        super().__init__(num_clients=num_clients, num_bins=num_bins, target=target)
-        if num_shards < num_clients:
+    num_clients: Count = 10
+    num_shards: Count = 100
+    scale: Positive | None = None
+    shard_size: Count | None = None
+    num_bins: Count = 10
+    target: Size | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_shards < self.num_clients:
             raise ConfigurationError(
-                f"OneClassShards.num_shards={num_shards} for num_clients={num_clients}: must be at least one per"
-                " client."
+                f"OneClassShards.num_shards={self.num_shards} for num_clients={self.num_clients}: must be at least one"
+                " per client."
             )
-        self.num_shards = num_shards
-        self.scale = scale
-        self.shard_size = shard_size
 
     def shard_counts(self, seed: int) -> Tensor:
         """Numbers of shards of every client, >= 1, with sum ``num_shards``, int64, shape [N]."""

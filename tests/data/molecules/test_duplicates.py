@@ -9,8 +9,7 @@ from molecule_tables import molecule_table as table
 from lightning_fl.core.errors import DataError
 from lightning_fl.data import ColumnDivision, HashDivision, ScaffoldDivision
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.molecules.duplicates import count_duplicates, merge_duplicates
-from lightning_fl.data.molecules.identity import molecule_identities
+from lightning_fl.data.molecules.duplicates import count_duplicates, merge_duplicates, molecule_identities
 from lightning_fl.data.partition import IID, murcko_scaffolds
 
 #: Several ways to write each of some molecules.

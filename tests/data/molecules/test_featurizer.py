@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, MoleculeGraphs, encode_smiles
+from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, MoleculeGraphs, encode_smiles, molecule_graphs
 
 # first column of each group, as the module's table states them
 ELEMENT, DEGREE, HYDROGENS, CHARGE, HYBRID, AROMATIC, RING, CHIRAL = 0, 13, 20, 25, 30, 36, 37, 38
@@ -27,7 +27,7 @@ def bond(*columns: int) -> list[float]:
 
 
 def graph(smiles: str) -> MoleculeGraphs:
-    return encode_smiles([smiles]).graphs()
+    return molecule_graphs(encode_smiles([smiles]))
 
 
 def test_dimensions():
@@ -71,7 +71,7 @@ def test_charges_and_counts_beyond_the_ends_go_into_the_last_column():
 
 def test_elements():
     text = ["[BH3]", "C", "N", "O", "F", "[SiH4]", "P", "S", "Cl", "[SeH2]", "Br", "I", "[Na+]"]
-    x = encode_smiles(text).graphs().x
+    x = molecule_graphs(encode_smiles(text)).x
     assert x[:, ELEMENT : ELEMENT + 13].tolist() == torch.eye(13).tolist()
 
 
@@ -122,7 +122,7 @@ def test_many_molecules_are_their_graphs_one_after_another():
     codes = encode_smiles(iter(smiles))
     assert codes.num_atoms.tolist() == [3, 0, 1, 0, 6, 2]
     assert codes.num_bonds.tolist() == [2, 0, 0, 0, 6, 0]
-    together = codes.graphs()
+    together = molecule_graphs(codes)
     assert together.atom_ptr.tolist() == [0, 3, 3, 4, 4, 10, 12]
     assert together.edge_ptr.tolist() == [0, 4, 4, 4, 4, 16, 16]
     for number, text in enumerate(smiles):
@@ -135,7 +135,7 @@ def test_many_molecules_are_their_graphs_one_after_another():
 
 
 def test_no_molecules():
-    nothing = encode_smiles([]).graphs()
+    nothing = molecule_graphs(encode_smiles([]))
     assert nothing.x.shape == (0, ATOM_DIM)
     assert nothing.edge_index.shape == (2, 0)
     assert nothing.atom_ptr.tolist() == [0]

@@ -12,11 +12,11 @@ from molecule_tables import ready
 from torch.utils.data import Subset
 
 from lightning_fl.core.errors import DataError
+from lightning_fl.data import DrugOOD, MoleculeCSV, MoleculeNet
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
 from lightning_fl.data.module import SPLITS, FederatedDataModule
-from lightning_fl.data.molecules import module as molecule_module
-from lightning_fl.data.molecules.module import DrugOOD, MoleculeCSV, MoleculeNet
+from lightning_fl.data.molecules import card_modules
 from lightning_fl.data.partition import IID, GroupBy, Scaffold
 
 ESOL_TARGET = "measured log solubility in mols per litre"
@@ -215,7 +215,7 @@ def test_a_recipe_can_name_it(esol_file):
     config = parser.parse_object(
         {
             "data": {
-                "class_path": "lightning_fl.data.molecules.module.MoleculeNet",
+                "class_path": "lightning_fl.data.MoleculeNet",
                 "init_args": {
                     "name": "freesolv",
                     "split": [0.6, 0.2, 0.2],
@@ -273,6 +273,6 @@ def test_a_verified_sum_is_on_record(tmp_path, monkeypatch):
     sums = (hashlib.sha256(content).hexdigest(),)
     card = load_card("drugood_ic50")
     known = replace(card, file=CardFile(card.file.name, sums, ()))
-    monkeypatch.setattr(molecule_module, "load_card", lambda *_: known)
+    monkeypatch.setattr(card_modules, "load_card", lambda *_: known)
     data = ready(DrugOOD(data_root=str(folder), partitioner=IID(num_clients=2)))
     assert data.describe()["verified"] is True

@@ -13,9 +13,8 @@ from molecule_tables import BROKEN, CSV, DRUGOOD, csv_module, drugood, molecule_
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import IID, DrugOOD, ListDivision, MoleculeNet, Partitioner, PrivateTargets
 from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.duplicates import merge_duplicates
-from lightning_fl.data.molecules.featurizer import MoleculeCodes, encode_smiles
-from lightning_fl.data.molecules.identity import molecule_identities
+from lightning_fl.data.molecules.duplicates import merge_duplicates, molecule_identities
+from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.table import TargetTransform
 
 
@@ -251,7 +250,7 @@ def incomplete():
 
 def misfit_codes():
     codes = encode_smiles(["CCO"])
-    return MoleculeCodes(codes.atoms, codes.bonds, codes.ends, codes.num_atoms + 1, codes.num_bonds)
+    return codes._replace(num_atoms=codes.num_atoms + 1).check()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch_geometric.loader import DataLoader
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules import dataset as molecules
 from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles
+from lightning_fl.data.molecules.featurizer import ATOM_DIM, BOND_DIM, encode_smiles, molecule_graphs
 from lightning_fl.files import atomic
 
 NAN = float("nan")
@@ -29,7 +29,7 @@ def test_items_are_the_molecules_graphs():
     dataset = MoleculeDataset(table(SMILES))
     assert len(dataset) == 4
     for number, smiles in enumerate(SMILES):
-        item, alone = dataset[number], encode_smiles([smiles]).graphs()
+        item, alone = dataset[number], molecule_graphs(encode_smiles([smiles]))
         assert torch.equal(item.x, alone.x)
         assert torch.equal(item.edge_index, alone.edge_index)
         assert torch.equal(item.edge_attr, alone.edge_attr)
@@ -87,8 +87,8 @@ def test_broken_smiles_are_skipped_with_a_warning():
     assert dataset.targets[:, 0].tolist() == [0, 4, 8]
     assert dataset.column("lab") == ["lab0", "lab0", "lab0"]
     for item, smiles in zip(dataset, dataset.smiles, strict=True):
-        assert torch.equal(item.x, encode_smiles([smiles]).graphs().x)
-        assert torch.equal(item.edge_index, encode_smiles([smiles]).graphs().edge_index)
+        assert torch.equal(item.x, molecule_graphs(encode_smiles([smiles])).x)
+        assert torch.equal(item.edge_index, molecule_graphs(encode_smiles([smiles])).edge_index)
 
 
 # ---- the cache

@@ -4,7 +4,7 @@ import pytest
 import torch
 from rdkit import Chem
 
-from lightning_fl.data.molecules.module import MoleculeNet
+from lightning_fl.data import MoleculeNet
 from lightning_fl.data.molecules.standin import LABORATORIES, clark_log_bb, delaney_log_solubility, make_standin
 from lightning_fl.data.partition import GroupBy
 

@@ -7,8 +7,8 @@ import torch
 from molecule_tables import csv_module, ready
 from molecule_tables import write as written
 
+from lightning_fl.data import MoleculeNet
 from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.molecules.module import MoleculeNet
 from lightning_fl.data.partition import IID
 
 VALUES = [99.5, 0.05, 7.0, 12.0]
@@ -51,7 +51,7 @@ def test_a_card_s_transform_holds_for_new_clients_and_for_columns_that_are_named
     rows = "".join(f"{'C' * (number + 1)},{cell}\n" for number, cell in enumerate(["> 10", "1", "0.1", "< 0.01"]))
     written(tmp_path / card.file.name.removesuffix(".gz"), f"suspected_SMILES,{name}\n{rows}")
     monkeypatch.setattr(
-        "lightning_fl.data.molecules.module.load_card",
+        "lightning_fl.data.molecules.card_modules.load_card",
         lambda *_: replace(card, file=replace(card.file, name=card.file.name.removesuffix(".gz"))),
     )
     for columns in (None, [name]):

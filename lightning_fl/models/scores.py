@@ -1,0 +1,107 @@
+"""Metrics of a pass over all targets, and a warning of targets without any."""
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.errors import listed
+from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
+
+if TYPE_CHECKING:
+    from lightning_fl.models.molecule import MoleculeModel
+
+__all__ = ["LeftOut", "log_scores"]
+
+_SHOWN = 8
+
+
+class LeftOut:
+    """Targets without metrics, collected over the clients of a pass and reported after the first pass of a split."""
+
+    # No ``__dict__``: clients share the content on purpose, unlike the attributes of modules, which are watched.
+    __slots__ = ("_found", "_reported")
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[tuple[str, str], list[str]]] = {}
+        self._reported: set[str] = set()
+
+    def add(self, trainer: Any, split: str, targets: Mapping[str, str]) -> None:
+        """Add a client's targets.
+
+        Args:
+            trainer: the module's trainer.
+            split: "val" or "test".
+            targets: target -> reason why it has no metrics.
+        """
+        if split in self._reported:
+            return
+        client = _client(trainer)
+        for target, reason in targets.items():
+            clients = self._found.setdefault(split, {}).setdefault((target, reason), [])
+            if client not in clients:  # a client may be evaluated with several models
+                clients.append(client)
+
+    def warn(self, trainer: Any, split: str) -> None:
+        """Warn on each process of the targets of its clients, if there are any."""
+        if split in self._reported:
+            return
+        self._reported.add(split)
+        found = self._found.pop(split, {})
+        if not found:
+            return
+        words = []
+        for (target, reason), clients in list(found.items())[:_SHOWN]:
+            place = f" at {listed(clients, 3)}" if clients != [""] else ""
+            words.append(f"{target} ({reason}{place})")
+        rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        rank = f"rank {trainer.global_rank}: " if getattr(trainer, "world_size", 1) > 1 else ""
+        warnings.warn(
+            f"{rank}{split}: targets without metrics, left out of the means: {', '.join(words)}{rest}.", stacklevel=2
+        )
+
+
+def log_scores(model: "MoleculeModel", split: str, left_out: LeftOut) -> None:
+    """Log the metrics that need all predictions of a pass at once, and collect the targets without any."""
+    outputs: TaskOutputs = getattr(model, f"{split}_outputs")
+    if not outputs.prediction:
+        return
+    prediction, target, bound = outputs.compute()
+    if not target.ndim:  # torchmetrics makes a number of a single entry
+        target = target[None, None]
+        prediction = prediction if prediction.ndim else prediction[None, None]
+        bound = None if bound is None else bound[None, None]
+    outputs.reset()
+    options = model.hparams
+    standardized = split == "test" and options["standardize_targets"] and model.target_learned
+    scores = task_scores(
+        model.task,
+        prediction,
+        target,
+        bound,
+        least=(options["min_positives"], options["min_negatives"]),
+        train_mean=model.target_mean if standardized else None,
+    )
+    names = _target_names(model.trainer, model.num_targets)
+    for name, value in scores.mean.items():
+        if model.task != "regression" or name not in ("rmse", "mae"):  # logged as objects, over all values
+            model.log(f"{split}/{name}", value, batch_size=len(target))
+    if 1 < model.num_targets <= options["log_targets"]:
+        for name, values in scores.tasks.items():
+            for number, value in values.items():
+                model.log(f"{split}/{name}/{names[number]}", value, batch_size=len(target))
+    left_out.add(model.trainer, split, {names[number]: why for number, why in scores.left_out.items()})
+
+
+def _target_names(trainer: Any, num_targets: int) -> list[str]:
+    """Names of the targets in curves: the data's, else numbers from 0."""
+    names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
+    if names is None or len(names) != num_targets:
+        return list(map(str, range(num_targets)))
+    return curve_names(names, "target")
+
+
+def _client(trainer: Any) -> str:
+    """Name of the client whose turn it is; "" in a run without clients."""
+    client = getattr(trainer, "client", None)
+    return "" if client is None else str(trainer.datamodule.client_names()[client])

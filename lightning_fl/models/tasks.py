@@ -1,0 +1,230 @@
+"""Tasks of a model of molecules: meaning and loss of its outputs, and the targets and options that fit them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.data.text_table import list_rows
+from lightning_fl.functional.masked_losses import masked_binary_cross_entropy, masked_cross_entropy, masked_mse
+from lightning_fl.functional.task_metrics import TaskName
+
+__all__ = ["TASKS", "Task", "check_options", "infer_task"]
+
+#: Below it, whole numbers may well be classes.
+_MAX_LIKELY_CLASSES = 20
+#: More classes are only accepted if the user gives their number.
+_MAX_INFERRED_CLASSES = 1000
+
+
+class Task:
+    """Base class of tasks: what a model's outputs [G, T], or [G, T, C] with one per class, mean.
+
+    Attributes:
+        name: name in recipes.
+        classes: number C of classes; ``None`` if the targets determine it, and each class has an output.
+    """
+
+    name: TaskName
+    classes: int | None
+
+    def shape(self, num_targets: int, num_classes: int) -> tuple[int, ...]:
+        """Shape of the outputs of one molecule, and of the factors of its losses."""
+        return (num_targets,) if self.classes else (num_targets, num_classes)
+
+    def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Compute the loss of standardised values or logits.
+
+        Args:
+            model: has ``target_mean`` [T], ``target_scale`` [T] and ``class_factors``, in :meth:`shape` or ``None``.
+            outputs: [G, T] or [G, T, C].
+            y: targets [G, T], NaN where a value is missing.
+            bound: [G, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.
+            weights: [T], factors of the targets' losses.
+        """
+        raise NotImplementedError
+
+    def predictions(self, model: Any, outputs: Tensor) -> Tensor:
+        """Convert outputs to values in the data's units, or to probabilities."""
+        raise NotImplementedError
+
+    def factors(self, counts: Tensor, choice: Any) -> Tensor:
+        """Make the factors of the classes' losses, in :meth:`shape`; 1 for a class without training samples.
+
+        Args:
+            counts: training samples of each class of each target, [T, C].
+            choice: ``"balanced"`` for n / (C n_c), or for two classes n_0 / n_1 for class 1, the only one with a
+                factor; a number, or one for each target, for class 1 of two.
+        """
+        raise NotImplementedError
+
+    def check_labels(self, classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None) -> None:
+        """Refuse labels that are not in 0 to C - 1.
+
+        Args:
+            classes: C.
+            ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of the labels.
+            what: description of the labels, for the message.
+            names: names of the targets, if they have any.
+        """
+        count, least, largest, fractions = ranges
+        wrong = (count > 0) & ((least < 0) | (largest > classes - 1) | (fractions > 0))
+        if not wrong.any():
+            return
+        target = int(wrong.nonzero()[0])
+        low, high, whole = float(least[target]), float(largest[target]), not fractions[target]
+        named = f"{names[target]!r}" if names and len(names) == ranges.shape[1] else f"{target} (counted from 0)"
+        wanted, remedy = f"0 or 1 for task={self.name!r}", ", or choose another task"
+        if not self.classes:
+            wanted = f"whole numbers from 0 to {classes - 1}"
+            missing = f", or set num_classes={high + 1:g} if class {high:g} is missing in the training data"
+            remedy = missing if whole and low >= 0 else ""
+        raise DataError(
+            f"{what}, target {named}, are between {low:g} and {high:g}{'' if whole else ', some of them fractional'},"
+            f" but must be {wanted}: correct or empty these cells{remedy}."
+        )
+
+    def refuse_bounds(self, data: Any) -> None:
+        """Refuse a data module's censored values, which would be learned as classes."""
+        dataset: Any = getattr(data, "dataset", None)
+        bounds: Tensor | None = getattr(dataset, "bounds", None)
+        if bounds is None or not bounds.any():
+            return
+        places = bounds.nonzero().tolist()
+        cells = [f"{'<' if bounds[row, k] < 0 else '>'} {dataset.targets[row, k]:g}" for row, k in places]
+        rows = list_rows([dataset.rows[row] for row, _ in places], cells)
+        raise DataError(
+            f"task={self.name!r}: {len(cells)} targets are bounds (censored), which only a regression allows: {rows}."
+            " Correct or empty these cells, or set task='regression'."
+        )
+
+
+class _Regression(Task):
+    name, classes = "regression", 1
+
+    def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
+        return masked_mse(outputs, (y - model.target_mean) / model.target_scale, bound, weights)
+
+    def predictions(self, model: Any, outputs: Tensor) -> Tensor:
+        return outputs * model.target_scale + model.target_mean
+
+    def check_labels(self, classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None) -> None:
+        pass
+
+    def refuse_bounds(self, data: Any) -> None:
+        pass
+
+
+class _Classification(Task):
+    name, classes = "classification", 2
+
+    def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
+        return masked_binary_cross_entropy(outputs, y, model.class_factors, weights)
+
+    def predictions(self, model: Any, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def factors(self, counts: Tensor, choice: Any) -> Tensor:
+        if choice == "balanced":
+            return torch.where((counts > 0).all(1), counts[:, 0] / counts[:, 1].clamp(min=1), 1.0).float()
+        weights = [choice] * len(counts) if isinstance(choice, int | float) else list(choice)
+        return torch.tensor(weights, dtype=torch.float32)
+
+
+class _Multiclass(Task):
+    name, classes = "multiclass", None
+
+    def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
+        return masked_cross_entropy(outputs, y, model.class_factors, weights)
+
+    def predictions(self, model: Any, outputs: Tensor) -> Tensor:
+        return outputs.softmax(-1)
+
+    def factors(self, counts: Tensor, choice: Any) -> Tensor:
+        balanced = counts.sum(1, keepdim=True) / (counts.shape[1] * counts.clamp(min=1))
+        return torch.where(counts > 0, balanced, 1.0).float()
+
+
+TASKS: dict[TaskName, Task] = {task.name: task for task in (_Regression(), _Classification(), _Multiclass())}
+
+
+def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = None) -> tuple[TaskName, int, str]:
+    """Infer the task from the targets, or check that they fit the given one.
+
+    Args:
+        ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of all training targets, [4, T].
+        task: the user's choice, or ``None``.
+        num_classes: the user's choice for several classes, or ``None``.
+
+    Returns:
+        The task, its number of classes (1 for a regression), and a description for the user.
+
+    Raises:
+        DataError: a target of a regression has no value, or values are not labels of the given task.
+    """
+    count, least, largest, fractions = ranges
+    low, high, whole = float(least.min()), float(largest.max()), not bool(fractions.any())
+    binary = whole and low >= 0 and high <= 1
+    taken: TaskName = task or ("classification" if binary else "regression")
+    empty = (count == 0).nonzero().flatten().tolist()
+    if empty and (taken == "regression" or len(empty) == len(count)):
+        raise DataError(
+            f"targets [{listed(list(map(str, empty)))}] (counted from 0) have no value in any client's training data:"
+            " leave these columns out."
+        )
+    fault = f"task={taken!r}: the training targets are between {low:g} and {high:g}"
+    if taken == "classification" and not binary:
+        raise DataError(
+            f"{fault}, but must be 0 or 1. Use task='multiclass' for class numbers from 0 on, or task='regression'."
+        )
+    if taken == "multiclass" and not (whole and low >= 0 and math.isfinite(high)):
+        raise DataError(f"{fault}{'' if whole else ', some of them fractional'}, but must be class numbers from 0 on.")
+    said = f"{taken}, 1 target" if len(count) == 1 else f"{taken}, {len(count)} targets"
+    if taken == "classification":
+        return taken, 2, said + ("" if task else ", as all training targets are 0 or 1")
+    if taken == "multiclass":
+        classes = _count_classes(int(high) + 1, num_classes)
+        return taken, classes, f"{said} of {classes} classes"
+    hint = ""
+    if task is None and whole and low >= 0 and high < _MAX_LIKELY_CLASSES:
+        hint = f"; they are whole numbers up to {high:g}: set task='multiclass' if they are classes"
+    return taken, 1, f"{said} between {low:g} and {high:g}{hint}"
+
+
+def _count_classes(found: int, given: int | None) -> int:
+    """Number of classes in the training targets, or a larger one from the user."""
+    if given is None and found > _MAX_INFERRED_CLASSES:
+        raise DataError(
+            f"task='multiclass': the training targets go up to {found - 1}, which would be {found} classes: number the"
+            f" classes from 0 on, or set num_classes={found} if there are that many."
+        )
+    if given is not None and found > given:
+        raise DataError(
+            f"num_classes={given}: the training targets go up to {found - 1}; set num_classes={found}, or omit it."
+        )
+    return max(2, found) if given is None else given
+
+
+def check_options(options: Mapping[str, Any], task: TaskName | None, num_targets: int | None) -> None:
+    """Refuse options of a model that do not fit its task or number of targets, where these are known."""
+    weights = options["class_weights"]
+    if task == "regression" and weights is not None:
+        raise ConfigurationError(
+            f"class_weights={weights!r}: a regression has no classes; omit it, or set task='classification'."
+        )
+    if task == "multiclass" and weights not in (None, "balanced"):
+        raise ConfigurationError(
+            f"class_weights={weights!r}: must be 'balanced' for several classes; numbers are for task='classification'."
+        )
+    for name in ("min_positives", "min_negatives"):
+        if options[name] != 1 and task not in (None, "classification"):
+            raise ConfigurationError(
+                f"{name}={options[name]} is for task='classification', but task={task!r}: omit it."
+            )
+    for name, one in (("class_weights", "one, or one for each"), ("task_weights", "one for each")):
+        given = options[name]
+        if num_targets is not None and isinstance(given, list | tuple) and len(given) != num_targets:
+            raise ConfigurationError(f"{name} has {len(given)} numbers for {num_targets} targets: give {one}.")
