@@ -11,7 +11,7 @@ from tiny import TinyClients, TinyModule, regression_set, same_bits
 from lightning_fl import FederatedTrainer, Partitioned
 from lightning_fl.callbacks import UniformSampling
 from lightning_fl.data import IID
-from lightning_fl.data.partition.sizes import split_clients, split_indices
+from lightning_fl.data.division.random import split_clients, split_indices
 from lightning_fl.runtime.checkpoint import load_checkpoint
 
 SIZES = (10, 24, 18, 8, 9, 12, 30, 11)

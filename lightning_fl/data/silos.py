@@ -28,9 +28,9 @@ from lightning_fl.data.loaders import (
     sampled_dataset,
 )
 from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split, default_names
-from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.silo_kinds import check_silo, has_dataset, is_splits
+from lightning_fl.data.sizes import check_fractions
 
 __all__ = ["Silos"]
 

@@ -3,9 +3,9 @@ import gzip
 import lzma
 import tracemalloc
 
+import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.unlabelled import explain_unreadable, unlabelled_molecules

@@ -10,7 +10,7 @@ from lightning_fl.data.division.given import ColumnDivision, ListDivision
 from lightning_fl.data.division.grouped import GroupDivision, ScaffoldDivision
 from lightning_fl.data.division.hashed import HashDivision
 from lightning_fl.data.division.ordered import OrderDivision
-from lightning_fl.data.division.random import RandomDivision, cut_splits
+from lightning_fl.data.division.random import RandomDivision, cut_splits, split_indices
 
 __all__ = [
     "ClientShares",
@@ -27,4 +27,5 @@ __all__ = [
     "ScaffoldDivision",
     "cut_splits",
     "divide_clients",
+    "split_indices",
 ]

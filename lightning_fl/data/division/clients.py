@@ -10,10 +10,10 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.division.division import Cut, Division, check_folds
 from lightning_fl.data.division.parts import group_numbers
-from lightning_fl.data.division.random import RandomDivision
+from lightning_fl.data.division.random import RandomDivision, split_clients
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import Partitioner
-from lightning_fl.data.partition.sizes import check_fractions, remaining_fractions, split_clients
+from lightning_fl.data.sizes import check_fractions, remaining_fractions
 
 __all__ = ["ClientShares", "DivisionSettings", "divide_clients"]
 

@@ -1,7 +1,7 @@
 """Published divisions: by a column with train, val or test, or by lists of identifiers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +12,10 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.errors import cut as shortened
-from lightning_fl.core.validation import checked
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.sizes import remaining_fractions
+from lightning_fl.data.sizes import remaining_fractions
 from lightning_fl.data.text_table import read_text_table, require_columns
 from lightning_fl.files.user_file import existing_file
 from lightning_fl.files.yaml import read_yaml
@@ -79,6 +78,7 @@ class _GivenDivision(Division):
         return {split: parts[split] for split in SPLITS}
 
 
+@dataclass(kw_only=True, eq=False)
 class ColumnDivision(_GivenDivision):
     """Division by a column of the file with train, val or test, such as a published split.
 
@@ -98,22 +98,16 @@ class ColumnDivision(_GivenDivision):
         >>> tdc = ColumnDivision(column="split", train=["train_val"])
     """
 
-    def __init__(
-        self,
-        *,
-        column: str,
-        train: list[str] | None = None,
-        val: list[str] | None = None,
-        test: list[str] | None = None,
-        leave_out: list[str] | None = None,
-    ) -> None:
-        self.column = column
-        self.train = train
-        self.val = val
-        self.test = test
-        self.leave_out = leave_out
+    column: str
+    train: list[str] | None = None
+    val: list[str] | None = None
+    test: list[str] | None = None
+    leave_out: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         part_of: dict[str, str] = {}
-        chosen = {"train": train, "val": val, "test": test, "": leave_out}
+        chosen = {"train": self.train, "val": self.val, "test": self.test, "": self.leave_out}
         for part, values in chosen.items():
             for value in values or ([] if not part else [word for word, of in _WORDS.items() if of == part]):
                 word = str(value).strip().lower()
@@ -140,6 +134,7 @@ class ColumnDivision(_GivenDivision):
         return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
+@dataclass(kw_only=True, eq=False)
 class ListDivision(_GivenDivision):
     """Division by lists of identifiers in a file.
 
@@ -152,15 +147,14 @@ class ListDivision(_GivenDivision):
         unlisted: ``"refuse"`` or ``"leave_out"`` samples that are not in the file.
     """
 
-    @checked
-    def __init__(
-        self, *, path: str, id_column: str | None = None, unlisted: Literal["refuse", "leave_out"] = "refuse"
-    ) -> None:
-        if not path.endswith((".yaml", ".yml", ".json", ".csv", ".csv.gz")):
-            raise ConfigurationError(f"ListDivision.path={path!r}: must end in .yaml, .json or .csv.")
-        self.path = path
-        self.id_column = id_column
-        self.unlisted = unlisted
+    path: str
+    id_column: str | None = None
+    unlisted: Literal["refuse", "leave_out"] = "refuse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.path.endswith((".yaml", ".yml", ".json", ".csv", ".csv.gz")):
+            raise ConfigurationError(f"ListDivision.path={self.path!r}: must end in .yaml, .json or .csv.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The part of every sample.

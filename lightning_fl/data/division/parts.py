@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.partition.sizes import apportion, split_sizes
 from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.sizes import apportion, split_sizes
 
 __all__ = ["fold_numbers", "group_numbers", "grouped_parts", "joined_groups", "ordered_parts"]
 

@@ -17,8 +17,8 @@ from lightning_fl.data.images.listing import refuse_folders, warn_of_unread_file
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, Split
-from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
+from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
 __all__ = ["ImageFolders"]

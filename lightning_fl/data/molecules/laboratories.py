@@ -15,8 +15,8 @@ from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
-from lightning_fl.data.partition.sizes import check_fractions
 from lightning_fl.data.shared import cut_splits
+from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.text_table import read_text_table
 from lightning_fl.files.user_file import existing_file
 

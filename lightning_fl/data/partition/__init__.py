@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.partition.scaffold import Scaffold as Scaffold
     from lightning_fl.data.partition.scaffold import murcko_scaffolds as murcko_scaffolds
     from lightning_fl.data.partition.shards import OneClassShards as OneClassShards
-    from lightning_fl.data.partition.sizes import apportion as apportion
-    from lightning_fl.data.partition.sizes import split_indices as split_indices
+    from lightning_fl.data.sizes import apportion as apportion
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -11,8 +11,8 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.partition.classes import check_labels, read_classes
 from lightning_fl.data.partition.partitioner import Partitioner
-from lightning_fl.data.partition.sizes import apportion
 from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.sizes import apportion
 
 __all__ = ["SizePartitioner"]
 

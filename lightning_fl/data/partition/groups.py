@@ -15,7 +15,7 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Positive
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import JointPartitioner
-from lightning_fl.data.partition.sizes import apportion
+from lightning_fl.data.sizes import apportion
 
 __all__ = ["KeyPartitioner", "WholeGroups", "sorted_groups"]
 

@@ -15,7 +15,7 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.labels import deal_classes
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split, read_column
-from lightning_fl.data.partition.sizes import remaining_fractions, split_sizes
+from lightning_fl.data.sizes import remaining_fractions, split_sizes
 
 __all__ = [
     "Mixture",

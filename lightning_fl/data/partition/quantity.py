@@ -14,7 +14,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.by_size import SizePartitioner
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.partitioner import name_split
-from lightning_fl.data.partition.sizes import apportion
+from lightning_fl.data.sizes import apportion
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 __all__ = ["Quantity"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.partition.sizes import apportion
+from lightning_fl.data.sizes import apportion
 
 __all__ = ["check_classes", "stratified_parts"]
 

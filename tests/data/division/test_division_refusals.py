@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 from division_tiny import Rows, letters, ready
 
 from lightning_fl.core.errors import ConfigurationError, DataError
@@ -17,6 +18,7 @@ from lightning_fl.data import (
     RandomDivision,
     ScaffoldDivision,
 )
+from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Mixture
@@ -55,6 +57,17 @@ def test_arguments(kind, arguments, name):
 def test_settings_that_contradict(options, name):
     with pytest.raises(ConfigurationError, match=re.escape(name)):
         ready(letters("a" * 20), **options)
+
+
+@pytest.mark.parametrize("fractions", [[0.8, 0.1], [0.8, 0.1, 0.2], [0.0, 0.5, 0.5], [1.2, -0.1, -0.1]])
+def test_shares(fractions):
+    with pytest.raises(ConfigurationError, match="split="):
+        split_indices(torch.arange(10), fractions, 0, 0)
+
+
+def test_a_client_without_samples():
+    with pytest.raises(DataError, match="client 4"):
+        split_indices(torch.arange(0), [0.8, 0.1, 0.1], 0, 4)
 
 
 def test_folds_of_any_data_set():

@@ -16,11 +16,13 @@ from lightning_fl.data import (
     RandomDivision,
     ScaffoldDivision,
 )
+from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.division.parts import fold_numbers, grouped_parts, joined_groups, ordered_parts
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import IID, GroupBy, Quantity, split_indices
+from lightning_fl.data.partition import IID, GroupBy, Quantity, murcko_scaffolds
 from lightning_fl.data.partitioned import Partitioned
+from lightning_fl.data.sizes import remaining_fractions
 
 SHARES = (0.8, 0.1, 0.1)
 groupings = st.lists(st.integers(0, 7), min_size=1, max_size=60).map(torch.tensor)
@@ -31,6 +33,39 @@ def seeded(seed=0):
 
 
 # ---- pure functions
+
+
+@given(st.integers(1, 60), st.tuples(st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1)), st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_splits_cover_a_client_and_are_never_empty_where_asked_for(size, weights, client):
+    fractions = [weight / sum(weights) for weight in weights]
+    indices = torch.randperm(1000, generator=seeded(size))[:size]
+    parts = split_indices(indices, fractions, 0, client)
+    assert list(parts) == list(SPLITS)
+    assert torch.equal(torch.cat(list(parts.values())).sort().values, indices.sort().values)
+    assert all((part.diff() > 0).all() for part in parts.values())
+    assert len(parts["train"]) >= 1
+    for part, fraction in zip(parts.values(), fractions, strict=True):
+        assert abs(len(part) - size * fraction) <= 2
+        assert fraction > 0 or len(part) == 0
+        assert len(part) > 0 or fraction == 0 or size < 3
+
+
+def test_splits_by_hand_and_seeded_per_client():
+    def cut(indices, seed=0, client=0):
+        return [part.tolist() for part in split_indices(indices, SHARES, seed, client).values()]
+
+    sizes = {n: list(map(len, cut(torch.arange(n)))) for n in (1, 2, 3, 10, 376)}
+    assert sizes == {1: [1, 0, 0], 2: [2, 0, 0], 3: [1, 1, 1], 10: [8, 1, 1], 376: [301, 38, 37]}
+    indices = torch.arange(50, 100)
+    assert cut(indices) == cut(indices.flip(0))
+    assert cut(indices) not in (cut(indices, client=1), cut(indices, seed=1))
+
+
+def test_what_is_left_keeps_its_proportions():
+    assert remaining_fractions(SHARES, ["train"]) == [0.8, 0.1, 0.1]
+    assert remaining_fractions((0.6, 0.2, 0.2), ["train", "test"]) == pytest.approx([0.75, 0.25, 0.0])
+    assert remaining_fractions((0.6, 0.2, 0.2), SPLITS) == [1.0, 0.0, 0.0]
 
 
 @settings(deadline=None, max_examples=80)
@@ -208,8 +243,6 @@ def test_scaffolds_are_not_cut_and_other_clients_do_not_matter():
         expected = {smiles[n] for n in held(both, 1)[split]}
         assert expected == {smiles[order[n]] for n in held(alone, 0)[split]}
         assert expected
-    from lightning_fl.data.partition import murcko_scaffolds
-
     scaffolds = murcko_scaffolds(smiles)
     parts = [{scaffolds[n] for n in held(both, 1)[split]} for split in SPLITS]
     assert sum(map(len, parts)) == len(set().union(*parts)) == 8

@@ -45,8 +45,13 @@ def by_group(groups, num_clients, seed, ratios=None):
     return GroupBy(column="assay", num_clients=num_clients, ratios=ratios)(Molecules(["C"] * len(groups), groups), seed)
 
 
-def same(parts, others):
-    return all(torch.equal(part, other) for part, other in zip(parts, others, strict=True))
+def lists(parts):
+    return [part.tolist() for part in parts]
+
+
+def class_counts(dataset, parts, num_classes):
+    """[N, C] samples of every class of every client."""
+    return [dataset.tensors[-1][part].flatten().bincount(minlength=num_classes).tolist() for part in parts]
 
 
 def assert_partition(parts, num_samples):

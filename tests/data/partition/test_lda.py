@@ -1,19 +1,17 @@
+"""Latent Dirichlet allocation over groups of samples."""
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_tiny import Molecules, assert_partition
-from torch.utils.data import TensorDataset
 
-from lightning_fl.data.partition import Quantity, ScaffoldLDA
+from lightning_fl.data.partition import ScaffoldLDA
 
 
 def group_lda(groups, num_clients, alpha, seed):
     owners, _ = ScaffoldLDA(num_clients=num_clients, alpha=alpha).assign(list(groups), len(groups), seed)
     return [(owners == client).nonzero()[:, 0] for client in range(num_clients)]
-
-
-# ---- over groups
 
 
 @settings(deadline=None, max_examples=50)
@@ -39,9 +37,7 @@ def test_small_alpha_keeps_groups_whole_and_large_alpha_divides_them_evenly():
 
 
 def test_groups_of_one_sample_fall_to_all_clients_alike():
-    counts = torch.stack(
-        [torch.tensor([len(part) for part in group_lda(range(300), 3, 1.0, seed)]) for seed in range(20)]
-    )
+    counts = torch.tensor([[len(part) for part in group_lda(range(300), 3, 1.0, seed)] for seed in range(20)])
     share = counts.sum(0) / counts.sum()
     assert ((share - 1 / 3).abs() < 4 * (2 / 9 / 6000) ** 0.5).all()
 
@@ -62,40 +58,3 @@ def test_molecules_by_scaffold():
     for client in range(3):
         joined = parts["train"][client].tolist() + [45 + i for i in parts["test"][client].tolist()]
         assert joined == together[client].tolist()
-
-
-# ---- over sizes
-
-
-def test_drawn_sizes_have_the_moments_of_the_dirichlet_distribution():
-    alpha, clients = 2.0, 4
-    partitioner = Quantity(num_clients=clients, alpha=alpha, min_samples=1)
-    ratios = torch.tensor([partitioner.client_ratios(10_000, seed) for seed in range(800)])
-    assert ratios.sum(1).allclose(torch.ones(800))
-    # the variance of a share of Dir(a, ..., a) is (1/N) (1 - 1/N) / (N a + 1)
-    variance = 0.25 * 0.75 / (clients * alpha + 1)
-    assert ratios.mean(0).tolist() == pytest.approx([0.25] * clients, abs=4 * (variance / 800) ** 0.5)
-    assert float(ratios.var(0).mean()) == pytest.approx(variance, rel=0.15)
-
-
-def test_quantity_with_drawn_ratios():
-    drawn, data = Quantity(num_clients=5, alpha=0.5), TensorDataset(torch.zeros(200), torch.zeros(200))
-    parts = drawn(data, 3)
-    assert torch.cat(parts).sort().values.tolist() == list(range(200))
-    assert min(map(len, parts)) >= 10
-    given = Quantity(ratios=drawn.client_ratios(200, 3))(data, 3)
-    assert all(a.equal(b) for a, b in zip(parts, given, strict=True))
-    assert Quantity(ratios=[7, 2, 1]).describe() == {
-        "name": "Quantity",
-        "stratified": False,
-        "num_clients": 3,
-        "ratios": [7, 2, 1],
-    }
-    assert drawn.describe()["alpha"] == 0.5
-
-
-def test_all_parts_have_the_same_ratios():
-    train, test = (TensorDataset(torch.zeros(n), torch.zeros(n)) for n in (1000, 500))
-    parts = Quantity(num_clients=3, alpha=1.0).partition_splits({"train": train, "test": test}, 0)
-    for large, small in zip(parts["train"], parts["test"], strict=True):
-        assert abs(len(large) - 2 * len(small)) <= 2

@@ -1,3 +1,5 @@
+"""Sizes, classes and groups of partitions."""
+
 from collections import Counter
 from itertools import pairwise
 
@@ -5,18 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_tiny import Molecules, assert_partition, by_group, same
+from partition_tiny import ASSAYS, LABELLED, MOLECULES, RINGS, Molecules, assert_partition, by_group, labelled, lists
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data import partition
-from lightning_fl.data.partition import IID, Dirichlet, Pathological, Quantity, Scaffold, Sizes
+from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Pathological, Quantity, Scaffold, Sizes
 from lightning_fl.data.partition.classes import bin_targets
 from lightning_fl.data.partition.groups import sorted_groups
 from lightning_fl.data.partition.labels import deal_classes, share_counts
 
-LABELS = torch.arange(10).repeat_interleave(60)
-TEN = TensorDataset(LABELS)
+TEN = labelled(*[60] * 10)
+(LABELS,) = TEN.tensors
+NAN = float("nan")
 
 
 def _of_size(num_samples):
@@ -25,6 +28,9 @@ def _of_size(num_samples):
 
 def _by_shares(labels, shares):
     return deal_classes(labels, share_counts(labels.bincount(minlength=len(shares)), shares), 0)
+
+
+# ---- sizes
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
@@ -52,20 +58,57 @@ def test_iid_sizes_differ_by_at_most_one(num_samples, num_clients, seed):
         return
     parts = IID(num_clients=num_clients)(_of_size(num_samples), seed)
     assert_partition(parts, num_samples)
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_quantity_has_exact_sizes_and_depends_on_the_seed_alone():
+def test_quantity_has_exact_random_sizes():
     parts = Quantity(ratios=[7, 2, 1])(_of_size(1128), seed=3)
-    assert_partition(parts, 1128)
     assert [len(part) for part in parts] == [790, 225, 113]
-    state = torch.get_rng_state()
-    assert same(parts, Quantity(ratios=[0.7, 0.2, 0.1])(_of_size(1128), seed=3))
-    assert torch.equal(state, torch.get_rng_state())
-    assert not same(parts, Quantity(ratios=[7, 2, 1])(_of_size(1128), seed=4))
+    assert lists(parts) == lists(Quantity(ratios=[0.7, 0.2, 0.1])(_of_size(1128), seed=3))
     # Random: the first client's share of the first half is 0.7 within 5 standard deviations of sqrt(.21 / 564).
     assert abs((parts[0] < 564).sum() / 564 - 0.7) < 0.1
+
+
+def test_drawn_sizes_have_the_moments_of_the_dirichlet_distribution():
+    alpha, clients = 2.0, 4
+    partitioner = Quantity(num_clients=clients, alpha=alpha, min_samples=1)
+    ratios = torch.tensor([partitioner.client_ratios(10_000, seed) for seed in range(800)])
+    assert ratios.sum(1).allclose(torch.ones(800))
+    # the variance of a share of Dir(a, ..., a) is (1/N) (1 - 1/N) / (N a + 1)
+    variance = 0.25 * 0.75 / (clients * alpha + 1)
+    assert ratios.mean(0).tolist() == pytest.approx([0.25] * clients, abs=4 * (variance / 800) ** 0.5)
+    assert float(ratios.var(0).mean()) == pytest.approx(variance, rel=0.15)
+
+
+def test_drawn_sizes_are_used_and_large_enough():
+    drawn, data = Quantity(num_clients=5, alpha=0.5), _of_size(200)
+    parts = drawn(data, 3)
+    assert min(map(len, parts)) >= 10
+    assert lists(parts) == lists(Quantity(ratios=drawn.client_ratios(200, 3))(data, 3))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
+    labels = torch.arange(240) % 4
+    for stratified in (False, True):
+        parts = Sizes(train=sizes, stratified=stratified)(TensorDataset(labels), seed)
+        assert [len(part) for part in parts] == sizes
+    for part, size in zip(parts, sizes, strict=True):  # the stratified ones: quarters, give or take rounding
+        assert (labels[part].bincount(minlength=4) - size / 4).abs().max() < 2
+
+
+def test_stratified_parts_are_alike_and_sizes_leave_the_rest():
+    labels = LABELLED.tensors[1]  # five classes of 20
+    for partitioner in (IID(num_clients=4, stratified=True), Quantity(ratios=[1, 1, 1, 1], stratified=True)):
+        assert [labels[part].bincount().tolist() for part in partitioner(LABELLED, 0)] == [[5] * 5] * 4
+    counts = [labels[part].bincount().tolist() for part in Sizes(train=[25, 50])(LABELLED, 0)]
+    assert counts == [[5] * 5, [10] * 5]
+    # All samples used up.
+    assert [len(part) for part in Sizes(train=[99, 1])(LABELLED, 0)] == [99, 1]
+
+
+# ---- classes
 
 
 def test_bins_are_equally_full_ascending_and_invariant_to_increasing_maps():
@@ -76,34 +119,34 @@ def test_bins_are_equally_full_ascending_and_invariant_to_increasing_maps():
     assert torch.equal(bin_targets(values.exp(), 4), labels)
 
 
-def test_bins_keep_ties_together_and_missing_targets_apart():
-    nan = float("nan")
-    # Quartiles of 1, 1, 1, 1, 2, 3 are 1, 1, 1.75: equal targets share a bin, empty bins are left out.
-    assert bin_targets(torch.tensor([1.0, nan, 1, 3, 1, 1, nan, 2]), 4).tolist() == [0, 2, 0, 1, 0, 0, 2, 1]
-    assert bin_targets(torch.tensor([nan, nan]), 3).tolist() == [0, 0]
-    assert bin_targets(torch.tensor([5.0, 5.0]), 10).tolist() == [0, 0]
+@pytest.mark.parametrize(
+    ("values", "num_bins", "labels"),
+    [
+        # Quartiles of 1, 1, 1, 1, 2, 3 are 1, 1, 1.75: equal targets share a bin, empty bins are left out.
+        ([1.0, NAN, 1, 3, 1, 1, NAN, 2], 4, [0, 2, 0, 1, 0, 0, 2, 1]),
+        ([NAN, NAN], 3, [0, 0]),
+        ([5.0, 5.0], 10, [0, 0]),
+    ],
+)
+def test_bins_keep_ties_together_and_missing_targets_apart(values, num_bins, labels):
+    assert bin_targets(torch.tensor(values), num_bins).tolist() == labels
 
 
-def test_shares_are_met_exactly():
+def test_shares_are_met_exactly_and_leave_samples_unused_below_1():
     labels = torch.tensor([0, 1] * 20)
-    parts = _by_shares(labels, torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]))
-    assert_partition(parts, 40)
-    assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 20], [5, 0]]
+    for shares, counts in (
+        ([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]], [[10, 0], [5, 20], [5, 0]]),
+        ([[0.5, 0.25], [0.0, 0.0]], [[10, 0], [5, 0]]),
+    ):
+        parts = _by_shares(labels, torch.tensor(shares))
+        assert [labels[part].bincount(minlength=2).tolist() for part in parts] == counts
+        assert len(torch.cat(parts).unique()) == sum(map(sum, counts))
 
 
 def test_shares_that_sum_to_1_but_for_rounding_deal_every_sample():
     """Without the rest, 60,000 samples times 0.99999 would be 0.6 short, which rounds to one."""
     labels = torch.zeros(60_000, dtype=torch.long)
-    parts = _by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64))
-    assert_partition(parts, 60_000)
-
-
-def test_shares_below_1_leave_samples_unused():
-    labels = torch.tensor([0, 1] * 20)
-    # Class 0: the first 10 of 20 and then 5; class 1: none at all.
-    parts = _by_shares(labels, torch.tensor([[0.5, 0.25], [0.0, 0.0]]))
-    assert [labels[part].bincount(minlength=2).tolist() for part in parts] == [[10, 0], [5, 0]]
-    assert len(torch.cat(parts).unique()) == 15
+    assert_partition(_by_shares(labels, torch.tensor([[0.499995, 0.499995]], dtype=torch.float64)), 60_000)
 
 
 def test_counts_are_met_exactly():
@@ -111,21 +154,7 @@ def test_counts_are_met_exactly():
     counts = torch.tensor([[3, 7], [0, 12]])
     parts = deal_classes(labels, counts, seed=1)
     assert torch.equal(torch.stack([labels[part].bincount(minlength=2) for part in parts], dim=1), counts)
-    assert all((part.diff() > 0).all() for part in parts)
     assert len(torch.cat(parts).unique()) == 22
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
-def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
-    labels = torch.arange(240) % 4
-    for stratified in (False, True):
-        parts = Sizes(train=sizes, stratified=stratified)(TensorDataset(labels), seed)
-        assert [len(part) for part in parts] == sizes
-        assert len(torch.cat(parts).unique()) == sum(sizes)
-        assert all((part.diff() > 0).all() for part in parts)
-    for part, size in zip(parts, sizes, strict=True):  # the stratified ones: quarters, give or take rounding
-        assert (labels[part].bincount(minlength=4) - size / 4).abs().max() < 2
 
 
 @given(st.floats(0.05, 50), st.integers(1, 8), st.integers(0, 3))
@@ -133,8 +162,7 @@ def test_sizes_are_exact_at_random_and_stratified(sizes, seed):
 def test_dirichlet_is_a_partition_with_no_empty_client(alpha, num_clients, seed):
     parts = Dirichlet(num_clients=num_clients, alpha=alpha)(TEN, seed)
     assert_partition(parts, len(LABELS))
-    assert len(parts) == num_clients
-    assert min(len(part) for part in parts) >= 1
+    assert min(map(len, parts)) >= 1
 
 
 def test_dirichlet_limits():
@@ -145,13 +173,7 @@ def test_dirichlet_limits():
     lone = Dirichlet(num_clients=4, alpha=1e-4)(TEN, seed=0)
     assert sum((LABELS[part].bincount() > 0).sum().item() for part in lone) == 10
     assert all(set(LABELS[part].bincount().tolist()) <= {0, 60} for part in lone)
-
-
-def test_dirichlet_keeps_the_least_number_of_samples_and_its_seed():
-    parts = Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=1)
-    assert min(len(part) for part in parts) >= 50
-    assert same(parts, Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=1))
-    assert not same(parts, Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=2))
+    assert min(map(len, Dirichlet(num_clients=5, alpha=0.3, min_samples=50)(TEN, seed=1))) >= 50
 
 
 @pytest.mark.parametrize(("num_clients", "classes"), [(10, 1), (7, 3), (20, 3), (2, 10), (5, 2)])
@@ -166,18 +188,24 @@ def test_pathological_gives_every_client_its_number_of_classes(num_clients, clas
     for label, count in holders.items():
         sizes = [int((LABELS[part] == label).sum()) for part in parts]
         assert all(abs(size - 60 / count) < 1.0 for size in sizes if size)
-    assert same(parts, Pathological(num_clients=num_clients, classes_per_client=classes)(TEN, seed=0))
 
 
 def test_pathological_copes_with_an_unused_label():
     parts = Pathological(num_clients=2, classes_per_client=1)(TensorDataset(torch.tensor([0, 0, 2, 2])), seed=0)
-    assert sorted(part.tolist() for part in parts) == [[0, 1], [2, 3]]
+    assert sorted(lists(parts)) == [[0, 1], [2, 3]]
+
+
+# ---- groups
 
 
 def test_each_group_is_a_client_in_sorted_order():
-    assert [part.tolist() for part in by_group(["b", "a", "b", "c"], None, 0)] == [[1], [0, 2], [3]]
-    assert [part.tolist() for part in by_group([10, 9, 10], None, 0)] == [[1], [0, 2]]
+    assert lists(by_group(["b", "a", "b", "c"], None, 0)) == [[1], [0, 2], [3]]
+    assert lists(by_group([10, 9, 10], None, 0)) == [[1], [0, 2]]
     assert sorted_groups(["2", 10, "10", 3]) == [3, 10, "10", "2"]
+    by_assay = GroupBy(column="assay")
+    assert by_assay.names is None
+    by_assay(MOLECULES, 0)
+    assert by_assay.names == ["a", "b", "c"]
 
 
 GROUPS = [name for name, size in enumerate([40, 25, 25, 20, 10, 10, *[3] * 10, *[1] * 40]) for _ in range(size)]
@@ -191,7 +219,6 @@ def test_dealt_groups_stay_whole_and_meet_the_ratios(ratios, seed):
     owners = [{GROUPS[i] for i in part.tolist()} for part in parts]
     assert sum(len(owner) for owner in owners) == len(set(GROUPS))
     assert [len(part) for part in parts] == partition.apportion(len(GROUPS), ratios or [1, 1, 1])
-    assert same(parts, by_group(GROUPS, 3, seed, ratios))
 
 
 def test_seeds_deal_really_different_clients():
@@ -227,7 +254,36 @@ def test_no_client_is_left_without_a_group(groups, num_clients, seed, uneven):
     ratios = [1000.0] + [1.0] * (num_clients - 1) if uneven else None
     parts = by_group(groups, num_clients, seed, ratios)
     assert_partition(parts, len(groups))
-    assert min(len(part) for part in parts) >= 1
+    assert min(map(len, parts)) >= 1
+
+
+def test_some_groups_can_be_drawn():
+    named = set()
+    for seed in range(20):
+        drawn = GroupBy(column="assay", num_groups=3)
+        parts = drawn(ASSAYS, seed)
+        assert len(parts) == 3
+        assert drawn.names == sorted(drawn.names)
+        for name, part in zip(drawn.names, parts, strict=True):
+            assert part.tolist() == [index for index, assay in enumerate(ASSAYS.assays) if assay == name]
+        named |= set(drawn.names)
+    assert named == set("abcdef")  # small ones too
+    every = GroupBy(column="assay", num_groups=6)
+    assert lists(every(ASSAYS, 0)) == lists(GroupBy(column="assay")(ASSAYS, 1))
+
+
+def test_small_groups_can_be_left_out():
+    large = GroupBy(column="assay", min_samples=6)
+    assert [len(part) for part in large(ASSAYS, 0)] == [6, 8, 7]
+    assert large.names == ["c", "d", "f"]
+    dealt = GroupBy(column="assay", min_samples=6, num_clients=2)(ASSAYS, 0)
+    assert sorted(torch.cat(dealt).tolist()) == [*range(6, 20), *range(23, 30)]
+    # groups are large enough by their training samples
+    test = Molecules(["C"] * 12, ["a"] * 9 + ["d"] * 3)
+    large = GroupBy(column="assay", min_samples=7)
+    parts = large.partition_splits({"train": ASSAYS, "test": test}, 0)
+    assert large.names == ["d", "f"]
+    assert lists(parts["test"]) == [[9, 10, 11], []]
 
 
 def test_scaffolds_are_ring_systems_with_their_linkers():
@@ -237,10 +293,9 @@ def test_scaffolds_are_ring_systems_with_their_linkers():
 
 
 def test_scaffold_partition_keeps_scaffolds_together():
-    rings = ["C1CC1", "C1CCC1", "C1CCCC1", "c1ccccc1", "C1CCCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1"]
+    rings = [*RINGS, "C1CCCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1"]
     smiles = [tail + ring for ring in rings for tail in ("C", "CC", "CCC")] + ["CCO", "CCC", "O"]
     parts = Scaffold(num_clients=3)(Molecules(smiles), seed=0)
-    assert_partition(parts, 27)
     assert [len(part) for part in parts] == [9, 9, 9]
     scaffolds = partition.murcko_scaffolds(smiles)
     assert sum(len({scaffolds[i] for i in part.tolist()}) for part in parts) == 9
@@ -248,28 +303,14 @@ def test_scaffold_partition_keeps_scaffolds_together():
     assert sizes == [21, 3, 3]
 
 
-@given(st.integers(1, 60), st.tuples(st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1)), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
-def test_splits_cover_a_client_and_are_never_empty_where_asked_for(size, weights, client):
-    fractions = [weight / sum(weights) for weight in weights]
-    indices = torch.randperm(1000, generator=torch.Generator().manual_seed(size))[:size]
-    parts = partition.split_indices(indices, fractions, 0, client)
-    assert list(parts) == ["train", "val", "test"]
-    assert torch.equal(torch.cat(list(parts.values())).sort().values, indices.sort().values)
-    assert all((part.diff() > 0).all() for part in parts.values())
-    assert len(parts["train"]) >= 1
-    for part, fraction in zip(parts.values(), fractions, strict=True):
-        assert abs(len(part) - size * fraction) <= 2
-        assert fraction > 0 or len(part) == 0
-        assert len(part) > 0 or fraction == 0 or size < 3
-
-
-def test_split_by_hand_and_seeded_per_client():
-    sizes = {n: [len(x) for x in partition.split_indices(torch.arange(n), [0.8, 0.1, 0.1], 0, 0).values()]
-             for n in (1, 2, 3, 10, 376)}  # fmt: skip
-    assert sizes == {1: [1, 0, 0], 2: [2, 0, 0], 3: [1, 1, 1], 10: [8, 1, 1], 376: [301, 38, 37]}
-    indices = torch.arange(50, 100)
-    first = partition.split_indices(indices, [0.8, 0.1, 0.1], 0, 0)
-    assert same(first.values(), partition.split_indices(indices.flip(0), [0.8, 0.1, 0.1], 0, 0).values())
-    assert not same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 0, 1).values())
-    assert not same(first.values(), partition.split_indices(indices, [0.8, 0.1, 0.1], 1, 0).values())
+def test_a_group_has_one_client_in_all_splits():
+    other = Molecules(["CCCC" + ring for ring in RINGS[::-1]], ["a", "c", "b", "d"])
+    scaffolds = {data: partition.murcko_scaffolds(data.smiles) for data in (MOLECULES, other)}
+    parts = Scaffold(num_clients=2).partition_splits({"train": MOLECULES, "test": other}, 3)
+    for one, two in zip(parts["train"], parts["test"], strict=True):
+        assert {scaffolds[MOLECULES][i] for i in one.tolist()} == {scaffolds[other][i] for i in two.tolist()}
+    by_assay = GroupBy(column="assay")
+    parts = by_assay.partition_splits({"train": MOLECULES, "test": other}, 3)
+    assert by_assay.names == ["a", "b", "c", "d"]
+    assert lists(parts["test"]) == [[0], [2], [1], [3]]
+    assert len(parts["train"][3]) == 0

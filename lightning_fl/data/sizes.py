@@ -1,23 +1,12 @@
-"""Sizes in given ratios, and the division of one client's samples into splits."""
+"""Sizes in given ratios, and of a client's training, validation and test samples."""
 
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import SPLITS, Split
 
-__all__ = [
-    "apportion",
-    "check_fractions",
-    "remaining_fractions",
-    "split_clients",
-    "split_indices",
-    "split_sizes",
-]
+__all__ = ["apportion", "check_fractions", "remaining_fractions", "split_sizes"]
 
 
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
@@ -36,59 +25,6 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
-    """Divide one client's samples at random into training, validation and test samples.
-
-    Sizes follow the fractions, see :func:`split_sizes`. The result depends on the set of indices, the seed and the
-    client only.
-
-    Args:
-        indices: the client's samples, int64, shape [n], n >= 1.
-        fractions: shares of train, val and test, the first > 0, the others >= 0, with sum 1.
-        seed: seed of the partition.
-        client: number of the client.
-
-    Returns:
-        Ascending indices under "train", "val" and "test" that together are ``indices``.
-    """
-    (parts,) = split_clients([indices], fractions, seed, [client])
-    return parts
-
-
-def split_clients(
-    samples: Sequence[Tensor], fractions: Sequence[float], seed: int, clients: Sequence[int]
-) -> list[dict[Split, Tensor]]:
-    """Apply :func:`split_indices` to the samples of several clients at once, which is faster."""
-    check_fractions(fractions)
-    counts = [len(indices) for indices in samples]
-    if 0 in counts:
-        client = clients[counts.index(0)]
-        raise DataError(f"client {client} has no samples to split: use fewer clients or a more even partition.")
-    of_size = {count: split_sizes(count, fractions) for count in set(counts)}
-    sizes = torch.tensor([of_size[count] for count in counts])
-    draws = torch.Generator()
-    orders = [
-        torch.randperm(count, generator=draws.manual_seed(derive_seed(seed, "split", client)))
-        for client, count in zip(clients, counts, strict=True)
-    ]
-    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    ascending = _sorted_within(owner, torch.cat(list(samples)))
-    part = torch.arange(sizes.numel()).repeat_interleave(sizes.flatten())
-    places = _sorted_within(part, torch.cat(orders))
-    starts = torch.tensor(counts).cumsum(0) - torch.tensor(counts)
-    parts = ascending[starts[owner] + places].split(sizes.flatten().tolist())
-    return [
-        dict(zip(SPLITS, parts[begin : begin + len(SPLITS)], strict=True))
-        for begin in range(0, len(parts), len(SPLITS))
-    ]
-
-
-def _sorted_within(groups: Tensor, values: Tensor) -> Tensor:
-    """Sort values within each group [n], groups ascending."""
-    by_value = values.argsort()
-    return values[by_value[groups[by_value].argsort(stable=True)]]
 
 
 def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:
