@@ -2,14 +2,11 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import listed
 from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
-
-if TYPE_CHECKING:
-    from lightning_fl.models.molecule import MoleculeModel
 
 __all__ = ["LeftOut", "log_scores"]
 
@@ -61,8 +58,8 @@ class LeftOut:
         )
 
 
-def log_scores(model: "MoleculeModel", split: str, left_out: LeftOut) -> None:
-    """Log the metrics that need all predictions of a pass at once, and collect the targets without any."""
+def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
+    """Log the metrics of a ``MoleculeModel`` that need all predictions of a pass; collect the targets without any."""
     outputs: TaskOutputs = getattr(model, f"{split}_outputs")
     if not outputs.prediction:
         return
