@@ -118,7 +118,7 @@ def _begin(
     state: dict[str, Any],
 ) -> None:
     """Set up module and data, and restore the checkpoint."""
-    around = set_up(trainer, stage, steps, datamodule, state)
+    module_trainer = set_up(trainer, stage, steps, datamodule, state)
     fits = stage == "fit"
     trainer.resumes_fit = fits and path is not None
     if fits or path is not None:
@@ -130,7 +130,7 @@ def _begin(
         _write_splits(trainer)
     if path is not None:
         _restore(trainer, state, path, evaluates=not fits)
-        trainer.ckpt_path = around.ckpt_path = os.fspath(path)
+        trainer.ckpt_path = module_trainer.ckpt_path = os.fspath(path)
         if fits:
             trainer.run_log.replay(path, trainer.federation.current_round, state.get("record"))
 
@@ -217,10 +217,10 @@ def _leave_device(trainer: TrainerSurface, error: BaseException | None) -> None:
 
 def _call_module_callbacks(trainer: TrainerSurface, hook: str, *args: Any) -> None:
     """Call a hook of the callbacks of a module that does not define or call it itself."""
-    shim = trainer.module._trainer
-    if isinstance(shim, ModuleTrainer):
-        for callback in shim.watching.get(hook, ()):
-            getattr(callback, hook)(shim, trainer.module, *args)
+    own = trainer.module._trainer
+    if isinstance(own, ModuleTrainer):
+        for callback in own.watching.get(hook, ()):
+            getattr(callback, hook)(own, trainer.module, *args)
 
 
 def _write_splits(trainer: TrainerSurface) -> None:

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.client_names import check_distinct
@@ -20,9 +19,7 @@ from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.lazy_layers import materialize_lazy_layers
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.module_callbacks import module_callbacks
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.surroundings import Surroundings
+from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer, make_module_trainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.runtime.surface import TrainerSurface
@@ -31,13 +28,6 @@ from lightning_fl.trainer.identity import check_same, data_of, layout_of
 
 __all__ = ["set_up"]
 
-_STAGES = {
-    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
-    "test": (TrainerFn.TESTING, RunningStage.TESTING),
-    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-}
-
 
 def set_up(
     trainer: TrainerSurface,
@@ -45,7 +35,7 @@ def set_up(
     steps: CompiledSteps,
     datamodule: FederatedDataModule,
     state: Mapping[str, Any],
-) -> Surroundings:
+) -> ModuleTrainer:
     """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
 
     Args:
@@ -63,7 +53,14 @@ def set_up(
     steps.check(fabric.device)
     trainer.module, trainer.datamodule = module, datamodule
     trainer.call("setup", stage)
-    around = Surroundings(
+    own = make_module_trainer(
+        module,
+        fabric,
+        factory,
+        settings,
+        federation,
+        processes,
+        stage=stage,
         federated=trainer,
         datamodule=datamodule,
         loggers=trainer.loggers,
@@ -71,18 +68,12 @@ def set_up(
         callbacks=trainer.callbacks,
         checkpoint_callback=trainer.callback(ModelCheckpoint),
         profiler=trainer.profiler,
-        target_statistics=trainer.target_statistics,
-        descriptor_statistics=trainer.descriptor_statistics,
-        target_summaries=trainer.target_summaries,
         checkpoint_hyper_parameters=state.get("hyper_parameters", {}),
     )
-    shim = ModuleTrainer(module, fabric, settings, federation, processes, around)
-    shim.set_stage(*_STAGES[stage])
-    datamodule.see_trainer(shim)
-    shim.watching = module_callbacks(module)
+    datamodule.see_trainer(own)
     if fabric.local_rank == 0:
         datamodule.prepare_data()
-        shim.call_hook("prepare_data")
+        own.call_hook("prepare_data")
     if processes.several:
         trainer.strategy.wait_for_all()
     datamodule.setup(stage)
@@ -96,18 +87,18 @@ def set_up(
     )
     processes.panel = _panel(processes, settings)
     _warn_of_idle_ranks(processes, settings.stacked_clients)
-    shim.call_hook("setup", stage)
-    shim.call_hook("configure_model")
+    own.call_hook("setup", stage)
+    own.call_hook("configure_model")
     remove_generated_files()
     if stage == "fit":
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
     module.to(fabric.device)
     fabric._precision.convert_module(module)
-    shim.set_stage(*_STAGES["fit"])  # shapes come from a training step
-    materialize_lazy_layers(shim, factory, datamodule, processes, settings)
-    shim.set_stage(*_STAGES[stage])
+    own.set_stage(*STAGES["fit"])  # shapes come from a training step
+    materialize_lazy_layers(own, factory, datamodule, processes, settings)
+    own.set_stage(*STAGES[stage])
     if stage == "fit":
-        shim.call_hook("on_fit_start")
+        own.call_hook("on_fit_start")
     flat = FlatModule(module, state.get("layout", []))
     if stage != "fit" and flat.missing():
         rank_zero_warn(
@@ -121,7 +112,7 @@ def set_up(
     federation.begin(flat, processes.num_clients)
     steps.begin()
     trainer.loop = LocalLoop(
-        shim,
+        own,
         flat,
         datamodule,
         factory,
@@ -134,7 +125,7 @@ def set_up(
     )
     if stage == "fit":
         trainer.loop.open_validation_data()
-    return around
+    return own
 
 
 def _panel(processes: Processes, settings: Settings) -> list[int]:

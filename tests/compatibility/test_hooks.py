@@ -33,8 +33,7 @@ from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.surroundings import Surroundings
+from lightning_fl.engine.turn.module_trainer import make_module_trainer
 from lightning_fl.strategies import FedAvg
 
 _RECORDED = [
@@ -401,7 +400,6 @@ def test_settings_are_shown(tmp_path: Path) -> None:
         "checkpoint_callbacks": [],
         "min_epochs": 0,
         "min_steps": None,
-        "max_time": None,
         "device_ids": [0],
         "ckpt_path": None,
     }
@@ -441,12 +439,15 @@ def test_should_stop_ends_the_run_after_the_round(tmp_path: Path) -> None:
 
 def test_ranks_without_a_logger_swallow_what_modules_log_to_it() -> None:
     """On other ranks than the first ``self.logger.experiment`` takes anything, as in Lightning."""
-    fabric: Any = SimpleNamespace(_precision=None, is_global_zero=False)
-    module = Linear()
-    ModuleTrainer(module, fabric, Settings(), Federation(), Processes(FedAvg(), torch.device("cpu")), Surroundings())
+    fabric: Any = SimpleNamespace(
+        _precision=None, is_global_zero=False, device=torch.device("cpu"), local_rank=1, node_rank=0, strategy=FedAvg()
+    )
+    module, unused = Linear(), (None, Settings(), Federation(), Processes(FedAvg(), torch.device("cpu")))
+    make_module_trainer(module, fabric, *unused)
     assert isinstance(module.logger, DummyLogger)
     module.logger.experiment.add_scalar("name", 1.0, 0)
     fabric.is_global_zero = True
+    make_module_trainer(module, fabric, *unused)
     assert module.logger is None
 
 

@@ -13,8 +13,7 @@ from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.surroundings import Surroundings
+from lightning_fl.engine.turn.module_trainer import make_module_trainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.strategies import FedAvg
 
@@ -36,8 +35,8 @@ def make_loop(
     factory = BatchFactory(data, fabric.device, hooks=hooks)
     found = [factory.batches(client, "train") for client in range(data.num_clients)]
     state.num_samples = [batches.num_samples for batches in found if batches is not None]
-    around = Surroundings(datamodule=data)
-    shim, flat = ModuleTrainer(module, fabric, told, state, processes, around), FlatModule(module)
+    shim = make_module_trainer(module, fabric, factory, told, state, processes, datamodule=data)
+    flat = FlatModule(module)
     state.begin(flat, data.num_clients)
     return LocalLoop(
         shim,

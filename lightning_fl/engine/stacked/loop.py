@@ -186,7 +186,7 @@ class StackedLoop:
             else:
                 batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
-        self._view.begin_step(**self._facts(rows, step), batch_idx={index}, is_last_batch=last)
+        self._view.begin_step(**self._facts(rows, step), is_last_batch=last)
         chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
         trained, kept = weights.parts(chosen)
         with self._profile(FORWARD):

@@ -53,12 +53,12 @@ class StackedTrainer:
     @contextmanager
     def replace_module_trainer(self) -> Iterator[None]:
         """Context in which the module's ``self.trainer`` is this object."""
-        module = self._trainer.model
-        module.trainer = self  # type: ignore[assignment]  # also for modules inside the module
+        module: Any = self._trainer.lightning_module
+        module.trainer = self  # also for modules inside the module
         try:
             yield
         finally:
-            module.trainer = self._trainer  # type: ignore[assignment]
+            module.trainer = self._trainer
 
     def begin_step(self, **facts: set[Any]) -> None:
         """Begin a step of some clients.
@@ -78,7 +78,7 @@ class StackedTrainer:
         if isinstance(value, Metric):
             raise ConfigurationError(
                 f"self.log({name!r}): a {type(value).__name__} counts the samples of one client, and"
-                f" {type(self._trainer.model).__name__}.training_step runs for several at once: log a number"
+                f" {type(self._trainer.lightning_module).__name__}.training_step runs for several at once: log a number"
                 " (torchmetrics.functional), or set trainer.stacked_clients=1."
             )
         self.logged.append(Logged(fx, name, value, options))
@@ -101,7 +101,7 @@ class StackedTrainer:
             return next(iter(values))
         if values or name in _OF_ONE_CLIENT:
             raise ConfigurationError(
-                f"{type(self._trainer.model).__name__} reads self.trainer.{name}, which differs between clients, while"
-                " several train at once: do not use it in training, or set trainer.stacked_clients=1."
+                f"{type(self._trainer.lightning_module).__name__} reads self.trainer.{name}, which differs between"
+                " clients, while several train at once: do not use it in training, or set trainer.stacked_clients=1."
             )
         return getattr(self._trainer, name)

@@ -96,7 +96,7 @@ class CallbackStates:
 
     def _saved(self) -> dict[str, Any]:
         """A checkpoint with plain values and copied tensors on the CPU."""
-        weights = self._trainer.model.state_dict()
+        weights = self._trainer.lightning_module.state_dict()
         own = dict(weights)
         states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         now = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
@@ -109,7 +109,7 @@ class CallbackStates:
     def _load(self, state: dict[str, Any]) -> None:
         for name, callback in self.callbacks.items():
             vars(callback).update(self._numbers[name])
-        present, module = self._flat.collect().clone(), self._trainer.model
+        present, module = self._flat.collect().clone(), self._trainer.lightning_module
         state = {
             name: module.state_dict() if isinstance(value, str) and value == _OF_MODULE else value
             for name, value in state.items()
@@ -124,7 +124,7 @@ class CallbackStates:
             method = getattr(callback, hook)
             # Lightning's own callbacks log on rank zero, which is too much in every turn.
             with rank_seen(int(method.__module__.startswith(LIGHTNING))):
-                method(self._trainer, self._trainer.model, checkpoint)
+                method(self._trainer, self._trainer.lightning_module, checkpoint)
 
 
 def averaged_weights(federation: Federation, client: int) -> Mapping[str, Tensor]:

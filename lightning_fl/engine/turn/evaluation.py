@@ -15,11 +15,10 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.held_generators import held_generators, seed_held_generators
 from lightning_fl.core.lightning_types import is_overridden
-from lightning_fl.core.seeding import derive_seed, seed_default_generators
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation, Round
@@ -81,7 +80,7 @@ class Evaluator:
         round: Round,
         processes: Processes,
     ) -> None:
-        module = module_trainer.model
+        module = module_trainer.lightning_module
         self.module = module
         self.module_trainer = module_trainer
         self.profiler: Profiler = module_trainer.profiler
@@ -94,7 +93,6 @@ class Evaluator:
         self.processes = processes
         self._overridden: dict[str, bool] = {}  # cached, because every step looks it up
         refuse_hooks(module)
-        module_trainer.find_loader = self._loader
         self._precision: Precision = module_trainer.precision_plugin.plugin
         self._step_takes_index = {
             name: takes_batch_index(module, name)
@@ -196,15 +194,13 @@ class Evaluator:
         trainer, loaders = self.module_trainer, batches.loaders
         several = len(loaders) > 1
         self._check_loaders(word, several, len(loaders))
-        stage = trainer.state.stage
-        assert stage is not None
         lengths = [loader.epoch_length() for loader in loaders]
-        setattr(trainer, f"num_{stage.dataloader_prefix}_batches", [math.inf if n is None else n for n in lengths])
         path = self.path(client, split)
         self.flat.load(weights)
         self.metric_states.begin(client)
         self.seed_user_code(*path)
-        trainer.begin_turn(client, self.global_step(client), evaluated=split)
+        counts = [math.inf if length is None else length for length in lengths]
+        trainer.begin_turn(client, self.global_step(client), evaluated=split, num_batches=counts)
         self.mode.capture(self.module)
         if self.overridden(f"on_{word}_model_eval"):
             self.call(f"on_{word}_model_eval")
@@ -253,12 +249,16 @@ class Evaluator:
         trainer = self.module_trainer
         batch = self.move(batch, loader.on_device, client, *which)
         trainer.collector.begin_step(batch, size)
-        trainer.batch_idx = index
+        progress = trainer.progress
+        progress.increment_ready()
         if self.overridden(f"on_{word}_batch_start"):
             self.call(f"on_{word}_batch_start", batch, index, *which)
+        progress.increment_started()
         output = self.step(f"{word}_step", batch, index, *which)
+        progress.increment_processed()
         if self.overridden(f"on_{word}_batch_end"):
             self.call(f"on_{word}_batch_end", output, batch, index, *which)
+        progress.increment_completed()
         return output
 
     def open_validation_data(self) -> None:
@@ -308,14 +308,6 @@ class Evaluator:
         if found is not None:
             found.next_pass = 0 if state is None else state.passes
         return found
-
-    def _loader(self, client: int, split: Split) -> Any:
-        """The loader of a split that a client's module sees, with draws that depend only on the turn."""
-        loader = self.factory.loader(client, split)
-        draws = getattr(loader, "generator", None)
-        if isinstance(draws, torch.Generator) and isinstance(self.batches(client, split), PackedBatches):
-            draws.manual_seed(derive_seed(*self.path(client, f"{split} loader")))
-        return loader
 
     def path(self, client: int, purpose: str) -> tuple[int, int, int, str]:
         """Seed path of a client's draws for one purpose in the current round."""

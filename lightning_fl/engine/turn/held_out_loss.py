@@ -144,7 +144,6 @@ class HeldOutLoss:
                 batch = loop.move(batch, batches.on_device, client)
                 if batch is None:
                     continue
-                trainer.batch_idx = index
                 trainer.collector.begin_step(batch, size)
                 loss = loop.loss(loop.step("training_step", batch, index))
                 if loss is not None:

@@ -42,7 +42,7 @@ def materialize_lazy_layers(
     Raises:
         ConfigurationError: on every rank, if it fails on one, or shapes differ between ranks.
     """
-    module = trainer.model
+    module = trainer.lightning_module
     if not _lazy(module):
         return
     problem, shapes = "", {}
@@ -73,7 +73,7 @@ def _shapes(
     settings: Settings,
 ) -> dict[str, list[int]]:
     """Materialize the module's lazy parameters and buffers; returns the shapes."""
-    module = trainer.model
+    module = trainer.lightning_module
     if not processes.hosted:
         raise ConfigurationError("this process hosts no client: lower trainer.devices")
     if not module.automatic_optimization:
@@ -87,7 +87,7 @@ def _shapes(
     lazy = [one for one in module.buffers() if is_lazy(one)]  # torch cannot copy these
     copies = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
     twin = copy.deepcopy(module, copies).eval()
-    twin.trainer = trainer  # type: ignore[assignment]
+    twin.trainer = trainer
     twin._current_fx_name = "training_step"
     precision = trainer.precision_plugin.plugin
     move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)

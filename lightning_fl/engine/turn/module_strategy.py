@@ -1,23 +1,22 @@
 """``self.trainer.strategy`` and ``precision_plugin``: one client, in one process."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
-from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fl.core.lightning_types import own_lightning
 from lightning_fl.engine.profile import BACKWARD, OPTIMIZER
-from lightning_fl.engine.turn.trainer_attributes import refusal
 
-__all__ = ["ModulePrecision", "ModuleStrategy"]
+__all__ = ["ModulePrecision", "ModuleStrategy", "make_strategy"]
 
 
 class ModulePrecision:
@@ -45,58 +44,59 @@ class ModulePrecision:
         return getattr(self.plugin, name)
 
 
-class ModuleStrategy:
-    """``trainer.strategy``: one client, one process. Ranks are those that ``self.trainer`` has.
+class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Mixin of Lightning's strategy of one device, whose steps run the hooks of module and strategy.
 
     Args:
-        trainer: the module's.
         fabric: of the run.
     """
 
-    handles_gradient_accumulation = False
-
-    def __init__(self, trainer: Any, fabric: Fabric) -> None:
-        self._trainer = trainer
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric) -> None:
+        self._precision = ModulePrecision(fabric._precision)
         self._wrapped: list[LightningOptimizer] | None = None
+        self._is_global_zero = fabric.is_global_zero
+        super().__init__(fabric.device)
+        self.local_rank, self.node_rank = fabric.local_rank, fabric.node_rank
 
-    lightning_module = property(lambda self: self._trainer.model)
-    model = property(lambda self: self._trainer.model)
-    root_device = property(lambda self: self._trainer.model.device)
-    precision_plugin = property(lambda self: self._trainer.precision_plugin)
-    optimizers = property(lambda self: self._trainer.optimizers)
-    lr_scheduler_configs = property(lambda self: self._trainer.lr_scheduler_configs)
-    accelerator = property(lambda self: self._fabric.accelerator)
-    world_size = property(lambda self: self._trainer.world_size)
-    num_nodes = property(lambda self: self._trainer.num_nodes)
-    num_processes = property(lambda self: self._trainer.num_devices)
-    global_rank = property(lambda self: self._trainer.global_rank)
-    local_rank = property(lambda self: self._fabric.local_rank)
-    node_rank = property(lambda self: self._fabric.node_rank)
-    is_global_zero = property(lambda self: self._fabric.is_global_zero)
-    launcher = property(lambda self: self._fabric.strategy.launcher)
-    checkpoint_io = property(lambda self: self._fabric.strategy.checkpoint_io)
-    strategy_name = property(lambda self: type(self._fabric.strategy).__name__.lower())
+    @property
+    def is_global_zero(self) -> bool:
+        return self._is_global_zero
+
+    @property
+    def precision_plugin(self) -> Any:
+        return self._precision
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision: Any) -> None:
+        """Keep Fabric's."""
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers, self._wrapped = optimizers, None
 
     @property
     def _lightning_optimizers(self) -> list[LightningOptimizer]:
+        """The optimisers as ``self.optimizers()`` returns them, made when asked for."""
         if self._wrapped is None:
-            kind = own_lightning(self._trainer.model, "core.optimizer").LightningOptimizer
-            self._wrapped = []
-            for optimizer in self._trainer.optimizers:
-                wrapped = kind._to_lightning_optimizer(optimizer, self)
-                if not self._trainer.model.automatic_optimization:
-                    wrapped._on_after_step = self._trainer.count_step
-                self._wrapped.append(wrapped)
+            module: Any = self._lightning_module
+            kind = own_lightning(module, "core.optimizer").LightningOptimizer
+            self._wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in self._optimizers]
+            if not module.automatic_optimization:
+                for wrapped in self._wrapped:
+                    wrapped._on_after_step = module.trainer.count_step
         return self._wrapped
 
-    def forget_optimizers(self) -> None:
-        """The optimisers are others from now on."""
-        self._wrapped = None
+    @_lightning_optimizers.setter
+    def _lightning_optimizers(self, wrapped: list[LightningOptimizer]) -> None:
+        """Make them when asked for."""
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """The module's hooks of a backward pass, and the pass."""
-        trainer = self._trainer
+        trainer: Any = self._lightning_module.trainer
         with trainer.profiler.profile(BACKWARD):
             trainer.call_hook("on_before_backward", loss)
             trainer.call_hook("backward", loss, *args, **kwargs)
@@ -105,56 +105,20 @@ class ModuleStrategy:
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The optimiser's step, in the run's precision."""
+        trainer: Any = self._lightning_module.trainer
 
         def closure_then_hooks() -> Any:
             result = closure()
-            self._trainer.before_optimizer_step(optimizer)
+            trainer.before_optimizer_step(optimizer)
             return result
 
-        with self._trainer.profiler.profile(OPTIMIZER):
-            return self._trainer.precision_plugin.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
+        with trainer.profiler.profile(OPTIMIZER):
+            return self._precision.optimizer_step(optimizer, closure=closure_then_hooks, **kwargs)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimiser's state."""
-        return optimizer.state_dict()
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's parameters and buffers: those of the client whose turn it is."""
-        return self._trainer.model.state_dict()
-
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """The batch on the module's device."""
-        return move_data_to_device(batch, device or self.root_device)
-
-    def model_to_device(self) -> None:
-        """The module is where it belongs."""
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader as it is."""
-        return dataloader
-
-    def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager:
-        """Where the run makes its weights: on its device, in its precision."""
-        return self._fabric.init_module(empty_init)
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """What is given: within a turn there is one process."""
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """What is given."""
-        return decision
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """What is given."""
-        return tensor
-
-    def barrier(self, name: str | None = None) -> None:
-        """Clients wait for each other between rounds only."""
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What is given."""
-        return obj
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(refusal(f"strategy.{name}"))
+def make_strategy(module: LightningModule, fabric: Fabric) -> Any:
+    """The strategy of a module's trainer, from the package that the module is built on."""
+    kind = own_lightning(module, "strategies").SingleDeviceStrategy
+    return type("ModuleStrategy", (ModuleStrategy, kind), {"strategy_name": type(fabric.strategy).__name__.lower()})(
+        fabric
+    )

@@ -1,54 +1,79 @@
 """The trainer as a module sees it: ``self.trainer`` inside an unchanged ``LightningModule``.
 
-Lightning's ``self.log``, ``self.optimizers()``, ``self.manual_backward`` and ``self.clip_gradients`` talk to a Trainer.
-This object answers them for the one client whose turn it is. A client's local work in one round is an epoch:
-``current_epoch`` is the round, ``global_step`` counts the client's own optimiser steps.
+It is Lightning's own Trainer, which nothing runs: the engine takes clients' turns, and the trainer answers for the one
+client whose turn it is. A client's local work in one round is an epoch: ``current_epoch`` is the round, ``global_step``
+counts the client's own optimiser steps.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
-from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fl.core.lightning_types import is_overridden, rank_seen
+from lightning_fl.core.lightning_types import is_overridden, own_lightning, rank_seen
 from lightning_fl.core.metrics import lightning_names
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.module import Split
+from lightning_fl.engine.batches.factory import BatchFactory
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.client_datamodule import ClientDataModule
-from lightning_fl.engine.turn.module_loops import EvaluationLoop, FitLoop
-from lightning_fl.engine.turn.module_strategy import ModulePrecision, ModuleStrategy
+from lightning_fl.engine.turn.module_callbacks import module_callbacks
+from lightning_fl.engine.turn.module_loops import restrict_loops
+from lightning_fl.engine.turn.module_strategy import make_strategy
 from lightning_fl.engine.turn.results import LogCollector
-from lightning_fl.engine.turn.surroundings import Surroundings
-from lightning_fl.engine.turn.trainer_attributes import FixedList, Setting, refusal, refuse_outside_of_a_turn
+from lightning_fl.engine.turn.trainer_attributes import FixedList, Refused, Setting, refusal, refuse_outside_of_a_turn
 
-__all__ = ["ModuleTrainer"]
+__all__ = ["STAGES", "ModuleTrainer", "make_module_trainer"]
 
-
-class _Distributed:
-    """Inside a client's turn nothing is distributed: ``sync_dist`` and ``all_gather`` see one process."""
-
-    is_distributed = False
-
-
-class _LoggerConnector:
-    _current_fx: str | None = None
-
-    def should_reset_tensors(self, fx: str) -> bool:
-        return False
+_FIT, _VALIDATE = TrainerFn.FITTING, TrainerFn.VALIDATING
+#: Stage of a run -> function and stage of the Trainer.
+STAGES = {
+    "fit": (_FIT, RunningStage.TRAINING),
+    "validate": (_VALIDATE, RunningStage.VALIDATING),
+    "test": (TrainerFn.TESTING, RunningStage.TESTING),
+    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+}
+#: Setting of Lightning that a module can only read -> the federated trainer's own.
+_SETTINGS = {
+    "accumulate_grad_batches": "accumulate_grad_batches",
+    "barebones": "",
+    "check_val_every_n_epoch": "check_val_every_n_rounds",
+    "enable_autolog_hparams": "",
+    "fast_dev_run": "max_rounds",
+    "gradient_clip_algorithm": "gradient_clip_algorithm",
+    "gradient_clip_val": "gradient_clip_val",
+    "limit_predict_batches": "",
+    "limit_test_batches": "",
+    "limit_train_batches": "local_steps",
+    "limit_val_batches": "check_val_every_n_rounds",
+    "log_every_n_steps": "log_every_n_steps",
+    "num_sanity_val_steps": "",
+    "overfit_batches": "local_steps",
+    "reload_dataloaders_every_n_epochs": "",
+    "val_check_interval": "check_val_every_n_rounds",
+}
+#: Stage of a loader -> functions of the Trainer that read it, and its attribute.
+_LOADERS = {
+    "train": ((_FIT,), "train_dataloader"),
+    "val": ((_FIT, _VALIDATE), "val_dataloaders"),
+    "test": ((TrainerFn.TESTING,), "test_dataloaders"),
+    "predict": ((TrainerFn.PREDICTING,), "predict_dataloaders"),
+}
 
 
 class _BetweenTurns:
@@ -64,126 +89,139 @@ class _BetweenTurns:
     def log(self, *args: Any, **kwargs: Any) -> None:
         self._calls.append((args, kwargs))
 
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Do nothing; Lightning calls this between hooks."""
+
     def replay(self, moment: tuple[RunningStage | None, int], collector: LogCollector) -> None:
         if moment == self._moment:
             for args, kwargs in self._calls:
                 collector.log(*args, **kwargs)
 
 
-def _no_loader(client: int, split: Split) -> None:
-    """No client has its turn yet."""
-
-
-def _nothing(optimizer: Optimizer) -> None:
-    """No optimiser is at work before the first turn."""
-
-
-class ModuleTrainer:
-    """What ``LightningModule.trainer`` refers to during a federated run.
-
-    Attributes that a federated run has no meaning for raise an ``AttributeError`` that says so.
+class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Mixin of Lightning's Trainer with what a federated run answers otherwise, see :func:`make_module_trainer`.
 
     Args:
         module: the user's module.
         fabric: of the run.
+        factory: the clients' batches.
         settings: of the run.
-        federation: which round it is, and what was measured.
+        federation: the round, and latest metrics.
         processes: of the run.
-        around: what else is known of the run.
+        stage: "fit", "validate", "test" or "predict".
+        federated: the federated trainer, for modules that know that they are federated.
+        datamodule: the data of all clients.
+        loggers: of rank zero.
+        log_dir: folder of the run.
+        callbacks: of the run.
+        checkpoint_callback: the one that saves checkpoints.
+        profiler: of the run.
+        checkpoint_hyper_parameters: of the module in the checkpoint that the run resumes from.
     """
 
-    barebones = Setting(False)
-    sanity_checking = False
-    fast_dev_run = Setting(False, "max_rounds")
-    min_epochs = Setting(0, "max_rounds")
-    min_steps = Setting(None, "max_rounds")
-    max_steps = Setting(-1, "max_rounds")
-    max_time = Setting(None, "max_rounds")
-    max_epochs = Setting(lambda self: self._settings.max_rounds, "max_rounds")
-    reload_dataloaders_every_n_epochs = Setting(0)
-    limit_train_batches = Setting(1.0, "local_steps")
-    limit_val_batches = Setting(1.0, "check_val_every_n_rounds")
-    limit_test_batches = limit_predict_batches = Setting(1.0)
-    overfit_batches = Setting(0.0, "local_steps")
-    num_sanity_val_steps = Setting(0)
-    num_sanity_val_batches = Setting(lambda self: [])
-    val_check_interval = Setting(1.0, "check_val_every_n_rounds")
-    check_val_every_n_epoch = Setting(lambda self: self._settings.check_val_every_n_rounds, "check_val_every_n_rounds")
-    gradient_clip_val = Setting(lambda self: self._settings.gradient_clip_val, "gradient_clip_val")
-    accumulate_grad_batches = Setting(lambda self: self._settings.accumulate_grad_batches, "accumulate_grad_batches")
-    # Modules divide by it: where no steps are logged (0), Lightning's default.
-    log_every_n_steps = Setting(lambda self: self._settings.log_every_n_steps or 50, "log_every_n_steps")
-    enable_autolog_hparams = Setting(False)  # loggers show the recipe
-    distributed_sampler_kwargs = Setting(None)  # a client's loader is read by one process
-    progress_bar_callback = None
-    scaler = None
-    interrupted = False
-    received_sigterm = False
+    fit = validate = test = predict = save_checkpoint = Refused()
+    federated: Any = None
+    checkpoint_callback: Any = None
+    log_dir: str | None = None
+    global_step = 0
+    num_training_batches: float = float("inf")
 
     def __init__(
         self,
         module: LightningModule,
         fabric: Fabric,
+        factory: BatchFactory,
         settings: Settings,
         federation: Federation,
         processes: Processes,
-        around: Surroundings,
+        *,
+        stage: str = "fit",
+        federated: Any = None,
+        datamodule: Any = None,
+        loggers: Sequence[Any] = (),
+        log_dir: str | None = None,
+        callbacks: Sequence[Any] = (),
+        checkpoint_callback: Any = None,
+        profiler: Profiler | None = None,
+        checkpoint_hyper_parameters: Mapping[str, Any] | None = None,
     ) -> None:
+        self.federated, self._datamodule = federated, datamodule
+        self._module = module
         self._fabric = fabric
+        self._factory = factory
         self._settings = settings
         self._federation = federation
         self._processes = processes
-        self._around = around
-        self.model = module
-        self.lightning_module = module
-        module.trainer = self  # type: ignore[assignment]  # reaches modules inside the module, too
-        self.state = TrainerState(status=TrainerStatus.RUNNING)
-        self.precision_plugin = ModulePrecision(fabric._precision)
-        self.strategy = ModuleStrategy(self, fabric)
+        with rank_seen(1):  # rank zero would print its devices
+            super().__init__(
+                accelerator=fabric.device.type,
+                devices=1 if fabric.device.index is None else [fabric.device.index],
+                strategy=make_strategy(module, fabric),
+                plugins=[own_lightning(module, "plugins.environments").LightningEnvironment()],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                enable_autolog_hparams=False,
+                max_epochs=settings.max_rounds,
+                min_epochs=0,
+                check_val_every_n_epoch=settings.check_val_every_n_rounds,
+                gradient_clip_val=settings.gradient_clip_val,
+                gradient_clip_algorithm=settings.gradient_clip_algorithm,
+                accumulate_grad_batches=settings.accumulate_grad_batches,
+                # Modules divide by it: where no steps are logged (0), Lightning's default.
+                log_every_n_steps=settings.log_every_n_steps or 50,
+                num_sanity_val_steps=0,
+                profiler=profiler,
+                default_root_dir=os.fspath(settings.default_root_dir),
+            )
+        self.strategy.connect(module)
+        self._data_connector.attach_datamodule(module)
+        module.trainer = self  # reaches modules inside the module, too
+        restrict_loops(self)
+        self.checkpoint_callback, self.log_dir = checkpoint_callback, log_dir
+        self.callbacks = FixedList(callbacks)
+        # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
+        self.loggers = list(loggers) if fabric.is_global_zero else [DummyLogger()]
+        self.state.status = TrainerStatus.RUNNING
+        self.set_stage(*STAGES[stage])
+        self.is_made = True
+        self.checkpoint_hyper_parameters: Mapping[str, Any] = checkpoint_hyper_parameters or {}
         self.collector = LogCollector(settings.log_every_n_steps)
-        self.optimizers: list[Optimizer] = []
-        #: Of the first optimiser, in each step of the turn; ``None`` where nobody asks.
+        #: Learning rate of the first optimiser in each step of the turn; ``None`` if not recorded.
         self.rates: list[float] | None = None
-        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.client: int | None = None
-        self.global_step = 0
-        self.batch_idx = 0
-        self.is_last_batch = False
-        self.num_training_batches: float = float("inf")
-        self._num_val_batches: list[float] | None = []
-        self.num_test_batches: list[float] = []
-        self.num_predict_batches: list[float] = []
-        self._estimated_stepping_batches: float | None = None
-        self._between_turns = _BetweenTurns()
-        self.fit_loop = FitLoop(self)
-        self.validate_loop = EvaluationLoop(self, "validate_loop", "val", "val")
-        self.test_loop = EvaluationLoop(self, "test_loop", "test", "test")
-        self.predict_loop = EvaluationLoop(self, "predict_loop", "test", "predict")
-        #: A client's loader of a split, ``None`` where it has none; the engine's loop, which takes turns, says how.
-        self.find_loader: Callable[[int, Split], Any] = _no_loader
+        self.progress: Any = self.fit_loop.epoch_loop.batch_progress
         self._took_turns = False
+        self._between_turns = _BetweenTurns()
+        self._estimated_stepping_batches: float | None = None
         self._evaluated_split: Split = "test"
-        #: Batches that the client trained on in the turns before.
-        self.batches_before = 0
-        self.should_stop = False
-        #: What happens between the gradients and the optimiser's step: the module's hook and clipping.
-        self.before_optimizer_step: Callable[[Optimizer], None] = _nothing
+        self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
+        #: Called between the gradients and the optimiser's step: the module's hook, and clipping.
+        self.before_optimizer_step: Callable[[Optimizer], None] = lambda optimizer: None
         #: Hook -> the module's own callbacks that define it.
         self.watching: dict[str, list[Any]] = {}
-        self._logger_connector = _LoggerConnector()
-        self._accelerator_connector = _Distributed()
+        self.watching = module_callbacks(module)
 
-    # -- what the run is -----------------------------------------------------------------------------------------
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    @property
+    def current_round(self) -> int:
+        return self._federation.current_round
 
     @property
     def current_epoch(self) -> int:
         # Lightning validates inside an epoch; here the round's number has moved on by then.
-        within = self.validating and self.state.fn == TrainerFn.FITTING
+        within = self.validating and self.state.fn == _FIT
         return self._federation.current_round - int(within)
 
     @property
+    def num_clients(self) -> int:
+        return self._processes.num_clients
+
+    @property
     def enable_validation(self) -> bool:
-        return self._settings.check_val_every_n_rounds > 0 and is_overridden("validation_step", self.model)
+        return self._settings.check_val_every_n_rounds > 0 and is_overridden("validation_step", self._module)
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -196,152 +234,164 @@ class ModuleTrainer:
         self._estimated_stepping_batches = steps
 
     @property
-    def current_round(self) -> int:
-        return self._federation.current_round
-
-    @property
-    def federated(self) -> Any:
-        return self._around.federated
-
-    @property
     def datamodule(self) -> Any:
-        federated = self._around.datamodule
+        federated = self._datamodule
         if federated is None or not self._processes.client_ranks:
             return federated
         client = self.client if self.client is not None else next(iter(self._processes.hosted), None)
-        fit = self.state.fn in (TrainerFn.FITTING, TrainerFn.VALIDATING)
+        fit = self.state.fn in (_FIT, _VALIDATE)
         return ClientDataModule(federated.client_datamodule(client, "fit" if fit else "test"), federated, self)
 
-    # -- a client's loaders --------------------------------------------------------------------------------------
-
-    def loader(self, split: Split, name: str) -> Any:
-        """The client's own loader of a split; ``None`` where it has no such data.
-
-        Args:
-            split: whose samples.
-            name: what the module asked for below ``self.trainer``, for the message.
-        """
-        if self.client is None:
-            refuse_outside_of_a_turn(name)
-        return self.find_loader(self.client, split)
-
-    def _loader_of_stage(self, split: Split, name: str, *stages: TrainerFn) -> Any:
-        if self.state.fn not in stages or (self.client is None and not self._took_turns):
-            return None
-        return self.loader(split, name)
-
-    @property
-    def train_dataloader(self) -> Any:
-        return self._loader_of_stage("train", "train_dataloader", TrainerFn.FITTING)
-
-    @property
-    def val_dataloaders(self) -> Any:
-        if self.state.fn == TrainerFn.FITTING and not self.uses("val"):
-            return None
-        split = self._evaluated_split if self.validating and self.client is not None else "val"
-        return self._loader_of_stage(split, "val_dataloaders", TrainerFn.FITTING, TrainerFn.VALIDATING)
-
-    @property
-    def test_dataloaders(self) -> Any:
-        return self._loader_of_stage("test", "test_dataloaders", TrainerFn.TESTING)
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        return self._loader_of_stage(self.predicted_split, "predict_dataloaders", TrainerFn.PREDICTING)
-
-    @property
-    def predicted_split(self) -> Split:
-        """The split that the client predicts; its test data unless it does."""
-        return self._evaluated_split if self.predicting else "test"
-
-    def uses(self, split: Split) -> bool:
-        """Whether the run reads data of a split: a fit reads validation data where it validates."""
-        return split != "val" or self.state.fn != TrainerFn.FITTING or self.enable_validation
-
-    @property
-    def num_val_batches(self) -> list[float]:
-        if self._num_val_batches is None:
-            loader = self.val_dataloaders if self.in_training_turn else None
-            found = [] if loader is None else CombinedLoader(loader, "sequential").flattened
-            self._num_val_batches = [sized_len(each) or float("inf") for each in found]
-        return self._num_val_batches
-
-    @num_val_batches.setter
-    def num_val_batches(self, batches: list[float]) -> None:
-        self._num_val_batches = batches
-
-    @property
-    def in_training_turn(self) -> bool:
-        """A client has its turn to train."""
-        return self.client is not None and self.training
-
-    @property
-    def val_check_batch(self) -> float | None:
-        return self.num_training_batches if self.in_training_turn else None
-
-    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager:
-        return self._fabric.init_module(empty_init)
-
-    @property
-    def logger(self) -> Any:
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def loggers(self) -> list[Any]:
-        # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
-        return self._around.loggers if self._fabric.is_global_zero else [DummyLogger()]
-
-    @property
-    def log_dir(self) -> str | None:
-        return self._around.log_dir
-
-    @property
-    def default_root_dir(self) -> str:
-        return os.fspath(self._settings.default_root_dir)
-
-    @property
-    def callbacks(self) -> list[Any]:
-        return FixedList(self._around.callbacks)
-
-    @property
-    def checkpoint_callback(self) -> Any:
-        return self._around.checkpoint_callback
+    @datamodule.setter
+    def datamodule(self, datamodule: Any) -> None:
+        if vars(self).get("is_made"):
+            raise AttributeError("self.trainer.datamodule belongs to the whole run and cannot be set.")
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
         return [] if self.checkpoint_callback is None else [self.checkpoint_callback]
 
-    early_stopping_callback = None
-    early_stopping_callbacks: list[Any] = []  # noqa: RUF012
-
-    @property
-    def num_clients(self) -> int:
-        return self._processes.num_clients
-
     def target_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the training targets over all clients; see ``FederatedTrainer``."""
-        assert self._around.target_statistics is not None
-        return self._around.target_statistics()
+        return self.federated.target_statistics()
 
     def descriptor_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of molecules' descriptors over all clients; see ``FederatedTrainer``."""
-        assert self._around.descriptor_statistics is not None
-        return self._around.descriptor_statistics()
+        return self.federated.descriptor_statistics()
 
     def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
-        """What every client says of its targets; see ``FederatedTrainer``."""
-        assert self._around.target_summaries is not None
-        return self._around.target_summaries(summarize, split)
+        """A summary of every client's targets; see ``FederatedTrainer``."""
+        return self.federated.target_summaries(summarize, split)
+
+    def set_stage(self, fn: TrainerFn, stage: RunningStage | None) -> None:
+        """Enter a stage, as Lightning's loops do."""
+        self.state.fn, self.state.stage = fn, stage
+
+    # -- a client's loaders --------------------------------------------------------------------------------------
+
+    def loader(self, split: Split, name: str) -> Any:
+        """The client's own loader of a split, with draws that depend only on the turn; ``None`` without such data.
+
+        Args:
+            split: of the samples.
+            name: what the module asked for below ``self.trainer``, for the message.
+        """
+        if self.client is None:
+            refuse_outside_of_a_turn(name)
+        loader = self._factory.loader(self.client, split)
+        draws = getattr(loader, "generator", None)
+        if isinstance(draws, torch.Generator) and isinstance(self._factory.batches(self.client, split), PackedBatches):
+            path = (self._settings.seed, self.current_round, self.client, f"{split} loader")
+            draws.manual_seed(derive_seed(*path))
+        return loader
+
+    def loader_of(self, word: str) -> Any:
+        """The client's loader for a stage ("train", "val", "test", "predict"); ``None`` if the run is not in it."""
+        functions, name = _LOADERS[word]
+        if self.state.fn not in functions or not self.reads(word) or (self.client is None and not self._took_turns):
+            return None
+        evaluated = word == "predict" or (word == "val" and self.validating and self.client is not None)
+        return self.loader(self._evaluated_split if evaluated else word, name)  # type: ignore[arg-type]
+
+    def reads(self, word: str) -> bool:
+        """Whether the run reads data of a stage: a fit reads validation data if it validates."""
+        return word != "val" or self.state.fn != _FIT or self.enable_validation
+
+    def batches_of(self, word: str) -> Any:
+        """Batches of a stage in the client's turn; of evaluation a list with an entry per loader."""
+        if word == "train":
+            return self.num_training_batches
+        found = self._num_batches[word]
+        if found is None:  # asked for in a training turn
+            loader = self.val_dataloaders if self.client is not None and self.training else None
+            loaders = [] if loader is None else CombinedLoader(loader, "sequential").flattened
+            found = self._num_batches[word] = [sized_len(each) or float("inf") for each in loaders]
+        return found
+
+    # -- a turn --------------------------------------------------------------------------------------------------
+
+    def begin_turn(
+        self,
+        client: int,
+        global_step: int,
+        *,
+        batches_before: int = 0,
+        evaluated: Split | None = None,
+        num_batches: Sequence[float] = (),
+    ) -> None:
+        """Begin a client's turn: what is logged from now on is its own.
+
+        Args:
+            client: in turn.
+            global_step: its optimiser steps so far.
+            batches_before: that it trained on so far.
+            evaluated: the evaluated split; ``None`` in training.
+            num_batches: of each evaluated loader.
+        """
+        self.client, self.global_step, self._took_turns = client, global_step, True
+        self._evaluated_split = evaluated or "test"
+        if evaluated is None:
+            self._num_batches["val"] = None
+        else:
+            self._num_batches[self.state.stage.dataloader_prefix] = list(num_batches)
+        loop: Any = self.fit_loop.epoch_loop if self.training else self._active_loop
+        self.progress, epoch, done = loop.batch_progress, self.fit_loop.epoch_progress, self.current_epoch
+        self.progress.is_last_batch = False
+        for part, before in ((self.progress.current, 0), (self.progress.total, batches_before)):
+            part.ready = part.started = part.processed = part.completed = before
+        for part in (epoch.current, epoch.total):
+            part.started = part.processed = part.completed = done
+            part.ready = done + 1
+        self.collector.begin()
+        self.replay(self.collector)
+
+    def end_turn(self) -> None:
+        """End the client's turn."""
+        self.client = None
+
+    def begin_hook_of_run(self) -> None:
+        """Begin a hook of the run (``on_validation_start``), whose logs are kept for the turns that follow."""
+        self.client, self._took_turns = None, True
+        self._between_turns.begin(self._moment)
+
+    def replay(self, collector: LogCollector) -> None:
+        """Log into a turn's collector what hooks of the run logged for the turns that follow."""
+        self._between_turns.replay(self._moment, collector)
 
     @property
-    def checkpoint_hyper_parameters(self) -> Mapping[str, Any]:
-        """Of the module whose weights the checkpoint holds that the run goes on from; empty where there is none."""
-        return self._around.checkpoint_hyper_parameters
+    def _moment(self) -> tuple[RunningStage | None, int]:
+        return self.state.stage, self._federation.current_round
+
+    def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the module, after its callbacks'; ``self.log`` knows the caller.
+
+        In a client's turn this process is rank zero to the module, because it is alone there.
+        """
+        module = self._module
+        before, module._current_fx_name = module._current_fx_name, name
+        try:
+            with nullcontext() if self.client is None else rank_seen(0):
+                for callback in self.watching.get(name, ()):
+                    getattr(callback, name)(self, module, *args, **kwargs)
+                return getattr(module, name)(*args, **kwargs)
+        finally:
+            module._current_fx_name = before
+
+    def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
+        """Take the optimisers and schedulers of the client whose turn begins."""
+        self.strategy.optimizers, self.strategy.lr_scheduler_configs = list(optimizers), list(schedulers)
+
+    def count_step(self) -> None:
+        """Count one optimiser step."""
+        self.global_step += 1
+        if self.rates is not None and (groups := self.optimizers[0].param_groups):  # none where nothing is trained
+            rate = groups[0].get("lr")
+            self.rates.append(1.0 if rate is None else float(rate))
 
     # -- what was logged -----------------------------------------------------------------------------------------
 
     @property
-    def _results(self) -> "LogCollector | _BetweenTurns | None":
+    def _results(self) -> Any:
         if self.predicting:
             return None
         return self._between_turns if self.client is None else self.collector
@@ -369,124 +419,18 @@ class ModuleTrainer:
         return found if self.client is None else found | self._so_far(destination)
 
     def _so_far(self, destination: str | None = None) -> dict[str, Tensor]:
-        ended = (self.model._current_fx_name or "").endswith("_epoch_end")
+        ended = (self._module._current_fx_name or "").endswith("_epoch_end")
         return self.collector.so_far(training=self.training, ended=ended, destination=destination)
 
-    def begin_turn(
-        self, client: int, global_step: int, *, batches_before: int = 0, evaluated: Split | None = None
-    ) -> None:
-        """A client's turn begins: what is logged from now on is its own.
-
-        Args:
-            client: whose.
-            global_step: its optimiser steps so far.
-            batches_before: that it trained on so far.
-            evaluated: the split that it is evaluated on, where it is.
-        """
-        self.client, self.global_step, self.batches_before = client, global_step, batches_before
-        self.batch_idx, self.is_last_batch, self._took_turns = -1, False, True
-        self._evaluated_split = evaluated or "test"
-        if evaluated is None:
-            self._num_val_batches = None  # counted when asked for
-        self.collector.begin()
-        self.replay(self.collector)
-
-    def replay(self, collector: LogCollector) -> None:
-        """Log into a turn's collector what hooks of the run logged for the turns that follow."""
-        self._between_turns.replay(self._moment, collector)
-
-    def end_turn(self) -> None:
-        """The client's turn is over."""
-        self.client = None
-
-    def begin_hook_of_run(self) -> None:
-        """A hook of the run (``on_validation_start``) begins: what it logs is kept for the turns that follow."""
-        self.client, self._took_turns = None, True
-        self._between_turns.begin(self._moment)
-
-    @property
-    def _moment(self) -> tuple[RunningStage | None, int]:
-        return self.state.stage, self._federation.current_round
-
-    # -- the stage -----------------------------------------------------------------------------------------------
-
-    @property
-    def training(self) -> bool:
-        return self.state.stage == RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage == RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage == RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage == RunningStage.PREDICTING
-
-    @property
-    def evaluating(self) -> bool:
-        return self.validating or self.testing
-
-    def set_stage(self, fn: TrainerFn, stage: RunningStage | None) -> None:
-        """Enter a stage, as Lightning's loops do."""
-        self.state.fn, self.state.stage = fn, stage
-
-    # -- devices and settings ------------------------------------------------------------------------------------
-
-    # A client's turn takes place in one process. Modules scale learning rates by these numbers and cut data by them,
-    # which must not depend on how many processes there are; the others tell the process.
-    world_size = num_devices = num_nodes = 1
-    global_rank = 0
-    local_rank = property(lambda self: self._fabric.local_rank)
-    node_rank = property(lambda self: self._fabric.node_rank)
-    is_global_zero = property(lambda self: self._fabric.is_global_zero)
-    accelerator = property(lambda self: self._fabric.accelerator)
-    precision = property(lambda self: self._fabric._precision.precision)
-    ckpt_path = property(lambda self: self._around.ckpt_path)
-    profiler = property(lambda self: self._around.profiler)
-
-    @property
-    def gradient_clip_algorithm(self) -> GradClipAlgorithmType | None:
-        name = self._settings.gradient_clip_algorithm
-        return None if name is None else GradClipAlgorithmType(name)
-
-    @property
-    def device_ids(self) -> list[int]:
-        return [device.index or 0 for device in getattr(self._fabric.strategy, "parallel_devices", None) or []]
-
-    def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the module's, after its callbacks'; ``self.log`` knows where it is called from.
-
-        In a client's turn this process is rank zero to the module, since it is alone there.
-        """
-        before, self.model._current_fx_name = self.model._current_fx_name, name
-        try:
-            with nullcontext() if self.client is None else rank_seen(0):
-                for callback in self.watching.get(name, ()):
-                    getattr(callback, name)(self, self.model, *args, **kwargs)
-                return getattr(self.model, name)(*args, **kwargs)
-        finally:
-            self.model._current_fx_name = before
-
-    def count_step(self) -> None:
-        """One optimiser step was taken."""
-        self.global_step += 1
-        if self.rates is not None and (groups := self.optimizers[0].param_groups):  # none where nothing is trained
-            rate = groups[0].get("lr")
-            self.rates.append(1.0 if rate is None else float(rate))
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once, on rank zero."""
-        if self.is_global_zero:
-            print(*args, **kwargs)
-
-    def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
-        """The optimisers and schedulers of the client whose turn begins."""
-        self.optimizers, self.lr_scheduler_configs = list(optimizers), list(schedulers)
-        self.strategy.forget_optimizers()
-
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(refusal(name, vars(self).get("_around") and self._around.federated))
+        raise AttributeError(refusal(name, vars(self).get("federated")))
+
+
+for _name, _instead in _SETTINGS.items():
+    setattr(ModuleTrainer, _name, Setting(_name, _instead))
+
+
+def make_module_trainer(module: LightningModule, *args: Any, **options: Any) -> ModuleTrainer:
+    """The ``self.trainer`` of a module, from the package that the module is built on; arguments as in the class."""
+    kind = own_lightning(module, "trainer").Trainer
+    return type("ModuleTrainer", (ModuleTrainer, kind), {})(module, *args, **options)

@@ -71,7 +71,7 @@ class Optimization:
     def __init__(
         self, module_trainer: ModuleTrainer, flat: FlatModule, settings: Settings, federation: Federation
     ) -> None:
-        module = module_trainer.model
+        module = module_trainer.lightning_module
         self._settings = settings
         self._federation = federation
         self._flat_module = flat
@@ -413,9 +413,9 @@ class Optimization:
             if self._own["lr_scheduler_step"]:
                 self._trainer.call_hook("lr_scheduler_step", config.scheduler, metric)
             elif metric is None:
-                config.scheduler.step()  # type: ignore[call-arg]
+                config.scheduler.step()
             else:
-                config.scheduler.step(metric)  # type: ignore[arg-type]
+                config.scheduler.step(metric)
 
     def _monitored(self, config: LRSchedulerConfig) -> float | None:
         known = self._trainer.callback_metrics

@@ -1,19 +1,14 @@
-"""What of Lightning's Trainer a federated run cannot answer, and why.
+"""Attributes of Lightning's Trainer that a federated run refuses, and why."""
 
-The public attributes of Lightning's Trainer are either attributes of
-:class:`~lightning_fl.engine.turn.module_trainer.ModuleTrainer` or stand in :data:`REFUSED`.
-"""
-
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lightning_fl.core.errors import ConfigurationError, page
 
-__all__ = ["REFUSED", "FixedList", "Setting", "refusal", "refuse_outside_of_a_turn"]
+__all__ = ["REFUSED", "FixedList", "Refused", "Setting", "refusal", "refuse_outside_of_a_turn"]
 
 _WITHIN = "a run is under way, and its clients share this one module"
 
-#: Attribute of ``self.trainer`` -> why it is refused, and what there is instead.
+#: Attribute of ``self.trainer`` -> why it is refused, and the alternative.
 REFUSED = {
     "fit": f"{_WITHIN}. Train another model with a Trainer of its own",
     "validate": f"{_WITHIN}. trainer.check_val_every_n_rounds says when models are validated; validation_step does it",
@@ -27,62 +22,65 @@ _LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 
 
 def refusal(name: str, federated: object = None) -> str:
-    """Why ``self.trainer.NAME`` is refused, for the one who runs the module.
+    """Message that ``self.trainer.NAME`` is refused.
 
     Args:
         name: the attribute, with dots for one of a part (``fit_loop.run``).
-        federated: whoever makes the run, to name its own attribute of this name.
+        federated: the federated trainer, which may have an attribute of this name.
     """
     text = f"self.trainer.{name} has no meaning in a federated run"
     if name in REFUSED:
         return f"{text}: {REFUSED[name]}."
     if name.startswith(_LOOPS):
         return (
-            f"{text}: clients' turns take the place of Lightning's loops, of which a module may read where it is, but"
-            f" neither run nor change them. {page('lightning-support#selftrainer')} lists what it may read."
+            f"{text}: clients' turns replace Lightning's loops, which a module may read, but neither run nor change."
+            f" {page('lightning-support#selftrainer')} lists what it may read."
         )
     if not name.startswith("_") and hasattr(type(federated), name):
         return f"{text}: {type(federated).__name__}'s own is self.trainer.federated.{name}."
-    return (
-        f"{text}, and it is no public part of Lightning's Trainer. {page('lightning-support#selftrainer')} lists what a"
-        " module, data module or logger may read; another version of the package that reads it may do without."
-    )
+    return f"{text}, and Lightning's Trainer does not have it either. See {page('lightning-support#selftrainer')}."
 
 
 def refuse_outside_of_a_turn(name: str) -> NoReturn:
-    """Say that an attribute is another one for each client."""
+    """Refuse an attribute that differs between clients."""
     raise ConfigurationError(
         f"self.trainer.{name} belongs to a client: read it in configure_optimizers, or later in a client's turn."
     )
 
 
+class Refused:
+    """An attribute of Lightning that raises an ``AttributeError``, whose message comes from ``__getattr__``."""
+
+    def __get__(self, owner: Any, kind: type) -> NoReturn:
+        raise AttributeError
+
+
 class Setting:
-    """An attribute that the run decides: ``answer`` tells it, and assigning to it is refused.
+    """An attribute that Lightning's constructor sets, and that a module can only read.
 
     Args:
-        answer: of a trainer; anything else is the value itself.
-        instead: what to set in its place.
+        name: the attribute.
+        instead: the argument of the federated trainer to set in its place; empty for none.
     """
 
-    def __init__(self, answer: Any, instead: str = "") -> None:
-        self._answer: Callable[[Any], Any] = answer if callable(answer) else lambda trainer: answer
+    def __init__(self, name: str, instead: str) -> None:
+        self._name = name
         self._instead = instead
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
     def __get__(self, trainer: Any, owner: type) -> Any:
-        return self if trainer is None else self._answer(trainer)
+        return self if trainer is None else vars(trainer)[self._name]
 
-    def __set__(self, trainer: Any, value: object) -> NoReturn:
-        mend = f"set trainer.{self._instead} of the run instead" if self._instead else "leave it as it is"
-        raise AttributeError(
-            f"self.trainer.{self._name} = {value!r} would change nothing: it belongs to the whole run; {mend}."
-        )
+    def __set__(self, trainer: Any, value: object) -> None:
+        if vars(trainer).get("is_made"):
+            remedy = f"set trainer.{self._instead} of the run instead" if self._instead else "leave it as it is"
+            raise AttributeError(
+                f"self.trainer.{self._name} = {value!r} would change nothing: it belongs to the whole run; {remedy}."
+            )
+        vars(trainer)[self._name] = value
 
 
 class FixedList(list[Any]):
-    """The run's callbacks, as a module may read them."""
+    """The run's callbacks, which a module can only read."""
 
     def _refuse(self, *_: object) -> NoReturn:
         raise AttributeError(

@@ -203,12 +203,14 @@ class TrainingLoop(Evaluator):
                 self.draws = DrawStates([*self.generators, *self._generators])
             trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
             trainer.begin_turn(client, state.global_step, batches_before=state.batches)
-            trainer.num_training_batches = length.total
+            trainer.num_training_batches = trainer.val_check_batch = length.total
             trainer.estimated_stepping_batches = settings.max_rounds * length.steps
             self.optimization.begin(state, correct_)
         if self.overridden("on_train_epoch_start"):
             self.call("on_train_epoch_start")
             self.refuse_new("in on_train_epoch_start", client)
+        progress = trainer.progress
+        trainer.fit_loop.epoch_progress.increment_started()
 
         losses: list[Tensor] = []
         sizes: list[float] = []
@@ -217,7 +219,8 @@ class TrainingLoop(Evaluator):
         for index, (batch, size) in enumerate(taken):
             with profile(DATA):
                 batch = self.move(batch, batches.on_device, client)
-            trainer.batch_idx, trainer.is_last_batch = index, index == length.total - 1
+            progress.increment_ready()
+            progress.is_last_batch = index == length.total - 1
             first, stepping = first or length.begins_step(index), length.ends_step(index)
             whole = batch
             if parts > 1 and batch is not None:
@@ -227,6 +230,9 @@ class TrainingLoop(Evaluator):
                 pieces = [(batch, size)]
             left_out = batch is None  # too small, or the collate function dropped all samples
             if left_out and (first or not stepping):
+                progress.increment_started()
+                progress.increment_processed()
+                progress.increment_completed()
                 continue
             if not left_out:
                 trainer.collector.begin_step(batch, size, trainer.global_step)
@@ -234,6 +240,8 @@ class TrainingLoop(Evaluator):
                     break
                 if again:
                     self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
+
+            progress.increment_started()
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 if batch is None:  # the step uses the batches before it
@@ -249,20 +257,23 @@ class TrainingLoop(Evaluator):
             with profile(OPTIMIZER):
                 loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
             first = False
+            progress.increment_processed()
             if loss is not None:
                 losses.append(loss.detach())
                 sizes.append(trainer.collector.step_size())
             if not left_out and self.overridden("on_train_batch_end"):
                 self.call("on_train_batch_end", _batch_outputs(output, accumulate), whole, index)
+            progress.increment_completed()
             if stepping and own:
                 for hook in self._after_step:
                     hook(client, trainer.global_step - state.global_step)
+        trainer.fit_loop.epoch_progress.increment_processed()
         self.call("on_train_epoch_end")
         self.refuse_new("in the turn", client)
         self.step_batches = []
         with profile(SET_UP):
             self.optimization.end(state)
-        state.batches += trainer.batch_idx + 1
+        state.batches += progress.current.ready
         state.passes = batches.next_pass
         trainer.end_turn()
         return self._training_report(client, batches, losses, sizes, state)
