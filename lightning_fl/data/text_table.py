@@ -1,7 +1,7 @@
-"""Strict reader of tables in text files: unpacks, decodes, splits into cells and checks; and the numbers in them.
+"""Strict reader of tables in text files, and checks of the cells of any table.
 
-Reads every text table of users and cards. The separator is the most frequent of comma, semicolon, tab and bar in the
-header; the file may be packed by gzip, bzip2, xz or zip, whatever its name.
+Pandas shifts rows with too many cells silently; here every such row is refused. The separator is the most frequent of
+comma, semicolon, tab and bar in the header; the file may be packed by gzip, bzip2, xz or zip, whatever its name.
 """
 
 import bz2
@@ -10,10 +10,14 @@ import csv
 import gzip
 import io
 import lzma
+import math
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,31 +25,28 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.core.errors import DataError, cut, did_you_mean, listed
 from lightning_fl.core.escaping import printable
-from lightning_fl.files.user_file import foreign_content
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "PACKED",
-    "is_excel",
+    "column_names",
     "list_rows",
     "read_numbers",
-    "read_packed",
-    "read_text",
     "read_text_table",
     "refuse_twice",
     "refuse_values",
     "require_columns",
-    "separator_of",
+    "text_lines",
+    "text_rows",
+    "unpacked",
 ]
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 #: First bytes of packed files -> function that opens them.
-PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
-_ZIP = b"PK\x03\x04"
-_MOST_BYTES = 4 << 30
-_HEAD_BYTES = 512
+_PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+#: Largest unpacked table, in characters: a small file may unpack to any size and fill the memory.
+_MOST_CHARACTERS = 4 << 30
 _LISTED_ROWS = 10
 #: Byte order marks, the longer first: UTF-32's begins like UTF-16's.
 _MARKS = {
@@ -57,12 +58,6 @@ _MARKS = {
 }
 #: Texts for a missing number, in lower case. In a column of texts they are values: "NA" is a country.
 _GAPS = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
-#: Patterns of wrong numbers -> hint in the message.
-_HINTS = (
-    (re.compile(r"[-+]?[\d.]*\d,\d[\d.,]*"), " (use a decimal point and no thousands separators)"),
-    (re.compile(r"[<>=~≤≥≈±].*"), " (a bound is not a value)"),
-    (re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*[^\d\s.eE+-].*"), " (give the number without its unit)"),
-)
 
 
 def read_text_table(path: Path) -> "pd.DataFrame":
@@ -79,19 +74,145 @@ def read_text_table(path: Path) -> "pd.DataFrame":
     """
     import pandas as pd  # takes a second to import
 
-    text = read_text(path)
-    separator = separator_of(next((line for line in io.StringIO(text, newline=None) if line.strip()), ""))
-    if separator != ",":
-        rank_zero_info(f"{path}: cells are separated by {_SEPARATORS[separator]}")
-    rows = _rows(text, separator, path)
-    if not rows:
-        raise DataError(f"{path} is empty: check the file.")
-    (_, header), *body = rows.items()
-    names, kept = _columns(header, [row for _, row in body], path)
+    with unpacked(path) as stream:
+        rows = text_rows(stream, str(path), most=_MOST_CHARACTERS)
+        _, header = next(rows)
+        body = {number: [cell.strip() or None for cell in row] for number, row in rows}
+    body = {number: row for number, row in body.items() if any(row)}
     if not body:
         raise DataError(f"{path} has no rows of data, only a header: check the file.")
-    cells = [[row[position] if position < len(row) else None for position in kept] for _, row in body]
-    return pd.DataFrame(cells, index=[number for number, _ in body], columns=names, dtype=object)
+    filled = {position for row in body.values() for position, cell in enumerate(row) if cell}
+    kept = [position for position, name in enumerate(header) if name.strip() or position in filled]
+    names = column_names(header)
+    refuse_twice([names[position] for position in kept], path, kept)
+    cells = [[row[position] if position < len(row) else None for position in kept] for row in body.values()]
+    return pd.DataFrame(cells, index=list(body), columns=[names[position] for position in kept], dtype=object)
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, unpacked if it is a gzip, bzip2, xz, or zip archive of a single file.
+
+    Raises:
+        DataError: it cannot be opened or read to its end, or is an archive of several files.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive, archive.open(_only_member(archive, path)) as stream:
+                yield stream
+        else:
+            with path.open("rb") as file:
+                head = file.read(6)
+            opener: Any = next((opener for start, opener in _PACKED.items() if head.startswith(start)), open)
+            with opener(path, "rb") as stream:
+                yield stream
+    except (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as a table: {error}. Check the file, or fetch it again.") from error
+
+
+def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
+    """The only file in an archive, without folders and macOS metadata."""
+    members = [one for one in archive.infolist() if not one.is_dir() and not one.filename.startswith("__MACOSX/")]
+    if len(members) != 1:
+        names = listed([one.filename for one in members], 5) or "nothing"
+        raise DataError(f"{path} is a zip archive with {names} in it: pack a single table, or unpack it.")
+    return members[0]
+
+
+def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator[str]:
+    """Decode a text in UTF-8 or, with a byte order mark, UTF-16 or UTF-32, line by line.
+
+    Args:
+        stream: the bytes; left open.
+        place: name of the file, for messages.
+        most: largest number of characters.
+
+    Raises:
+        DataError: it is another encoding, has zero bytes, or exceeds ``most``.
+    """
+    head = stream.peek(4)[:4]  # type: ignore[attr-defined]
+    encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+    text = io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
+    total = 0
+    try:
+        for number, line in enumerate(iter(partial(text.readline, _MOST_CHARACTERS), ""), 1):
+            total += len(line)
+            if total > most:
+                raise DataError(f"{place} holds more than {_MOST_CHARACTERS >> 30} GiB of text: split it.")
+            if "\0" in line:
+                raise DataError(
+                    f"{place} cannot be read as a table: line {number} has zero bytes, so the file is damaged or not a"
+                    " text in UTF-8. Save it as CSV (UTF-8)."
+                )
+            if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
+                raise DataError(
+                    f"{place} cannot be read as a table: the byte 0x{ord(wrong[0]) - 0xDC00:02x} in line {number} is"
+                    f" not {encoding.removesuffix('-sig').upper()}. Save the file as CSV (UTF-8)."
+                )
+            yield line
+    finally:
+        if not stream.closed:
+            text.detach()  # leaves standard input open
+
+
+def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator[tuple[int, list[str]]]:
+    """Split a text into rows: number as in a spreadsheet, and cells without leading blanks.
+
+    The header is the first row with any text; empty lines are skipped.
+
+    Raises:
+        DataError: see :func:`text_lines`; there is no header, a row is longer than it, or a quote is not closed.
+    """
+    lines, above = text_lines(stream, place, most), 0
+    for first in lines:
+        if first.strip():
+            break
+        above += 1
+    else:
+        raise DataError(f"{place} is empty: check the file.")
+    separator = max(_SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
+    if separator != ",":
+        rank_zero_info(f"{place}: cells are separated by {_SEPARATORS[separator]}")
+    reader = csv.reader(chain([first], lines), delimiter=separator, skipinitialspace=True, strict=True)
+    number, width = above, 0
+    while True:
+        line, number = above + reader.line_num + 1, number + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            opened = "unexpected end" in str(error) or "field limit" in str(error)
+            fault = f"a quote opened in line {line} is not closed" if opened else f"line {line}: {error}"
+            raise DataError(f"{place} cannot be read as a table: {fault}. Correct it.") from error
+        if cells is None:
+            break
+        if width and any(cell.strip() for cell in cells[width:]):
+            raise DataError(
+                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}. Correct"
+                f" it, or quote texts with {separator!r}."
+            )
+        if width or any(cell.strip() for cell in cells):
+            width = width or len(cells)
+            if cells:
+                yield number, cells[:width]
+    if not width:
+        raise DataError(f"{place} is empty: check the file.")
+
+
+def column_names(header: Sequence[str]) -> list[str]:
+    """Names of columns, safe to print; ``Unnamed: 3`` for an empty cell."""
+    return [printable(name.strip(), keep="\n\t") or f"Unnamed: {number}" for number, name in enumerate(header)]
+
+
+def refuse_twice(names: Sequence[str], place: Path | str, kept: Sequence[int] | None = None) -> None:
+    """Refuse columns of one name; ``kept`` are their positions in the file, from 0, if some were left out."""
+    for name in names:
+        if names.count(name) > 1:
+            numbers = range(len(names)) if kept is None else kept
+            places = [str(position + 1) for position, other in zip(numbers, names, strict=True) if other == name]
+            raise DataError(
+                f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename or"
+                " remove all but one."
+            )
 
 
 def require_columns(frame: "pd.DataFrame", names: Collection[str], place: str) -> None:
@@ -129,11 +250,9 @@ def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> No
     Raises:
         DataError: lists the first values.
     """
-    if len(wrong) == 0:
-        return
-    hint = next((hint for pattern, hint in _HINTS if pattern.fullmatch(str(wrong.iloc[0]))), "")
-    rows = list_rows(list(map(int, wrong.index)), wrong.tolist())
-    raise DataError(f"{place}: {len(wrong)} values {fault}: {rows}. {remedy}{hint}.")
+    if len(wrong):
+        rows = list_rows(list(map(int, wrong.index)), wrong.tolist())
+        raise DataError(f"{place}: {len(wrong)} values {fault}: {rows}. {remedy}.")
 
 
 def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
@@ -141,151 +260,3 @@ def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     pairs = zip(rows[:_LISTED_ROWS], values[:_LISTED_ROWS], strict=True)
     text = ", ".join(f"row {row} {cut(repr(value))}" for row, value in pairs)
     return text + (f" and {len(rows) - _LISTED_ROWS} more" if len(rows) > _LISTED_ROWS else "")
-
-
-def read_text(path: Path) -> str:
-    """Read and unpack a text.
-
-    Raises:
-        DataError: the file cannot be read, or is not a text in UTF-8 (or, with a byte order mark, UTF-16 or UTF-32).
-    """
-    content = read_packed(path)
-    kind = foreign_content(content[:_HEAD_BYTES])
-    if content.startswith(_ZIP) and _seems_excel(content[:_HEAD_BYTES], path):
-        kind = "it is an Excel file: save it as CSV (UTF-8)"
-    if kind is not None:
-        raise DataError(f"{path} cannot be read as a table: {kind}.")
-    return _decode(content, path)
-
-
-def read_packed(path: Path) -> bytes:
-    """Read and unpack a file: gzip, bzip2, xz, or zip with a single file.
-
-    Raises:
-        DataError: the file cannot be read, is damaged, unpacks to more than 4 GiB, or is an archive of several files.
-    """
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-        if head.startswith(_ZIP) and not _seems_excel(head, path):
-            return _only_member(path)
-        opener: Any = next((opener for start, opener in PACKED.items() if head.startswith(start)), open)
-        with opener(path, "rb") as unpacked:
-            return _read_bounded(unpacked, path)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as a table: {error}. Check the file, or fetch it again.") from error
-
-
-def _seems_excel(head: bytes, path: Path) -> bool:
-    return b"[Content_Types].xml" in head or is_excel(path)
-
-
-def is_excel(path: Path) -> bool:
-    """Whether a zip archive is an Excel file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "xl/workbook.xml" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
-
-
-def _only_member(path: Path) -> bytes:
-    """The only file in an archive, without folders and macOS metadata."""
-    with zipfile.ZipFile(path) as archive:
-        members = [one for one in archive.infolist() if not one.is_dir() and not one.filename.startswith("__MACOSX/")]
-        if len(members) != 1:
-            names = listed([one.filename for one in members], 5) or "nothing"
-            raise DataError(f"{path} is a zip archive with {names} in it: pack a single table, or unpack it.")
-        if members[0].flag_bits & 1:
-            raise DataError(f"{path} is a zip archive with a password: unpack it.")
-        with archive.open(members[0]) as unpacked:
-            return _read_bounded(unpacked, path)
-
-
-def _read_bounded(stream: IO[bytes], path: Path) -> bytes:
-    """Read a stream up to a limit: a small file may unpack to any size and fill the memory."""
-    content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise DataError(f"{path} holds more than {_MOST_BYTES >> 30} GiB of text: split it.")
-    return content
-
-
-def _decode(content: bytes, path: Path) -> str:
-    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
-    try:
-        text = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path} cannot be read as a table: the byte 0x{content[error.start]:02x} in line {line} is not"
-            f" {encoding.removesuffix('-sig').upper()}. Save the file in UTF-8 (Excel's type CSV UTF-8)."
-        ) from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(
-            f"{path} cannot be read as a table: line {line} has zero bytes, so the file is damaged or not in UTF-8."
-            " Save it again in UTF-8."
-        )
-    return text
-
-
-def _rows(text: str, separator: str, path: Path) -> dict[int, list[str | None]]:
-    """Row number -> cells, for rows with any text."""
-    stream = io.StringIO(text, newline="")
-    reader = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
-    rows: dict[int, list[str | None]] = {}
-    number, header = 0, None
-    while True:
-        line, number = reader.line_num + 1, number + 1
-        try:
-            cells = [cell.strip() or None for cell in next(reader)]
-        except StopIteration:
-            return rows
-        except csv.Error as error:
-            raise DataError(f"{path} cannot be read as a table: {_csv_fault(error, line, reader.line_num)}") from error
-        if not any(cells):
-            continue
-        header = header or cells
-        if any(cells[len(header) :]):
-            raise DataError(
-                f"{path} cannot be read as a table: line {line} has {len(cells)} cells, the header"
-                f" {len(header)}. Correct it, or quote texts with {separator!r}."
-            )
-        rows[number] = cells
-
-
-def separator_of(header: str) -> str:
-    """The most frequent separator in a header, outside of quotes: a comma, semicolon, tab or bar."""
-    return max(_SEPARATORS, key=re.sub('"[^"]*"', "", header).count)
-
-
-def _csv_fault(error: csv.Error, first: int, last: int) -> str:
-    if "unexpected end" in str(error) or "field limit" in str(error):
-        return f"a quote opened in line {first} is not closed. Close or remove it."
-    return f"line {last}: {error}. Correct it."
-
-
-def _columns(
-    header: Sequence[str | None], rows: Sequence[Sequence[str | None]], path: Path
-) -> tuple[list[str], list[int]]:
-    """Names of the columns, and their positions in a row."""
-    kept = [
-        position
-        for position, name in enumerate(header)
-        if name is not None or any(position < len(row) and row[position] for row in rows)
-    ]
-    names = [printable(header[position] or f"Unnamed: {position}", keep="\n\t") for position in kept]
-    refuse_twice(names, path, kept)
-    return names, kept
-
-
-def refuse_twice(names: Sequence[str], path: Path | str, kept: Sequence[int] | None = None) -> None:
-    """Refuse columns of one name; ``kept`` are their positions in the file, from 0, if some were left out."""
-    for name in names:
-        if names.count(name) > 1:
-            numbers = range(len(names)) if kept is None else kept
-            places = [str(place + 1) for place, other in zip(numbers, names, strict=True) if other == name]
-            raise DataError(
-                f"{path} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename or"
-                " remove all but one."
-            )

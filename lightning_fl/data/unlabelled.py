@@ -1,20 +1,17 @@
 """New samples without targets: rows of a table in chunks, and the model inputs made from them."""
 
-import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.escaping import printable
-from lightning_fl.data.table_file import is_text, read_table_file
-from lightning_fl.data.text_table import PACKED, refuse_twice, require_columns, separator_of
-from lightning_fl.files.user_file import existing_file, foreign_content
+from lightning_fl.data.table_file import kind_of_table, read_table_file
+from lightning_fl.data.text_table import column_names, refuse_twice, require_columns, text_rows, unpacked
+from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,9 +63,8 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     """Read the rows of a table in chunks; a text file is streamed, so it may be larger than the memory.
 
     Args:
-        source: a text file (possibly packed by gzip, bzip2 or xz; separators as in
-            :mod:`lightning_fl.data.text_table`), ``-`` for standard input, or a table. A list of texts is a table of
-            one column. Parquet, Excel, SDF and zip are read whole, see
+        source: a text file (see :mod:`lightning_fl.data.text_table`), ``-`` for standard input, or a table. A list of
+            texts is a table of one column. Parquet, Excel and SDF are read whole, see
             :func:`~lightning_fl.data.table_file.read_table_file`.
         rows: maximal number of rows in a chunk.
         text_column: the name of the column for a list; ``None`` if a list is not supported.
@@ -83,108 +79,43 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     """
     import pandas as pd  # takes a second to import
 
-    if isinstance(source, pd.DataFrame):
-        table = source.reset_index(drop=True)
-        twice = table.columns[table.columns.duplicated()]
-        if len(twice):
-            raise DataError(f"the table has the column {str(twice[0])!r} twice: rename or remove one.")
+    if isinstance(source, str | Path):
+        path = None if str(source) == STANDARD_INPUT else existing_file(str(source), argument="")
+        if path is None or kind_of_table(path) == "text":
+            yield from _read_text_rows(path, rows)
+            return
+        table = read_table_file(path, smiles=text_column).fillna("")
+    elif isinstance(source, pd.DataFrame):
+        table = source
+        refuse_twice(list(map(str, table.columns)), "the table")
         if not len(table):
             raise DataError("the table has no rows: give at least one.")
-        yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
-        return
-    if not isinstance(source, str | Path):
+    else:
         texts = list(source)
         if text_column is None or not texts or not all(isinstance(text, str) for text in texts):
             expected = "a file or a table" if text_column is None else "a file, a table or a non-empty list of texts"
             raise DataError(f"new samples of type {type(source).__name__}: give {expected}.")
-        for start in range(0, len(texts), rows):
-            part = texts[start : start + rows]
-            yield pd.DataFrame({text_column: part}, index=range(start, start + len(part)), dtype=object)
-        return
-    if str(source) != STANDARD_INPUT and not is_text(path := existing_file(str(source), argument="")):
-        table = read_table_file(path, smiles=text_column).fillna("").reset_index(drop=True)
-        yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
-        return
-    yield from _read_text_rows(str(source), rows)
+        table = pd.DataFrame({text_column: texts}, dtype=object)
+    table = table.reset_index(drop=True)
+    yield from (table.iloc[start : start + rows] for start in range(0, len(table), rows))
 
 
-def _read_text_rows(source: str, rows: int) -> "Iterator[pd.DataFrame]":
+def _read_text_rows(path: Path | None, rows: int) -> "Iterator[pd.DataFrame]":
+    """Read chunks of a text file; ``None`` is standard input, which is left open."""
     import pandas as pd
 
-    place = "standard input" if source == STANDARD_INPUT else source
-    with _opened(source) as binary:
-        text = io.TextIOWrapper(binary, encoding=_encoding(binary, place), newline="")
-        reader: Any = None
-        try:
-            header, reader = _header(text, place)
-            names = _names(header, place)
-            start, cells = 0, []
-            while True:
-                before = reader.line_num
-                row = next(reader, None)
-                if row is not None and row:
-                    if any(cell.strip() for cell in row[len(names) :]):
-                        raise DataError(
-                            f"{place} cannot be read as a table: line {before + 1} has {len(row)} cells, the header"
-                            f" {len(names)}. Correct it, or quote texts with the separator."
-                        )
-                    cells.append([*row[: len(names)], *[""] * (len(names) - len(row))])
-                if (row is None and cells) or len(cells) == rows:
-                    yield pd.DataFrame(cells, columns=names, index=range(start, start + len(cells)), dtype=object)
-                    start, cells = start + len(cells), []
-                if row is None:
-                    break
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{place} cannot be read as a table: it is not in UTF-8. Save it in UTF-8 (Excel's type CSV UTF-8)."
-            ) from error
-        except csv.Error as error:
-            raise DataError(
-                f"{place} cannot be read as a table: line {reader.line_num if reader else 1}: {error}. Correct it."
-            ) from error
-        except (OSError, EOFError) as error:
-            raise DataError(f"{place} cannot be read to its end ({error}): fetch it again.") from error
-        finally:
-            text.detach()  # leave standard input open for the caller
+    place = "standard input" if path is None else str(path)
+    with nullcontext(sys.stdin.buffer) if path is None else unpacked(path) as stream:
+        found = text_rows(stream, place)
+        names = column_names(next(found)[1])
+        refuse_twice(names, place)
+        start = 0
+        while part := list(islice(found, rows)):
+            cells = [[*row, *[""] * (len(names) - len(row))] for _, row in part]
+            yield pd.DataFrame(cells, columns=names, index=range(start, start + len(cells)), dtype=object)
+            start += len(cells)
     if not start:
         raise DataError(f"{place} has no rows of data, only a header: check the file.")
-
-
-def _opened(source: str) -> Any:
-    if source == STANDARD_INPUT:
-        return nullcontext(sys.stdin.buffer)
-    path = existing_file(source, argument="")
-    with path.open("rb") as stream:
-        head = stream.read(512)
-    if (kind := foreign_content(head)) is not None:
-        raise DataError(f"{path} cannot be read as a table: {kind}.")
-    opener: Any = next((opener for start, opener in PACKED.items() if head.startswith(start)), open)
-    return opener(path, "rb")
-
-
-def _encoding(binary: IO[bytes], place: str) -> str:
-    """The encoding by the byte order mark, UTF-8 without one."""
-    head = binary.peek(4)[:4] if hasattr(binary, "peek") else b""
-    if not head:
-        raise DataError(f"{place} is empty: check the file.")
-    return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-
-
-def _header(text: IO[str], place: str) -> tuple[list[str], Any]:
-    """The header's cells, and a reader of the rows below."""
-    first = next((line for line in text if line.strip()), None)
-    if first is None:
-        raise DataError(f"{place} is empty: check the file.")
-    if "\0" in first:
-        raise DataError(f"{place} cannot be read as a table: it has zero bytes, so it is not a text. Check the file.")
-    reader = csv.reader(chain([first], text), delimiter=separator_of(first), skipinitialspace=True, strict=True)
-    return next(reader), reader
-
-
-def _names(header: list[str], place: str) -> list[str]:
-    names = [printable(name.strip(), keep="\n\t") or f"Unnamed: {number}" for number, name in enumerate(header)]
-    refuse_twice(names, place)
-    return names
 
 
 def read_smiles_column(frame: "pd.DataFrame", column: str, place: str) -> list[str]:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from lightning_fl.core.errors import CheckpointError, FederatedError
-from lightning_fl.files.user_file import foreign_content
 
 __all__ = ["NUMPY", "read_numpy", "read_torch", "unreadable_part"]
 
@@ -32,8 +31,6 @@ NUMPY: list[Any] = [
 ]
 
 _ZIP = b"PK\x03\x04"
-#: Bytes that identify the kind of file.
-_HEAD_BYTES = 512
 
 
 def read_torch(
@@ -102,9 +99,8 @@ def read_numpy(
     try:
         _expect_file(path)
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-            if not head.startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # NumPy would treat it as a pickle
-                raise _Unreadable(foreign_content(head) or "it was not written by numpy")
+            if not file.read(6).startswith((_ZIP, b"PK\x05\x06", b"\x93NUMPY")):  # NumPy would take it for a pickle
+                raise _Unreadable("it was not written by numpy")
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray) is not (prefixes is None):
@@ -127,12 +123,10 @@ def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple
         known: as in :func:`read_torch`.
     """
     for name, value in content.items():
-        kind = _refused(value, known)
-        if kind is None:
-            continue
-        parts = value.items() if isinstance(value, dict) else ()
-        inner = next((key for key, part in parts if _refused(part, known) is not None), None)
-        return f"{name}{'' if inner is None else f' of {inner}'}", kind
+        if (kind := _refused(value, known)) is not None:
+            parts = value.items() if isinstance(value, dict) else ()
+            inner = next((f" of {key}" for key, part in parts if _refused(part, known) is not None), "")
+            return f"{name}{inner}", kind
     return None
 
 
@@ -180,16 +174,15 @@ def _check_archive(path: Path) -> bool:
 
 def _reason(error: Exception) -> str:
     """Reason that a file cannot be read, without the texts of torch and NumPy, which suggest unsafe loading."""
-    if isinstance(error, _Unreadable):
-        return str(error)
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    if isinstance(error, pickle.UnpicklingError):
-        return "it holds more than values and tensors, which is never loaded"
-    if isinstance(error, MemoryError):
-        return "it needs more memory than available"
-    if isinstance(error, zipfile.BadZipFile) and "CRC" in str(error):
-        return "a checksum in it does not match"
-    if isinstance(error, ValueError) and "Object arrays" in str(error):
-        return "it holds Python objects, which are never loaded"
-    return "truncated or corrupt"
+    match error:
+        case _Unreadable():
+            return str(error)
+        case OSError():
+            return error.strerror or type(error).__name__
+        case pickle.UnpicklingError():
+            return "it holds more than values and tensors, which is never loaded"
+        case MemoryError():
+            return "it needs more memory than available"
+        case ValueError() if "Object arrays" in str(error):
+            return "it holds Python objects, which are never loaded"
+    return "a checksum in it does not match" if "CRC" in str(error) else "truncated or corrupt"

@@ -192,7 +192,7 @@ def test_faults_of_the_run(run, fault, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.yaml is missing: name the folder that lightning-fl fit printed" in fault("empty", "new.csv")
     assert f"config.yaml is missing: name one of its runs, such as {run}." in fault(tmp_path, "new.csv")
-    assert "missing.csv' is no file" in fault(run, "missing.csv")
+    assert "missing.csv' is not a file" in fault(run, "missing.csv")
     write_molecules("other.csv", [1, 2], header="smiles,potency,lab")
     assert "other.csv has no column 'activity'" in fault(run, "other.csv")
     Path("unlabelled.csv").write_text("smiles,activity\nCC,\nCCC,\n")

@@ -255,9 +255,9 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
         ("empty.csv", b"", "empty.csv is empty: check the file."),
         ("header.csv", b"smiles\n", "header.csv has no rows of data, only a header: check the file."),
         ("twice.csv", b"smiles,a,a\nCO,1,2\n", "twice.csv has the column 'a' 2 times, as columns 2, 3"),
-        ("x.pdf", b"%PDF-1.4\n", "x.pdf cannot be read as a table: it is a PDF: name another file."),
-        ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: it is not in UTF-8"),
-        ("q.csv", b'smiles\n"CO\n', "q.csv cannot be read as a table: line 2: unexpected end of data."),
+        ("x.pdf", b"%PDF-1.4\n", "x.pdf has no rows of data"),
+        ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: the byte 0xff in line 2 is not UTF-8"),
+        ("q.csv", b'smiles\n"CO\n', "q.csv cannot be read as a table: a quote opened in line 2"),
         (
             "bad.csv",
             b"smiles\nxx\n\nyy\n",
@@ -268,7 +268,7 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
             b"smile\nCO\n",
             "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile. Give the column",
         ),
-        ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: it has zero bytes"),
+        ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: line 1 has zero bytes"),
     ],
 )
 def test_files_that_are_none(run, command, name, content, message):

@@ -15,7 +15,14 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, cut, listed
 from lightning_fl.data.table_file import read_table_file
-from lightning_fl.data.text_table import list_rows, read_numbers, read_text, refuse_values, require_columns
+from lightning_fl.data.text_table import (
+    list_rows,
+    read_numbers,
+    refuse_values,
+    require_columns,
+    text_lines,
+    unpacked,
+)
 
 __all__ = [
     "MISSING",
@@ -225,16 +232,18 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         DataError: the file cannot be read, has no rows, or a row has another number of values than there are columns.
     """
     rows: dict[int, list[str | None]] = {}
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        content = line.partition("|")[0].strip().removesuffix(".")
-        if not content:
-            continue
-        rows[number] = [_cell(text) for text in content.split(",")]
-        if len(rows[number]) != len(columns):
-            raise DataError(
-                f"{path}, line {number} has {len(rows[number])} values for {len(columns)} columns, {listed(columns)}:"
-                " correct it."
-            )
+    with unpacked(path) as stream:
+        for number, line in enumerate(text_lines(stream, str(path)), start=1):
+            content = line.partition("|")[0].strip().removesuffix(".")
+            if not content:
+                continue
+            cells = [text.strip() for text in content.split(",")]
+            if len(cells) != len(columns):
+                raise DataError(
+                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}:"
+                    " correct it."
+                )
+            rows[number] = [None if cell in ("", MISSING) else cell for cell in cells]
     if not rows:
         raise DataError(f"{path} has no rows of data: check the file.")
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(columns), dtype=object)
@@ -357,9 +366,3 @@ def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
     if not columns[1].any():
         raise DataError(f"{place}, column {events.name!r} has no event: there is nothing to learn.")
     return torch.stack(columns, 1).float()
-
-
-def _cell(text: str) -> str | None:
-    """Strip a cell; ``None`` for a missing value."""
-    text = text.strip()
-    return None if text in ("", MISSING) else text
