@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from lightning_fl.core.validation import check_fields
-from lightning_fl.data.cards.fields import CardFile, read_file, read_keys, read_list, read_plain_name, read_text
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, check_fields
+from lightning_fl.data.cards.fields import CardFile, check_plain_name, read_record
 
 __all__ = ["Card"]
 
@@ -16,14 +17,15 @@ __all__ = ["Card"]
 class Card(ABC):
     """Description of a data set, read from ``datasets/NAME.yaml``.
 
-    Subclasses declare formats, tasks, stand-ins and ranges in the annotations of their fields, and read their own keys
-    in ``_own_fields``.
+    The fields are the keys of the YAML. Subclasses declare formats, tasks, stand-ins, ranges and their own keys.
 
     Attributes:
         name: short name, as given to a data module.
         title: one line for tables.
         task: the learning task.
         format: format of the files, which determines the kind of card.
+        files: the data files.
+        rows: number of samples, or part -> number; ``None`` if unknown, or for a part that does not exist.
         standin: embedded stand-in that may replace the data; ``None`` for no stand-in.
         licence: terms of use.
         citation: what to cite.
@@ -35,6 +37,8 @@ class Card(ABC):
     title: str
     task: str
     format: str
+    files: tuple[CardFile, ...]
+    rows: Count | Mapping[str, Count | None] | None
     standin: str | None
     licence: str
     citation: str
@@ -49,48 +53,33 @@ class Card(ABC):
     standin_title: ClassVar[str] = "computed, not measured"
     #: Whether a file in the user's folders may be gzipped, with ``.gz`` appended to its name.
     may_be_gzipped: ClassVar[bool] = False
-    #: Keys besides those of every card.
-    own_keys: ClassVar[tuple[str, ...]]
-    optional_keys: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self, f"card {self.path}, ")
+        check_plain_name(self.name)
+        check_fields(self)
+        if len(self.files) not in (allowed := self._file_counts()):
+            raise ConfigurationError(
+                f"files: got {len(self.files)}; format {self.format} has {' or '.join(map(str, allowed))}."
+            )
 
     @classmethod
-    def parse(cls, content: object, path: Path) -> Self:
+    def parse(cls, content: Mapping[str, Any], path: Path) -> Self:
         """Make a card of this kind from the content of its YAML."""
-        where = f"card {path}"
-        keys = ("name", "title", "task", "format", "files", *cls.own_keys, "standin", "licence", "citation", "note")
-        top = read_keys(content, keys, where, cls.optional_keys)
-        files = [
-            read_file(entry, f"{where}, files[{number}]")
-            for number, entry in enumerate(read_list(top["files"], f"{where}, files"))
-        ]
-        return cls(
-            name=read_plain_name(top, "name", where),
-            task=top["task"],
-            format=top["format"],
-            standin=top["standin"],
-            **{key: read_text(top, key, where) for key in ("title", "licence", "citation", "note")},
-            path=path,
-            **cls._own_fields(top, files, where),
-        )
+        return read_record(cls, content, f"card {path}", path=path)
 
-    @classmethod
-    @abstractmethod
-    def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
-        """Read the fields of this kind of card."""
-
-    if TYPE_CHECKING:
-        # Subclasses have their files as a field or as a property; an abstract property would forbid the field.
-        @property
-        def files(self) -> tuple[CardFile, ...]:
-            """The data files."""
+    def _file_counts(self) -> tuple[int, ...]:
+        """Possible numbers of files."""
+        return (1,)
 
     @property
-    @abstractmethod
+    def file(self) -> CardFile:
+        """The first file."""
+        return self.files[0]
+
+    @property
     def num_rows(self) -> int | None:
         """Number of samples; ``None`` if unknown."""
+        return sum(filter(None, self.rows.values())) if isinstance(self.rows, Mapping) else self.rows
 
     @property
     def can_be_fetched(self) -> bool:

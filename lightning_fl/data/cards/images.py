@@ -2,20 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, check_fields
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import (
-    CardFile,
-    read_keys,
-    read_list,
-    read_names,
-    read_only_file,
-    read_texts,
-)
-from lightning_fl.files.names import is_plain_name
+from lightning_fl.data.cards.fields import check_keys, check_names, check_paths, within
 
 __all__ = ["DIGITS_FORMAT", "FolderLayout", "ImageCard", "ImageFolder", "TorchvisionData"]
 
@@ -39,15 +31,32 @@ class TorchvisionData:
 
     Attributes:
         dataset: class in ``torchvision.datasets``.
-        parts: arguments of the class for ``"train"`` and ``"test"``.
+        train: arguments of the class for the training images.
+        test: arguments of the class for the test images.
         files: files, relative to the folder given to the class, by which torchvision's layout is recognised.
         first_label: label of the first class (1 for EMNIST's letters).
     """
 
     dataset: _TorchvisionClass
-    parts: Mapping[str, Mapping[str, Any]]
+    train: Mapping[str, Any]
+    test: Mapping[str, Any]
     files: tuple[str, ...]
-    first_label: Literal[0, 1]
+    first_label: Literal[0, 1] = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_paths(self.files, "files")
+        for part, arguments in self.parts.items():
+            plain = all(isinstance(value, bool | int | str) for value in arguments.values())
+            if {"root", "download"} & set(arguments) or not plain:  # folder and download are this package's
+                raise ConfigurationError(
+                    f"{part}={arguments!r}: must be arguments of {self.dataset}, such as {{train: true}}."
+                )
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, Any]]:
+        """Part -> arguments."""
+        return {"train": self.train, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -66,11 +75,14 @@ class ImageFolder:
     names: tuple[str, ...]
     parts: tuple[Mapping[str, tuple[str, ...]], ...]
 
-    @property
-    def pattern(self) -> str:
-        """Pattern of the files in the folder."""
-        ways = [[name for names in way.values() for name in names] for way in self.parts]
-        return ", or ".join(" and ".join(f"{name}/{_CONTENTS[self.layout]}" for name in way) for way in ways)
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_paths(self.names, "names")
+        if not self.parts:
+            raise ConfigurationError("parts is empty: name the folders of the parts, such as train: [train].")
+        for number, way in enumerate(self.parts):
+            for part, paths in check_keys(way, ("train",), f"parts[{number}]", ("test",)).items():
+                check_paths(paths, f"parts[{number}], {part}")
 
     @property
     def joins_parts(self) -> bool:
@@ -80,7 +92,9 @@ class ImageFolder:
     @property
     def description(self) -> str:
         """Names and content, for listings and messages."""
-        return f"a folder {' or '.join(self.names)} with {self.pattern}"
+        ways = [[name for names in way.values() for name in names] for way in self.parts]
+        content = ", or ".join(" and ".join(f"{name}/{_CONTENTS[self.layout]}" for name in way) for way in ways)
+        return f"a folder {' or '.join(self.names)} with {content}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +102,7 @@ class ImageCard(Card):
     """Card of images of one size with a class each.
 
     Attributes:
-        file: a ``.npz`` file in MedMNIST's layout; ``None`` for the digits in scikit-learn.
+        files: a ``.npz`` file in MedMNIST's layout; none for the digits in scikit-learn.
         torchvision: the data set in torchvision; ``None`` if it has none.
         folder: folder in which the images are published; ``None`` if there is none besides torchvision's.
         channels: 1 for grey, 3 for colours.
@@ -101,57 +115,33 @@ class ImageCard(Card):
     task: Literal["classification"]
     format: _ImageFormat
     standin: Literal["digits"] | None
-    file: CardFile | None
     torchvision: TorchvisionData | None
-    folder: ImageFolder | None
-    channels: Literal[1, 3]
-    size: Count
+    folder: ImageFolder | None = None
+    channels: Literal[1, 3] = within("image")
+    size: Count = within("image")  # noqa: RUF009
     classes: tuple[str, ...]
-    coarse_classes: tuple[str, ...]
+    coarse_classes: tuple[str, ...] = ()
     rows: Mapping[str, Count | None]
 
     content = "images"
     data_module = "ImageData"
     formats = get_args(_ImageFormat)
     standin_title = "scikit-learn's 8 x 8 digits, enlarged"
-    own_keys = ("torchvision", "image", "classes", "rows")
-    optional_keys = ("coarse_classes", "folder")
 
-    @classmethod
-    def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
-        image = read_keys(top["image"], ("channels", "size"), f"{where}, image")
-        rows = read_keys(top["rows"], ("train", "test"), f"{where}, rows")
-        if rows["train"] is None:
-            raise ConfigurationError(f"{where}, rows.train: give the number of images for training.")
-        has_file = top["format"] != DIGITS_FORMAT
-        if files and not has_file:
-            raise ConfigurationError(f"{where}, files: format {DIGITS_FORMAT} has no file; give an empty list.")
-        folder = _read_folder(top["folder"], f"{where}, folder") if "folder" in top else None
-        coarse = read_names(top["coarse_classes"], f"{where}, coarse_classes") if "coarse_classes" in top else ()
-        if folder is not None and coarse:
-            raise ConfigurationError(f"{where}, folder: no layout has superclasses; omit coarse_classes.")
-        if folder is not None and folder.layout == "leaf" and image["channels"] != 1:
-            raise ConfigurationError(f"{where}, folder: LEAF's JSON files hold grey images; set image.channels to 1.")
-        return {
-            "file": read_only_file(files, where) if has_file else None,
-            "torchvision": None if top["torchvision"] is None else _read_torchvision(top["torchvision"], where),
-            "folder": folder,
-            "channels": image["channels"],
-            "size": image["size"],
-            "classes": read_names(top["classes"], f"{where}, classes"),
-            "coarse_classes": coarse,
-            "rows": {part: rows[part] for part in ("train", "test")},
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names(self.classes, "classes")
+        if self.coarse_classes:
+            check_names(self.coarse_classes, "coarse_classes")
+        if check_keys(self.rows, ("train", "test"), "rows")["train"] is None:
+            raise ConfigurationError("rows.train: give the number of images for training.")
+        if self.folder is not None and self.coarse_classes:
+            raise ConfigurationError("folder: no layout has superclasses; omit coarse_classes.")
+        if self.has_writers and self.channels != 1:
+            raise ConfigurationError("folder: LEAF's JSON files hold grey images; set image.channels to 1.")
 
-    @property
-    def files(self) -> tuple[CardFile, ...]:
-        """The one file, if there is one."""
-        return () if self.file is None else (self.file,)
-
-    @property
-    def num_rows(self) -> int | None:
-        """Number of images."""
-        return sum(count for count in self.rows.values() if count is not None)
+    def _file_counts(self) -> tuple[int, ...]:
+        return (0,) if self.format == DIGITS_FORMAT else (1,)
 
     @property
     def has_writers(self) -> bool:
@@ -174,55 +164,3 @@ class ImageCard(Card):
             "classes": f"{len(self.classes)}: {', '.join(names)}"
             + (f"; {len(self.coarse_classes)} superclasses" if self.coarse_classes else ""),
         }
-
-
-def _read_torchvision(content: object, where: str) -> TorchvisionData:
-    at = f"{where}, torchvision"
-    entry = read_keys(content, ("dataset", "train", "test", "files"), at, ("first_label",))
-    for part in ("train", "test"):
-        if not isinstance(entry[part], Mapping) or not _are_plain(entry[part]):
-            raise ConfigurationError(
-                f"{at}, {part}={entry[part]!r}: must be arguments of {entry['dataset']}, such as {{train: true}}."
-            )
-    data = TorchvisionData(
-        entry["dataset"],
-        {part: dict(entry[part]) for part in ("train", "test")},
-        _read_paths(entry["files"], f"{at}, files"),
-        entry.get("first_label", 0),
-    )
-    check_fields(data, f"{at}, ")
-    return data
-
-
-def _are_plain(arguments: Mapping[Any, Any]) -> bool:
-    """Whether arguments are numbers and texts, and leave the folder and the download to this package."""
-    return not {"root", "download"} & set(arguments) and all(
-        isinstance(value, bool | int | str) for value in arguments.values()
-    )
-
-
-def _read_folder(content: object, where: str) -> ImageFolder:
-    entry = read_keys(content, ("layout", "names", "parts"), where)
-    ways = read_list(entry["parts"], f"{where}, parts")
-    if not ways:
-        raise ConfigurationError(f"{where}, parts is empty: name the folders of the parts, such as train: [train].")
-    folder = ImageFolder(
-        layout=cast(FolderLayout, entry["layout"]),
-        names=_read_paths(entry["names"], f"{where}, names"),
-        parts=tuple(_read_parts(way, f"{where}, parts[{number}]") for number, way in enumerate(ways)),
-    )
-    check_fields(folder, f"{where}, ")
-    return folder
-
-
-def _read_parts(content: object, where: str) -> dict[str, tuple[str, ...]]:
-    way = read_keys(content, ("train",), where, ("test",))
-    return {part: _read_paths(way[part], f"{where}, {part}") for part in ("train", "test") if part in way}
-
-
-def _read_paths(value: object, where: str) -> tuple[str, ...]:
-    """Read one or more paths that stay below the folder to which they are joined."""
-    paths = read_texts(value, where)
-    if not paths or not all(is_plain_name(name) for path in paths for name in path.removesuffix("/").split("/")):
-        raise ConfigurationError(f"{where}={value!r}: must be one or more paths, relative and without '..'.")
-    return paths

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Positive, check_fields
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, read_keys, read_list, read_only_file, read_text, read_texts
+from lightning_fl.data.cards.fields import check_keys, within
 
 __all__ = ["CardTarget", "FileFormat", "MoleculeCard", "Transform"]
 
@@ -26,15 +27,20 @@ class CardTarget:
     transform: Transform | None = None
     factor: Positive = 1.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.factor != 1 and self.transform is None:
+            raise ConfigurationError(f"factor={self.factor!r} has no effect without transform.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MoleculeCard(Card):
     """Card of a table of molecules.
 
     Attributes:
-        file: the data file.
         smiles: column of SMILES.
-        targets: columns to predict; empty for all columns except ``not_targets``.
+        targets: columns to predict; empty for all columns except ``not_targets``, which a card writes as
+            ``targets: {all_but: [...], unit: ...}``.
         not_targets: columns that are not targets, where ``targets`` is empty.
         target_unit: unit of all targets, where ``targets`` is empty.
         groups: columns that divide the rows naturally into clients.
@@ -47,71 +53,40 @@ class MoleculeCard(Card):
     task: Literal["regression", "classification"]
     format: FileFormat
     standin: Literal["esol", "bbbp", "tox21", "aqsoldb"] | None
-    file: CardFile
-    smiles: str
-    targets: tuple[CardTarget, ...]
-    groups: tuple[str, ...]
+    smiles: str = within("columns")
+    targets: tuple[CardTarget, ...] = within("columns")
+    groups: tuple[str, ...] = within("columns")
     rows: Count | None
-    not_targets: tuple[str, ...] = ()
-    target_unit: str = "not given"
-    split_column: str | None = None
-    select_column: str | None = None
+    not_targets: tuple[str, ...] = within("columns", default=())
+    target_unit: str = within("columns", default="not given")
+    split_column: str | None = within("columns", "split", default=None)
+    select_column: str | None = within("columns", "select", default=None)
     censored: bool = False
 
     content = "molecules"
     data_module = "MoleculeNet"
     formats = get_args(FileFormat)
-    own_keys = ("columns", "rows")
-    optional_keys = ("censored",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets and self.target_unit == "not given":
+            raise ConfigurationError("columns.targets is empty: name at least one column to predict.")
+        if self.standin == "tox21" and not self.targets:
+            raise ConfigurationError("standin: tox21 needs named targets; set it to null.")
+        if self.standin in ("esol", "bbbp", "aqsoldb") and len(self.targets) != 1:
+            raise ConfigurationError(
+                f"standin: {self.standin} has one target, the card {len(self.targets)}; set it to null."
+            )
 
     @classmethod
-    def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
-        at = f"{where}, columns"
-        columns = read_keys(top["columns"], ("smiles", "targets", "groups"), at, ("split", "select"))
-        if isinstance(columns["targets"], Mapping):
-            others = read_keys(columns["targets"], ("all_but", "unit"), f"{at}.targets")
-            targets: tuple[CardTarget, ...] = ()
-            not_targets = read_texts(others["all_but"], f"{at}.targets.all_but")
-            unit = read_text(others, "unit", f"{at}.targets")
-        else:
-            targets = tuple(
-                _read_target(item, f"{at}.targets[{number}]")
-                for number, item in enumerate(read_list(columns["targets"], f"{at}.targets"))
-            )
-            not_targets, unit = (), "not given"
-            if not targets:
-                raise ConfigurationError(f"{at}.targets is empty: name at least one column to predict.")
-        if top["standin"] == "tox21" and not targets:
-            raise ConfigurationError(f"{where}, standin: tox21 needs named targets; set it to null.")
-        if top["standin"] in ("esol", "bbbp", "aqsoldb") and len(targets) != 1:
-            raise ConfigurationError(
-                f"{where}, standin: {top['standin']} has one target, the card {len(targets)}; set it to null."
-            )
-        censored = top.get("censored", False)
-        if not isinstance(censored, bool):
-            raise ConfigurationError(f"{where}, censored={censored!r}: must be true or false.")
-        return {
-            "file": read_only_file(files, where),
-            "smiles": read_text(columns, "smiles", at),
-            "targets": targets,
-            "not_targets": not_targets,
-            "target_unit": unit,
-            "split_column": read_text(columns, "split", at) if "split" in columns else None,
-            "select_column": read_text(columns, "select", at) if "select" in columns else None,
-            "censored": censored,
-            "groups": read_texts(columns["groups"], f"{at}.groups"),
-            "rows": top["rows"],
-        }
-
-    @property
-    def files(self) -> tuple[CardFile, ...]:
-        """The one file."""
-        return (self.file,)
-
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of the file."""
-        return self.rows
+    def parse(cls, content: Mapping[str, Any], path: Path) -> Self:
+        """Make a card from the content of its YAML, where ``targets`` may be all columns but some."""
+        columns = content.get("columns")
+        if isinstance(columns, Mapping) and isinstance(columns.get("targets"), Mapping):
+            others = check_keys(columns["targets"], ("all_but", "unit"), f"card {path}, columns.targets")
+            named = {"targets": [], "not_targets": others["all_but"], "target_unit": others["unit"]}
+            content = {**content, "columns": {**columns, **named}}
+        return super().parse(content, path)
 
     def details(self) -> dict[str, str]:
         """Return columns and units."""
@@ -130,14 +105,3 @@ class MoleculeCard(Card):
         """Columns that must exist, besides SMILES and targets."""
         named = (self.split_column, self.select_column)
         return tuple(dict.fromkeys((*self.groups, *(name for name in named if name is not None))))
-
-
-def _read_target(content: object, where: str) -> CardTarget:
-    """Read an entry of ``columns.targets``."""
-    entry = read_keys(content, ("name", "unit"), where, ("transform", "factor"))
-    if "factor" in entry and "transform" not in entry:
-        raise ConfigurationError(f"{where}, factor={entry['factor']!r} has no effect without transform.")
-    options = {key: entry[key] for key in ("transform", "factor") if key in entry}
-    target = CardTarget(read_text(entry, "name", where), read_text(entry, "unit", where), **options)
-    check_fields(target, f"{where}, ")
-    return target

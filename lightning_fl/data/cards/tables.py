@@ -1,13 +1,13 @@
 """Cards of tables with a class, or a time and an event, for every row."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.validation import Count
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile, read_keys, read_list, read_names, read_text, read_texts
+from lightning_fl.data.cards.fields import check_keys, check_names, within
 
 __all__ = ["DerivedColumn", "TableCard"]
 
@@ -41,7 +41,7 @@ class TableCard(Card):
     is a missing value; a row may end with a full stop. The format ``table`` has a header with all column names.
 
     Attributes:
-        parts: file of the training data and, if separate, that of the test data.
+        files: file of the training data and, if separate, that of the test data.
         columns: names of all columns, in the files' order.
         target: column to predict, perhaps a derived one; for survival the time.
         event: for survival, the column that is 1 where the event was observed and 0 where the time is censored; else
@@ -56,106 +56,65 @@ class TableCard(Card):
     task: Literal["classification", "survival"]
     format: _TableFormat
     standin: None
-    parts: tuple[CardFile, ...]
-    columns: tuple[str, ...]
-    target: str
-    event: str | None
-    classes: tuple[str, ...]
-    unused: tuple[str, ...]
-    categorical: tuple[str, ...]
-    derived: tuple[DerivedColumn, ...]
+    columns: tuple[str, ...] = within("columns", "names")
+    target: str = within("columns")
+    event: str | None = within("columns", default=None)
+    classes: tuple[str, ...] = within("columns", default=())
+    unused: tuple[str, ...] = within("columns", default=())
+    categorical: tuple[str, ...] = within("columns")
+    derived: tuple[DerivedColumn, ...] = within("columns")
     rows: Mapping[str, Count | None]
 
     content = "a table"
     data_module = "TableData"
     formats = get_args(_TableFormat)
     may_be_gzipped = True
-    own_keys = ("columns", "rows")
 
-    @classmethod
-    def _own_fields(cls, top: Mapping[str, Any], files: list[CardFile], where: str) -> dict[str, Any]:
-        if top["standin"] is not None:
-            raise ConfigurationError(f"{where}, standin={top['standin']!r}: must be null, as tables have no stand-ins.")
-        if len(files) not in (1, 2):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.standin is not None:
+            raise ConfigurationError(f"standin={self.standin!r}: must be null, as tables have no stand-ins.")
+        rows = check_keys(self.rows, ("train", "test"), "rows")
+        if rows["train"] is None or (rows["test"] is not None) != (len(self.files) == 2):
             raise ConfigurationError(
-                f"{where}, files: got {len(files)} files; give the training data and, if separate, the test data."
-            )
-        at = f"{where}, columns"
-        survival = top["task"] == "survival"
-        own = "event" if survival else "classes"
-        entry = read_keys(top["columns"], ("names", "target", own, "categorical", "derived"), at, ("unused",))
-        names = read_names(entry["names"], f"{at}.names")
-        derived = tuple(
-            _read_derived(item, names, f"{at}.derived[{number}]")
-            for number, item in enumerate(read_list(entry["derived"], f"{at}.derived"))
-        )
-        all_names = (*names, *(column.name for column in derived))
-        target = _known(read_text(entry, "target", at), names if survival else all_names, f"{at}.target")
-        inputs = tuple(name for name in names if name != target)
-        rows = read_keys(top["rows"], ("train", "test"), f"{where}, rows")
-        if rows["train"] is None or (rows["test"] is not None) != (len(files) == 2):
-            raise ConfigurationError(
-                f"{where}, rows={dict(rows)} with {len(files)} files: give the rows of every file, and null for test"
+                f"rows={dict(rows)} with {len(self.files)} files: give the rows of every file, and null for test"
                 " without a second file."
             )
-        unused = read_texts(entry.get("unused", []), f"{at}.unused")
-        categorical = read_texts(entry["categorical"], f"{at}.categorical")
-        return {
-            "parts": tuple(files),
-            "columns": names,
-            "target": target,
-            "event": _known(read_text(entry, "event", at), names, f"{at}.event") if survival else None,
-            "classes": () if survival else read_names(entry["classes"], f"{at}.classes"),
-            "unused": tuple(_known(name, names, f"{at}.unused") for name in unused),
-            "categorical": tuple(_known(name, inputs, f"{at}.categorical") for name in categorical),
-            "derived": derived,
-            "rows": {part: rows[part] for part in ("train", "test")},
-        }
+        check_names(self.columns, "columns.names")
+        if (self.task == "survival") == (self.event is None) or (self.event is not None and self.classes):
+            raise ConfigurationError(f"columns: task {self.task} needs event for survival, else classes.")
+        derived = [column.name for column in self.derived]
+        if self.event is None:
+            check_names(self.classes, "columns.classes")
+            _check_known([self.target], {*self.columns, *derived}, "columns.target")
+        else:
+            _check_known([self.target], self.columns, "columns.target")
+            _check_known([self.event], self.columns, "columns.event")
+        _check_known(self.unused, self.columns, "columns.unused")
+        _check_known(self.categorical, {*self.columns} - {self.target}, "columns.categorical")
+        for number, column in enumerate(self.derived):
+            if not column.values or column.name in self.columns:
+                raise ConfigurationError(
+                    f"columns.derived[{number}]: name={column.name!r}, values={list(column.values)}: give a name that"
+                    " no column has, and at least one value."
+                )
+            _check_known([column.column], self.columns, f"columns.derived[{number}], column")
 
-    @property
-    def files(self) -> tuple[CardFile, ...]:
-        """One or two files."""
-        return self.parts
-
-    @property
-    def num_rows(self) -> int | None:
-        """Number of rows."""
-        return sum(count for count in self.rows.values() if count is not None)
+    def _file_counts(self) -> tuple[int, ...]:
+        return (1, 2)
 
     def details(self) -> dict[str, str]:
         """Return columns, classes and groups."""
+        inputs = [name for name in self.columns if name != self.target]
+        groups = [f"{one.name} ({one.label}, {one.other}; from {one.column})" for one in self.derived]
         return {
-            "columns": ", ".join(
-                f"{name} (categories)" if name in self.categorical else name
-                for name in self.columns
-                if name != self.target
-            ),
+            "columns": ", ".join(f"{name} (categories)" if name in self.categorical else name for name in inputs),
             "target": f"{self.target}: {', '.join(self.classes)}" if self.classes else f"{self.target}, {self.event}",
-            "groups": ", ".join(
-                f"{column.name} ({column.label}, {column.other}; from {column.column})" for column in self.derived
-            )
-            or "none",
+            "groups": ", ".join(groups) or "none",
         }
 
 
-def _known(name: str, names: tuple[str, ...], where: str) -> str:
-    if name not in names:
-        raise ConfigurationError(f"{where}: there is no column {name!r}{did_you_mean(name, names)} to use here.")
-    return name
-
-
-def _read_derived(content: object, names: tuple[str, ...], where: str) -> DerivedColumn:
-    entry = read_keys(content, ("name", "column", "values", "label", "other"), where)
-    values = read_texts(entry["values"], f"{where}, values")
-    name = read_text(entry, "name", where)
-    if not values or name in names:
-        raise ConfigurationError(
-            f"{where}: name={name!r}, values={list(values)}: give a name that no column has, and at least one value."
-        )
-    return DerivedColumn(
-        name,
-        _known(read_text(entry, "column", where), names, f"{where}, column"),
-        values,
-        read_text(entry, "label", where),
-        read_text(entry, "other", where),
-    )
+def _check_known(names: Collection[str], columns: Collection[str], where: str) -> None:
+    for name in names:
+        if name not in columns:
+            raise ConfigurationError(f"{where}: there is no column {name!r}{did_you_mean(name, columns)} to use here.")

@@ -108,7 +108,7 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
         DataError: the images are not found and cannot be downloaded, or the published folder is incomplete. The message
             names the folders searched, the failure, and where to put which file.
     """
-    if card.file is None:
+    if not card.files:
         return FoundImages("scikit-learn", None, {}, True, "scikit-learn")
     own = dataset_cache(card)
     folders = [*user_folders(data_root, card.file.name), ("cache", own)]

@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_written_is_named(serve, tmp_path):
 
 
 def card_for(name: str = "esol", addresses: tuple[str, ...] = ()):
-    return replace(load_card(name), file=CardFile("data.bin", (SUM,), addresses))
+    return replace(load_card(name), files=(CardFile("data.bin", (SUM,), addresses),))
 
 
 def put(folder: Path, content: bytes = CONTENT) -> Path:
@@ -293,7 +293,7 @@ def test_the_users_own_version_is_used_with_a_warning(tmp_path):
 
 
 def test_a_file_whose_sum_the_card_does_not_know_is_used(tmp_path, recwarn):
-    card = replace(card_for(), file=CardFile("data.bin", (), ()))
+    card = replace(card_for(), files=(CardFile("data.bin", (), ()),))
     assert not find_file(card, data_root=put(tmp_path / "root")).verified
     assert not recwarn.list
 

@@ -32,7 +32,7 @@ def md5(path):
 
 
 def test_the_order_of_the_folders(tmp_path, own_folder):
-    card = replace(MNIST, file=replace(MNIST.file, sha256=()))
+    card = replace(MNIST, files=(replace(MNIST.file, sha256=()),))
     root = tmp_path / "root"
     root.mkdir()
     write_mnist(torchvision_cache())
@@ -61,7 +61,7 @@ def test_the_sum_of_a_file_is_compared_and_recorded(own_folder):
     with pytest.warns(UserWarning, match="card mnist"):
         found = find_images(MNIST)
     assert found.record() == {"file": "mnist.npz", "sha256": digest, "verified": False, "layout": "npz"}
-    known = replace(MNIST, file=replace(MNIST.file, sha256=(digest,)))
+    known = replace(MNIST, files=(replace(MNIST.file, sha256=(digest,)),))
     assert find_images(known).verified
     assert find_images(known).place == str(path)
 

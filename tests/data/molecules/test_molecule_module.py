@@ -272,7 +272,7 @@ def test_a_verified_sum_is_on_record(tmp_path, monkeypatch):
     content = (folder / "lbap_core_ic50_assay.json").read_bytes()
     sums = (hashlib.sha256(content).hexdigest(),)
     card = load_card("drugood_ic50")
-    known = replace(card, file=CardFile(card.file.name, sums, ()))
+    known = replace(card, files=(CardFile(card.file.name, sums, ()),))
     monkeypatch.setattr(card_modules, "load_card", lambda *_: known)
     data = ready(DrugOOD(data_root=str(folder), partitioner=IID(num_clients=2)))
     assert data.describe()["verified"] is True

@@ -52,7 +52,7 @@ def test_a_card_s_transform_holds_for_new_clients_and_for_columns_that_are_named
     written(tmp_path / card.file.name.removesuffix(".gz"), f"suspected_SMILES,{name}\n{rows}")
     monkeypatch.setattr(
         "lightning_fl.data.molecules.card_modules.load_card",
-        lambda *_: replace(card, file=replace(card.file, name=card.file.name.removesuffix(".gz"))),
+        lambda *_: replace(card, files=(replace(card.file, name=card.file.name.removesuffix(".gz")),)),
     )
     for columns in (None, [name]):
         data = ready(
