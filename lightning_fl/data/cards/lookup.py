@@ -1,12 +1,11 @@
 """Search for the file of a card: the user's folders, then the cache, then a download.
 
 A user's own file is used even if its version is not the card's (with a warning); a download never is. Connecting, the
-server's silence and the whole download have time limits.
+server's silence and the whole download have time limits. (Pooch neither resumes a download nor limits its time.)
 """
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ __all__ = [
     "is_offline",
     "real_or_standin",
     "user_folders",
+    "why_not_fetched",
 ]
 
 
@@ -100,13 +100,13 @@ def file_sha256(path: Path) -> str:
 
 @checked
 def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
-    """Find the data, or return ``None`` for the card's embedded stand-in, with a warning.
+    """Find the data with ``find``, or return ``None`` for the card's embedded stand-in, with a warning.
 
     Args:
         card: the data set.
         source: ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
             ``"standin"`` for the stand-in.
-        find: finds the data, or raises a ``DataError``.
+        find: function that finds the data, or raises ``DataError``.
 
     Raises:
         ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none.
@@ -168,8 +168,8 @@ def find_file(
         looked.append(f"{cached.parent} (the cache, whose {cached.name} is damaged: sha256 {digest})")
     else:
         looked.append(f"{cached.parent} (the cache)")
-    failure = _fetch(card, file, cached, allow_download=allow_download)
-    if failure is None:
+    failure = why_not_fetched(bool(file.addresses), card, allow_download) or _fetch(file, cached)
+    if not failure:
         return FoundFile(cached, file_sha256(cached), True, "download")
     raise DataError(
         f"{file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. "
@@ -213,23 +213,25 @@ def dataset_cache(card: Card) -> Path:
     return cache_folder() / "datasets" / card.name
 
 
-def _fetch(card: Card, file: CardFile, destination: Path, *, allow_download: bool) -> str | None:
-    """Download a card's file; return why it failed, or ``None``."""
-    if not file.addresses:
+def why_not_fetched(has_address: bool, card: Card, allow_download: bool) -> str:
+    """Reason that nothing can be downloaded, as text; empty if it can."""
+    if not has_address:
         return f"no download address is known (its card, {card.path}, describes where to get it)"
     if not allow_download:
         return "it is not downloaded here (prepare_data() does that, once per machine)"
-    if is_offline():
-        return "downloads are disabled by LIGHTNING_FL_OFFLINE"
+    return "downloads are disabled by LIGHTNING_FL_OFFLINE" if is_offline() else ""
+
+
+def _fetch(file: CardFile, destination: Path) -> str:
+    """Download a card's file; return why it failed, or an empty text."""
     failures = []
     for address in file.addresses:
         rank_zero_info(f"Downloading {address} to {destination}")
         try:
             download(address, destination, file.sha256)
+            return ""
         except DataError as error:
             failures.append(str(error).rstrip("."))
-        else:
-            return None
     return "; ".join(failures)
 
 
@@ -265,17 +267,13 @@ def download(
         with FileLock(f"{destination}.lock", timeout=deadline_seconds):
             if destination.is_file() and file_sha256(destination) in sha256:
                 return  # another process was faster
-            while True:
-                resumed = part.is_file() and part.stat().st_size > 0
+            for _ in range(2 if _size(part) else 1):  # a kept piece may be of an older version: restart once
                 _receive(address, part, (connect_seconds, read_seconds), deadline)
                 digest = file_sha256(part)
                 if digest in sha256:
                     os.replace(part, destination)
                     return
                 part.unlink()
-                if not resumed:
-                    break
-                # the first piece may be of an older version of the file: restart once
     except Timeout:
         raise DataError(
             f"another process has been downloading {destination} for more than {deadline_seconds:g} s: wait for it, or"
@@ -291,57 +289,6 @@ def download(
     )
 
 
-class _Transfer:
-    """One request in a thread of its own, as no socket option limits a server that sends a byte now and then."""
-
-    def __init__(self, address: str, part: Path, timeout: tuple[float, float]) -> None:
-        self.address, self.part, self.timeout = address, part, timeout
-        self.lock = threading.Lock()
-        self.cancelled = False
-        self.failure: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._transfer()
-        except Exception as error:  # the waiting thread raises it
-            self.failure = error
-
-    def cancel(self) -> None:
-        with self.lock:  # from now on the thread writes nothing
-            self.cancelled = True
-
-    def _transfer(self) -> None:
-        import requests
-
-        start = self.part.stat().st_size if self.part.is_file() else 0
-        headers = {"Accept-Encoding": "identity"}  # the sum is that of the plain bytes
-        if start:
-            headers["Range"] = f"bytes={start}-"
-        with requests.get(self.address, headers=headers, stream=True, timeout=self.timeout) as response:
-            if response.status_code == 416:  # no further bytes: the file is complete, or another one
-                return
-            response.raise_for_status()
-            resumes = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
-                f"bytes {start}-"
-            )
-            if response.status_code == 206 and not resumes:
-                raise requests.RequestException("the server sent another part of the file than requested")
-            with self.lock:
-                if self.cancelled:
-                    return
-                stream = self.part.open("ab" if resumes else "wb")
-            with stream:
-                for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
-                    with self.lock:
-                        if self.cancelled:
-                            return
-                        stream.write(chunk)
-                        stream.flush()
-                    if stream.tell() > _MAX_BYTES:
-                        self.part.unlink(missing_ok=True)
-                        raise DataError(f"{self.address} exceeds {_MAX_BYTES >> 30} GiB; download aborted.")
-
-
 def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
     """Receive the whole file in ``part``, continuing where a connection breaks off."""
     import requests  # here, not above: few runs download
@@ -350,25 +297,47 @@ def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: f
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
         before = _size(part)
-        transfer = _Transfer(address, part, timeout)
-        thread = threading.Thread(target=transfer.run, name="lightning-fl-download", daemon=True)
-        thread.start()
-        thread.join(max(0.0, deadline - time.monotonic()))
-        if thread.is_alive():
-            transfer.cancel()
+        try:
+            return _request(address, part, timeout, deadline)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            failure = error
+        if time.monotonic() >= deadline:
             raise DataError(
                 f"{address} is too slow: {_size(part):,} bytes arrived before the deadline. Try again (the download"
                 " continues from there), or fetch the file by hand and name its folder in data_root."
             )
-        failure = transfer.failure
-        if failure is None:
-            return
-        if not isinstance(failure, requests.RequestException | urllib3.exceptions.HTTPError):
-            raise failure
         if _size(part) <= before:
             break  # no progress: an immediate retry is useless
     kept = f" ({_size(part):,} bytes are kept; the next attempt continues from there)" if _size(part) else ""
     raise DataError(f"{address} {_describe_failure(failure)}{kept}.")
+
+
+def _request(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
+    """Append the rest of the file to ``part``."""
+    import requests
+
+    start = _size(part)
+    headers = {"Accept-Encoding": "identity"}  # the sum is that of the plain bytes
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    left = max(deadline - time.monotonic(), 0.001)
+    limits = (min(timeout[0], left), min(timeout[1], left))
+    with requests.get(address, headers=headers, stream=True, timeout=limits) as response:
+        if response.status_code == 416:  # no further bytes: the file is complete, or another one
+            return
+        response.raise_for_status()
+        resumes = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        if response.status_code == 206 and not resumes:
+            raise requests.RequestException("the server sent another part of the file than requested")
+        with part.open("ab" if response.status_code == 206 else "wb") as stream:
+            # What has arrived, however little: the deadline holds for a server that sends a byte now and then too.
+            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
+                stream.write(chunk)
+                if time.monotonic() >= deadline:
+                    raise requests.Timeout
+                if stream.tell() > _MAX_BYTES:
+                    part.unlink(missing_ok=True)
+                    raise DataError(f"{address} exceeds {_MAX_BYTES >> 30} GiB; download aborted.")
 
 
 def _size(path: Path) -> int:
@@ -389,5 +358,4 @@ def _describe_failure(failure: Exception | None) -> str:
             return "cannot be reached"
         case urllib3.exceptions.ProtocolError():
             return "broke off the connection"
-        case _:
-            return f"failed ({type(failure).__name__}: {failure})"
+    return f"failed ({type(failure).__name__}: {failure})"
