@@ -17,7 +17,7 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import rank_zero_info
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.listing import FolderListing
+from lightning_fl.data.images.listing import PublishedImages
 from lightning_fl.data.module import Split
 
 __all__ = ["read_leaf"]
@@ -26,7 +26,7 @@ _REPORT_FROM_BYTES = 100_000_000
 _REMEDY = "make the files again with LEAF's preprocess.sh"
 
 
-def read_leaf(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDataset]:
+def read_leaf(found: PublishedImages) -> dict[Split, ImageDataset]:
     """Read all files as images with a column ``writer``, sorted by writer.
 
     A writer's images keep their order, so the files' names, and which writers they hold, do not matter.
@@ -35,11 +35,11 @@ def read_leaf(card: ImageCard, listing: FolderListing) -> dict[Split, ImageDatas
         DataError: a file is not JSON or of another form, a writer is in two files of a part, or has values outside 0..1
             or classes that the card does not have. The message names the file and the writer.
     """
-    if listing.num_bytes > _REPORT_FROM_BYTES:
-        rank_zero_info(f"Reading {listing.num_files} JSON files ({listing.num_bytes / 1e9:.1f} GB) in {listing.path}")
+    if found.num_bytes > _REPORT_FROM_BYTES:
+        rank_zero_info(f"Reading {found.num_files} JSON files ({found.num_bytes / 1e9:.1f} GB) in {found.path}")
     return {
-        split: _read_part(card, listing.path, names, f"{listing.path}, {split} part")  # type: ignore[misc]
-        for split, names in listing.parts.items()
+        split: _read_part(found.card, found.path, names, f"{found.path}, {split} part")  # type: ignore[misc]
+        for split, names in found.parts.items()
     }
 
 

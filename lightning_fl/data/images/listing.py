@@ -1,7 +1,4 @@
-"""Search for a published folder of images and list its files: names and sizes, without opening any.
-
-This module imports neither torch nor torchvision.
-"""
+"""Published folders of images: found and listed, names and sizes, without opening any file."""
 
 import hashlib
 import os
@@ -10,11 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import FolderLayout, ImageCard
+from lightning_fl.data.images.reader import ImageReader
 
-__all__ = ["FolderListing", "list_folder", "refuse_folders", "warn_of_unread_files"]
+if TYPE_CHECKING:
+    from lightning_fl.data.images.dataset import ImageDataset
+    from lightning_fl.data.module import Split
+
+__all__ = ["PublishedImages", "find_published", "refuse_folders", "warn_of_unread_files"]
 
 #: Suffix of the files of a layout, and how to get them again.
 _SUFFIXES: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
@@ -24,23 +27,23 @@ _REMEDIES: dict[FolderLayout, str] = {
 }
 
 
-@dataclass(frozen=True)
-class FolderListing:
-    """Files of a folder.
+@dataclass(frozen=True, kw_only=True)
+class PublishedImages(ImageReader):
+    """Files of a published folder.
 
     Attributes:
-        path: the folder.
+        card: the data set.
         parts: "train", and "test" if separate -> files relative to ``path``, in the order of reading.
         num_bytes: total size.
-        sha256: sum of the list of names and sizes, the same wherever the folder is. Contents are not summed, as there
-            may be hundreds of thousands of files.
+        listing_sha256: sum of the list of names and sizes, the same wherever the folder is. Contents are not summed, as
+            there may be hundreds of thousands of files.
         newest_ns: time of the latest change of a file, in nanoseconds.
     """
 
-    path: Path
+    card: ImageCard
     parts: dict[str, tuple[str, ...]]
     num_bytes: int
-    sha256: str
+    listing_sha256: str
     newest_ns: int
 
     @property
@@ -48,8 +51,55 @@ class FolderListing:
         """Number of files."""
         return sum(len(names) for names in self.parts.values())
 
+    @property
+    def place(self) -> str:
+        """The folder and the number of files."""
+        return f"{self.path} ({self.num_files:,} files)"
 
-def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
+    @property
+    def sums(self) -> str:
+        """Sum of the listing."""
+        return f"{self.listing_sha256} (of names and sizes)"
+
+    def record(self) -> dict[str, Any]:
+        """Return the folder, and size and sum of its listing."""
+        return {
+            **super().record(),
+            "file": self.path.name,
+            "names_and_sizes_sha256": self.listing_sha256,
+            "num_files": self.num_files,
+            "num_bytes": self.num_bytes,
+        }
+
+
+class LeafImages(PublishedImages):
+    """JSON files of the LEAF benchmark."""
+
+    layout = "leaf"
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        """Read the images of all writers."""
+        from lightning_fl.data.images.leaf import read_leaf
+
+        return read_leaf(self)
+
+
+class ClassFolderImages(PublishedImages):
+    """A folder of PNG files for every class."""
+
+    layout = "class-folders"
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        """Read the images, from the cache if the folder has not changed."""
+        from lightning_fl.data.images.class_folders import read_class_folders
+
+        return read_class_folders(self)
+
+
+_KINDS: dict[FolderLayout, type[PublishedImages]] = {"leaf": LeafImages, "class-folders": ClassFolderImages}
+
+
+def find_published(card: ImageCard, root: Path, origin: str) -> PublishedImages | None:
     """List the files of a card's folder below ``root``, if the folder exists.
 
     It exists if it has the first training folder of one of its possible divisions.
@@ -62,7 +112,7 @@ def list_folder(card: ImageCard, root: Path) -> FolderListing | None:
     for name in card.folder.names:
         for way in card.folder.parts:
             if (root / name / way["train"][0]).is_dir():
-                return _list(card, card.folder.layout, root / name, way)
+                return _list(card, card.folder.layout, root / name, way, origin)
     return None
 
 
@@ -102,8 +152,10 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
         )
 
 
-def _list(card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str, tuple[str, ...]]) -> FolderListing:
-    suffix = _SUFFIXES[layout]
+def _list(
+    card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str, tuple[str, ...]], origin: str
+) -> PublishedImages:
+    suffix, what = _SUFFIXES[layout], f"data set {card.name}"
     remedy = f"{_REMEDIES[layout]}, or remove {folder}"
     parts: dict[str, tuple[str, ...]] = {}
     sizes: list[str] = []
@@ -112,15 +164,13 @@ def _list(card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str,
         found: list[str] = []
         for name in names:
             if not (folder / name).is_dir():
-                raise DataError(
-                    f"data set {card.name}: {folder} has a folder {way['train'][0]}, but no {name}: {remedy}."
-                )
+                raise DataError(f"{what}: {folder} has a folder {way['train'][0]}, but no {name}: {remedy}.")
             below = _class_folders(card, folder / name, remedy) if layout == "class-folders" else [""]
             for entry in below:
-                refuse_folders(folder / name / entry, (suffix,), f"data set {card.name}")
+                refuse_folders(folder / name / entry, (suffix,), what)
                 files = _files(folder / name / entry, suffix)
                 if not files:
-                    raise DataError(f"data set {card.name}: {folder / name / entry} has no {suffix} files: {remedy}.")
+                    raise DataError(f"{what}: {folder / name / entry} has no {suffix} files: {remedy}.")
                 for file_name, size, changed_ns in files:
                     found.append("/".join(filter(None, (name, entry, file_name))))
                     sizes.append(f"{found[-1]}\0{size}\n")
@@ -128,17 +178,17 @@ def _list(card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str,
                     newest_ns = max(newest_ns, changed_ns)
         parts[part] = tuple(found)
     digest = hashlib.sha256("".join(sizes).encode(errors="surrogateescape")).hexdigest()
-    return FolderListing(folder, parts, num_bytes, digest, newest_ns)
+    return _KINDS[layout](
+        folder, origin, card=card, parts=parts, num_bytes=num_bytes, listing_sha256=digest, newest_ns=newest_ns
+    )
 
 
 def _class_folders(card: ImageCard, folder: Path, remedy: str) -> Sequence[str]:
     """Names of the class folders in the order of the classes."""
     present = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}
-    missing = [name for name in card.classes if name not in present]
-    if missing:
+    if missing := [name for name in card.classes if name not in present]:
         raise DataError(f"data set {card.name}: {folder} has no folder for {', '.join(missing)}: {remedy}.")
-    unknown = sorted(present.difference(card.classes))
-    if unknown:
+    if unknown := sorted(present.difference(card.classes)):
         raise DataError(
             f"data set {card.name}: {folder} has folders {', '.join(unknown)} that are not classes"
             f" ({', '.join(card.classes)}): remove them."

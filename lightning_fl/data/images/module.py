@@ -11,7 +11,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, NonNegative, Positive, checked
 from lightning_fl.data.cards.lookup import Source, rank_zero_warn
-from lightning_fl.data.images.dataset import ImageDataset, read_npz
+from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.transform import (
     Augmentation,
@@ -189,7 +190,7 @@ class ImageData(SharedImages):
 
     Args:
         name: name of a card of the package (``lightning-fl datasets`` lists them), or path of another card (``.yaml``)
-            or of a ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`).
+            or of a ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.npz.read_npz`).
         source: ``"real"``: the card's images or an error. ``"auto"``: the images, else the stand-in with a warning.
             ``"standin"``: the stand-in.
         data_root: folder in which the images are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and

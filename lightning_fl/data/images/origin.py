@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import ImageCard, load_card
-from lightning_fl.data.cards.lookup import Source, file_sha256, real_or_standin
-from lightning_fl.data.images.dataset import ImageDataset, read_npz
-from lightning_fl.data.images.reading import read_images
-from lightning_fl.data.images.sources import FoundImages, find_images
+from lightning_fl.data.cards.lookup import Source, real_or_standin
+from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.reader import ImageReader
+from lightning_fl.data.images.sources import NpzImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.module import Split
 from lightning_fl.files.user_file import existing_file
@@ -74,7 +74,7 @@ class ImageOrigin:
         if coarse_labels and self.card is not None and not self.card.coarse_classes:
             raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses; omit it.")
 
-    def find(self, *, allow_download: bool) -> FoundImages:
+    def find(self, *, allow_download: bool) -> ImageReader:
         """Find the measured images, without reading them.
 
         Raises:
@@ -83,8 +83,7 @@ class ImageOrigin:
         """
         if self.card is not None:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
-        path = existing_file(self.name, argument="")
-        return FoundImages("npz", path, {path.name: file_sha256(path)}, False, "path")
+        return NpzImages.of_user(existing_file(self.name, argument=""))
 
     def read(self, *, allow_download: bool, coarse_labels: bool = False) -> ReadImages:
         """Read the images, or make the card's stand-in, as ``source`` requires.
@@ -101,20 +100,12 @@ class ImageOrigin:
         if found is not None:
             return self.read_found(found, coarse_labels=coarse_labels)
         standin = digits_standin(list(classes), size=card.size, channels=card.channels, writers=card.has_writers)
-        record = card.describe() | {
-            "title": f"STAND-IN ({card.standin_title}) for {card.title}",
-            "file": None,
-            "sha256": None,
-            "verified": False,
-            "layout": "scikit-learn",
-        }
-        return ReadImages({"train": standin}, "stand-in", record)
+        record = {"file": None, "sha256": None, "verified": False, "layout": "scikit-learn"}
+        title = f"STAND-IN ({card.standin_title}) for {card.title}"
+        return ReadImages({"train": standin}, "stand-in", card.describe() | {"title": title} | record)
 
-    def read_found(self, found: FoundImages, *, coarse_labels: bool = False) -> ReadImages:
+    def read_found(self, found: ImageReader, *, coarse_labels: bool = False) -> ReadImages:
         """Read the measured images found by :meth:`find`."""
-        if self.card is not None:
-            parts = read_images(self.card, found, coarse_labels=coarse_labels)
-            return ReadImages(parts, "measured", self.card.describe() | found.record())
-        assert found.path is not None
-        parts = read_npz(found.path, labels="coarse_labels" if coarse_labels else "labels")
-        return ReadImages(parts, "user", found.record())
+        own = {} if self.card is None else self.card.describe()
+        parts = found.read(coarse_labels=coarse_labels)
+        return ReadImages(parts, "user" if self.card is None else "measured", own | found.record())

@@ -11,9 +11,10 @@ from torch.utils.data import Subset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, NonNegative, Positive, Seed, checked
-from lightning_fl.data.images.dataset import ImageDataset, read_npz, resize_images
-from lightning_fl.data.images.file import read_image_file
+from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.file import read_images
 from lightning_fl.data.images.listing import refuse_folders, warn_of_unread_files
+from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, Split
@@ -29,7 +30,7 @@ class ImageFolders(FederatedDataModule):
 
     A silo's folder holds one folder per class, with image files of any size in any format that torchvision reads; or
     ``train``, ``val`` and ``test`` (also ``Training``, ``validation`` etc.), each with such folders; or one ``.npz``
-    file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its own is
+    file in MedMNIST's layout (:func:`~lightning_fl.data.images.npz.read_npz`). A split without data of its own is
     cut from the training images.
 
     Images are read on first access, in the process that hosts the client (client i in process ``i % world_size``).
@@ -245,22 +246,18 @@ class ImageFolders(FederatedDataModule):
             )
         # allow_empty: a silo may lack images of a class
         found = {name: places[name] for name in present}
-        files = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
+        samples = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
+        files = [Path(path) for path, _ in samples]
         for name in found:
             refuse_folders(folder / name, IMG_EXTENSIONS, f"silo {silo}")
-        warn_of_unread_files(folder, [Path(path) for path, _ in files], f"silo {silo}")
+        warn_of_unread_files(folder, files, f"silo {silo}")
         if not files:
             raise DataError(
                 f"silo {silo}: no images in the class folders of {folder}: files must end in"
                 f" {', '.join(IMG_EXTENSIONS)}."
             )
-        images = torch.stack(
-            [
-                resize_images(read_image_file(path, self.channels, f"silo {silo}")[None], self.size)[0]
-                for path, _ in files
-            ]
-        )
-        targets = torch.tensor([target for _, target in files])
+        images = read_images(files, self.size, self.channels, f"silo {silo}", resize=True)
+        targets = torch.tensor([target for _, target in samples])
         return ImageDataset(images, targets, classes=self.class_names, place=f"silo {silo}")
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ digits in another rendering (:data:`RENDERINGS`).
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -15,9 +16,8 @@ from torch.nn.functional import avg_pool2d
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.reading import read_digits
 
-__all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin"]
+__all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin", "read_digits"]
 
 _DIGITS = 10
 #: Most classes that the digits can replace: ten digits in four directions, plain and mirrored.
@@ -25,6 +25,19 @@ MAX_CLASSES = 8 * _DIGITS
 #: Invented writers of a stand-in.
 NUM_WRITERS = 120
 _SEED = 1998
+
+
+def read_digits() -> ImageDataset:
+    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, with 17 grey levels spread over 256."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    return ImageDataset(
+        torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8))[:, None],
+        torch.from_numpy(digits.target),
+        classes=[str(label) for label in range(_DIGITS)],
+        place="scikit-learn's digits",
+    )
 
 
 def digits_standin(classes: list[str], *, size: int, channels: int, writers: bool = False) -> ImageDataset:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.images.dataset import ImageDataset, read_npz_images, resize_images
+from lightning_fl.data.images.dataset import ImageDataset, resize_images
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import warn_of_unread_files
+from lightning_fl.data.images.npz import REMEDY, read_npz_images
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.tensors import read_numpy
 from lightning_fl.files.user_file import existing_file
@@ -86,10 +87,9 @@ def _read_arrays(
 ) -> Iterator[Unlabelled]:
     import pandas as pd
 
-    remedy = "fetch it again, or give a file made with numpy.savez."
     arrays = {
         name: read_npz_images(array, name, str(path))
-        for name, array in read_numpy(path, ".npz", remedy, error=DataError, prefixes=("",)).items()
+        for name, array in read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",)).items()
         if name.endswith("images")
     }
     if not any(map(len, arrays.values())):

@@ -14,10 +14,9 @@ from processes import LIMIT
 
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.images import class_folders as image_classes
+from lightning_fl.data.images import file as image_file
 from lightning_fl.data.images.class_folders import cached_images
-from lightning_fl.data.images.listing import list_folder
 from lightning_fl.data.images.module import ImageData
-from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import Dirichlet
 
@@ -36,15 +35,15 @@ def cinic(tmp_path, monkeypatch):
 def opened(monkeypatch):
     """The files that were opened one by one."""
     paths = []
-    read_image_file = image_classes.read_image_file
+    read_image_file = image_file.read_image_file
     monkeypatch.setattr(
-        image_classes, "read_image_file", lambda path, *rest: paths.append(path) or read_image_file(path, *rest)
+        image_file, "read_image_file", lambda path, *rest: paths.append(path) or read_image_file(path, *rest)
     )
     return paths
 
 
 def read():
-    return read_images(CARD, find_images(CARD))
+    return find_images(CARD).read()
 
 
 def same(one, other):
@@ -115,7 +114,7 @@ def test_what_is_cached_is_what_was_read(cinic, opened):
     assert len(opened) == 60  # not one more
     assert same(first, second)
     assert [first[split].place for split in first] == [second[split].place for split in second]
-    path = cached_images(CARD, find_images(CARD).listing)
+    path = cached_images(find_images(CARD))
     assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([path.name, "lock"])
     with np.load(path) as arrays:  # MedMNIST's layout
         assert arrays["train_images"].shape == (40, 32, 32, 3)
@@ -124,7 +123,7 @@ def test_what_is_cached_is_what_was_read(cinic, opened):
 @pytest.mark.parametrize("change", ["content", "name", "more", "fewer"])
 def test_a_changed_folder_is_read_again(cinic, opened, change):
     first = read()
-    old = cached_images(CARD, find_images(CARD).listing)
+    old = cached_images(find_images(CARD))
     path = cinic / "train" / "airplane" / "n00_0.png"
     if change == "content":  # of the same size
         size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
@@ -149,7 +148,7 @@ def test_a_changed_folder_is_read_again(cinic, opened, change):
 
 def test_a_damaged_cache_is_read_again(cinic, opened):
     first = read()
-    path = cached_images(CARD, find_images(CARD).listing)
+    path = cached_images(find_images(CARD))
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.warns(UserWarning, match=r"\.npz is damaged.*CINIC-10"):
         assert same(first, read())
@@ -161,9 +160,9 @@ def test_a_damaged_cache_is_read_again(cinic, opened):
 def test_a_cache_that_cannot_be_written_is_named(cinic, tmp_path, monkeypatch, opened):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "file"))
-    listing = list_folder(CARD, tmp_path)
+    found = find_images(CARD)
     with pytest.warns(UserWarning, match="LIGHTNING_FL_CACHE"):
-        parts = image_classes.read_class_folders(CARD, listing)
+        parts = image_classes.read_class_folders(found)
     assert (len(parts["train"]), len(opened)) == (40, 60)
 
 
@@ -175,12 +174,12 @@ def test_a_full_disk_does_not_make_it_read_twice(cinic, monkeypatch, opened):
     with pytest.warns(UserWarning, match="No space left on device"):
         read()
     assert len(opened) == 60
-    assert [path.name for path in cached_images(CARD, find_images(CARD).listing).parent.iterdir()] == ["lock"]
+    assert [path.name for path in cached_images(find_images(CARD)).parent.iterdir()] == ["lock"]
 
 
 def test_waiting_for_another_process_has_a_deadline(cinic, monkeypatch):
     monkeypatch.setattr(image_classes, "_DEADLINE_SECONDS", 0.1)
-    folder = cached_images(CARD, find_images(CARD).listing).parent
+    folder = cached_images(find_images(CARD)).parent
     folder.mkdir(parents=True)
     with (
         FileLock(folder / "lock"),
@@ -192,8 +191,8 @@ def test_waiting_for_another_process_has_a_deadline(cinic, monkeypatch):
 def _read_in_a_process(start, results):
     torch.set_num_threads(1)  # a forked process must not use the threads of the one it comes from
     opened = []
-    read_image_file = image_classes.read_image_file
-    image_classes.read_image_file = lambda path, *rest: opened.append(path) or read_image_file(path, *rest)
+    read_image_file = image_file.read_image_file
+    image_file.read_image_file = lambda path, *rest: opened.append(path) or read_image_file(path, *rest)
     start.wait()
     parts = read()
     results.put((hashlib.sha256(parts["train"].images.numpy().tobytes()).hexdigest(), len(opened)))
@@ -218,4 +217,4 @@ def test_hidden_and_other_files_are_not_images(cinic):
     (cinic / "train" / "bird" / "._n00_2.png").write_bytes(b"left by an archive")
     (cinic / "train" / "bird" / "Thumbs.db").write_bytes(b"left by a viewer")
     (cinic / "train" / ".cache").mkdir()
-    assert find_images(CARD).listing.num_files == 60
+    assert find_images(CARD).num_files == 60

@@ -12,7 +12,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
 from lightning_fl.data.images.module import ImageData
-from lightning_fl.data.images.reading import read_images
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import IID, GroupBy
 
@@ -27,7 +26,7 @@ BY_USER = {"train": [{"f0000_14": 6, "f0001_41": 8}], "test": [{"f0002_00": 5, "
 
 
 def read(**kwargs):
-    return read_images(CARD, find_images(CARD, **kwargs))
+    return find_images(CARD, **kwargs).read()
 
 
 def ready(**kwargs):

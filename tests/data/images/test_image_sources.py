@@ -16,10 +16,11 @@ from image_files import cycle, pictures, write_idx, write_mnist, write_npz
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
-from lightning_fl.data.images import sources as image_sources
+from lightning_fl.data.images import torchvision_files
 from lightning_fl.data.images.origin import ImageOrigin
-from lightning_fl.data.images.reading import read_digits, read_images
-from lightning_fl.data.images.sources import find_images, torchvision_cache
+from lightning_fl.data.images.sources import find_images
+from lightning_fl.data.images.standin import read_digits
+from lightning_fl.data.images.torchvision_files import download, torchvision_cache
 
 MNIST = load_card("mnist")
 
@@ -136,7 +137,7 @@ def test_a_failed_download_leaves_nothing_behind(fake):
 def test_a_download_has_a_deadline(fake, monkeypatch):
     stop = threading.Event()
     fake(lambda root: stop.wait(30))
-    monkeypatch.setattr(image_sources, "_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(torchvision_files, "_DEADLINE_SECONDS", 0.2)
     with pytest.raises(DataError, match=r"MNIST .*0\.2 s"):
         find_images(MNIST)
     stop.set()
@@ -146,9 +147,9 @@ def test_a_download_has_a_deadline(fake, monkeypatch):
 @pytest.mark.slow
 def test_waiting_for_another_process_has_a_deadline(fake, monkeypatch):
     torchvision_cache().mkdir(parents=True)
-    monkeypatch.setattr(image_sources, "_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(torchvision_files, "_DEADLINE_SECONDS", 0.2)
     with (
-        image_sources.FileLock(torchvision_cache() / "MNIST.lock"),
+        torchvision_files.FileLock(torchvision_cache() / "MNIST.lock"),
         pytest.raises(DataError, match=r"MNIST .*0\.2 s"),
     ):
         find_images(MNIST)
@@ -157,7 +158,7 @@ def test_waiting_for_another_process_has_a_deadline(fake, monkeypatch):
 def test_what_another_process_downloaded_meanwhile_is_taken(fake):
     fake(lambda root: pytest.fail("it is there"))
     write_mnist(torchvision_cache())
-    image_sources._download(MNIST.torchvision)
+    download(MNIST.torchvision)
 
 
 def test_a_cache_that_cannot_be_written_is_named(fake, tmp_path, monkeypatch):
@@ -172,7 +173,7 @@ def test_a_cache_that_cannot_be_written_is_named(fake, tmp_path, monkeypatch):
 
 def test_mnists_files_are_read(own_folder):
     write_mnist(own_folder)
-    parts = read_images(MNIST, find_images(MNIST))
+    parts = find_images(MNIST).read()
     assert [len(part) for part in parts.values()] == [12, 6]
     assert torch.equal(parts["train"].images[:, 0], torch.from_numpy(pictures(12, 28, seed=12)))
     assert parts["test"].targets.tolist() == [0, 1, 2, 3, 4, 5]
@@ -184,7 +185,7 @@ def test_emnists_letters_begin_at_zero(own_folder):
         write_idx(prefix.with_name(f"{prefix.name}-images-idx3-ubyte"), pictures(52, 28))
         write_idx(prefix.with_name(f"{prefix.name}-labels-idx1-ubyte"), cycle(52, 26) + 1)
     card = load_card("emnist_letters")
-    train = read_images(card, find_images(card))["train"]
+    train = find_images(card).read()["train"]
     assert train.column("label")[:3] + train.column("label")[-1:] == ["a", "b", "c", "z"]
 
 
@@ -195,7 +196,7 @@ def test_emnist_by_class_has_letters_of_either_case(own_folder):
         write_idx(prefix.with_name(f"{prefix.name}-labels-idx1-ubyte"), cycle(62, 62))
     card = load_card("emnist_byclass")
     assert "".join(card.classes) == string.digits + string.ascii_uppercase + string.ascii_lowercase
-    train = read_images(card, find_images(card))["train"]
+    train = find_images(card).read()["train"]
     assert [train.column("label")[label] for label in (9, 10, 35, 36, 61)] == ["9", "A", "Z", "a", "z"]
 
 
@@ -204,7 +205,7 @@ def test_usps_is_read(own_folder):
         lines = [f"{i % 10 + 1} " + " ".join(f"{k + 1}:{-1 if k else 1}" for k in range(256)) for i in range(count)]
         (own_folder / name).write_bytes(bz2.compress("\n".join(lines).encode()))
     card = load_card("usps")
-    parts = read_images(card, find_images(card))
+    parts = find_images(card).read()
     assert parts["train"].images.shape == (20, 1, 16, 16)
     assert parts["test"].targets.tolist() == list(range(10))
     assert parts["test"].images[0, 0, 0, :2].tolist() == [255, 0]
@@ -220,7 +221,7 @@ def test_svhn_is_read_with_ten_as_zero(own_folder, monkeypatch):
         split_list[split] = ["", path.name, md5(path)]
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", split_list)
     card = load_card("svhn")
-    train = read_images(card, find_images(card))["train"]
+    train = find_images(card).read()["train"]
     assert train.targets.tolist() == cycle(20, 10).tolist()
     assert torch.equal(train.images, torch.from_numpy(pictures(20, 32, 3)).permute(0, 3, 1, 2))
 
@@ -243,15 +244,15 @@ def cifar100(own_folder, monkeypatch):
 
 def test_cifar100_has_classes_and_superclasses(cifar100):
     card = load_card("cifar100")
-    parts = read_images(card, find_images(card))
+    parts = find_images(card).read()
     assert parts["test"].targets.tolist() == list(range(100))
     assert torch.equal(parts["train"].images, torch.from_numpy(pictures(100, 32, 3)).permute(0, 3, 1, 2))
-    coarse = read_images(card, find_images(card), coarse_labels=True)["train"]
+    coarse = find_images(card).read(coarse_labels=True)["train"]
     assert coarse.targets.tolist() == [i % 20 for i in range(100)]
     assert (len(coarse.classes), coarse.classes[-1]) == (20, "vehicles_2")
     (cifar100 / "train").write_bytes(b"another file")
     with pytest.raises(DataError, match="CIFAR100 in .*RuntimeError"):
-        read_images(card, find_images(card))
+        find_images(card).read()
 
 
 def test_scikit_learns_digits_are_always_there():
@@ -263,7 +264,7 @@ def test_scikit_learns_digits_are_always_there():
         None,
         None,
     )
-    (digits,) = read_images(card, found).values()
+    (digits,) = found.read().values()
     assert digits.images.shape == (1797, 1, 8, 8)
     assert (int(digits.images.max()), len(digits.images.unique())) == (255, 17)
     assert torch.bincount(digits.targets).tolist() == torch.bincount(read_digits().targets).tolist()

@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from lightning_fl.data.images.reading import read_digits
-from lightning_fl.data.images.standin import MAX_CLASSES, NUM_WRITERS, RENDERINGS, digits_domain, digits_standin
+from lightning_fl.data.images.standin import (
+    MAX_CLASSES,
+    NUM_WRITERS,
+    RENDERINGS,
+    digits_domain,
+    digits_standin,
+    read_digits,
+)
 
 
 def test_ten_classes_are_the_digits():

@@ -1,0 +1,175 @@
+"""Data sets of torchvision in its own layout: found, downloaded, read."""
+
+import os
+import pickle
+import shutil
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from lightning_fl.core.errors import DataError
+from lightning_fl.data.cards.images import ImageCard, TorchvisionData
+from lightning_fl.data.cards.lookup import cache_folder, file_sha256
+from lightning_fl.data.images.reader import ImageReader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_fl.data.images.dataset import ImageDataset
+    from lightning_fl.data.module import Split
+
+__all__ = ["TorchvisionImages", "torchvision_cache"]
+
+_SILENCE_SECONDS = 10.0
+_DEADLINE_SECONDS = 900.0
+
+
+def torchvision_cache() -> Path:
+    """Return the folder of torchvision's data sets in the cache, each in its own layout."""
+    return cache_folder() / "datasets" / "torchvision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionImages(ImageReader):
+    """Files in torchvision's layout; ``path`` is the folder given to torchvision's class."""
+
+    card: ImageCard
+    data: TorchvisionData
+
+    layout = "torchvision"
+
+    @classmethod
+    def find(cls, card: ImageCard, root: Path, origin: str) -> "TorchvisionImages | None":
+        """Find the files, all of them, in a folder."""
+        data = card.torchvision
+        if data is None or not _holds(root, data):
+            return None
+        sums = {name: file_sha256(root / name) for name in data.files}
+        return cls(root, origin, origin in ("cache", "download"), sums, card=card, data=data)
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        """Read training and test images with torchvision."""
+        import torchvision
+
+        from lightning_fl.data.images.dataset import ImageDataset
+
+        kind, classes = getattr(torchvision.datasets, self.data.dataset), self.card.classes
+        place, first_label = f"{self.data.dataset} in {self.path}", self.data.first_label
+        if coarse_labels:
+            classes, first_label = self.card.coarse_classes, 0
+        parts: dict[Split, ImageDataset] = {}
+        for split, arguments in self.data.parts.items():
+            try:
+                data = kind(self.path, **arguments)
+                labels = _coarse_labels(data) if coarse_labels else _labels(data)
+            except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
+                raise DataError(
+                    f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch its files"
+                    " again."
+                ) from error
+            images = _channels_first(data.data, self.card.channels)
+            parts[split] = ImageDataset(  # type: ignore[index]
+                images, labels - first_label, classes=classes, place=f"{place}, {split} part"
+            )
+        return parts
+
+
+def _channels_first(data: Any, channels: int) -> "Tensor":
+    """Convert torchvision's arrays, [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W], to images [n, C, H, W]."""
+    import torch
+
+    images = torch.as_tensor(data)
+    if images.ndim == 3:
+        return images[:, None].contiguous()
+    return (images if images.shape[1] == channels else images.permute(0, 3, 1, 2)).contiguous()
+
+
+def _labels(data: Any) -> "Tensor":
+    import torch
+
+    return torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)
+
+
+def _coarse_labels(data: Any) -> "Tensor":
+    """Superclasses [n] of CIFAR-100, which torchvision's class omits (but it has checked the files' sums)."""
+    import torch
+
+    labels: list[int] = []
+    for name, _ in data.train_list if data.train else data.test_list:
+        with (Path(data.root) / data.base_folder / name).open("rb") as stream:
+            content: Mapping[str, Any] = pickle.load(stream, encoding="latin1")
+        labels += content["coarse_labels"]
+    return torch.tensor(labels)
+
+
+def _holds(root: Path, data: TorchvisionData) -> bool:
+    return all((root / name).is_file() for name in data.files)
+
+
+def download(data: TorchvisionData) -> None:
+    """Download into a temporary folder, and move only complete files with torchvision's sums into the cache.
+
+    Raises:
+        DataError: no connection, a silent or slow server, a wrong sum, or the cache cannot be written.
+    """
+    root = torchvision_cache()
+    part = root / f"{data.dataset}.part"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{data.dataset}.lock", timeout=_DEADLINE_SECONDS):
+            if _holds(root, data):
+                return  # another process was faster
+            shutil.rmtree(part, ignore_errors=True)  # torchvision takes a truncated file for a complete one
+            part.mkdir()
+            try:
+                _within_deadline(data, part)
+                if not _holds(part, data):
+                    raise DataError(f"torchvision's {data.dataset} did not bring {', '.join(data.files)}.")
+                for path in sorted(part.iterdir()):
+                    if (destination := root / path.name).is_dir():  # of another part of the same data set
+                        shutil.rmtree(destination)
+                    os.replace(path, destination)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    except Timeout:
+        raise DataError(
+            f"another process has been downloading {data.dataset} for more than {_DEADLINE_SECONDS:g} s: wait for it,"
+            f" or remove {root / data.dataset}.lock if there is no such process."
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"cannot write {root} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
+        ) from error
+
+
+def _within_deadline(data: TorchvisionData, folder: Path) -> None:
+    """Run torchvision's download in a thread of its own, as it has no time limits and cannot be stopped."""
+    failures: list[Exception] = []
+
+    def transfer() -> None:
+        import torchvision
+
+        try:
+            for arguments in data.parts.values():
+                getattr(torchvision.datasets, data.dataset)(folder, download=True, **arguments)
+        except Exception as error:  # the waiting thread raises it
+            failures.append(error)
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SILENCE_SECONDS)
+    try:
+        thread = threading.Thread(target=transfer, name="lightning-fl-torchvision", daemon=True)
+        thread.start()
+        thread.join(_DEADLINE_SECONDS)
+    finally:
+        socket.setdefaulttimeout(before)
+    if thread.is_alive():
+        raise DataError(f"torchvision's download of {data.dataset} took more than {_DEADLINE_SECONDS:g} s.")
+    if failures:
+        reason = " ".join(str(failures[0]).split())
+        raise DataError(f"torchvision's download of {data.dataset} failed ({type(failures[0]).__name__}: {reason}).")
