@@ -7,21 +7,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.images import FolderLayout, ImageCard
+from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.images.reader import ImageReader
-
-if TYPE_CHECKING:
-    from lightning_fl.data.images.dataset import ImageDataset
-    from lightning_fl.data.module import Split
 
 __all__ = ["PublishedImages", "find_published", "refuse_folders", "warn_of_unread_files"]
 
+Published = TypeVar("Published", bound="PublishedImages")
 #: Suffix of the files of a layout, and how to get them again.
-_SUFFIXES: dict[FolderLayout, str] = {"leaf": ".json", "class-folders": ".png"}
-_REMEDIES: dict[FolderLayout, str] = {
+_SUFFIXES = {"leaf": ".json", "class-folders": ".png"}
+_REMEDIES = {
     "leaf": "run LEAF's preprocess.sh again",
     "class-folders": "unpack the archive again",
 }
@@ -72,47 +69,20 @@ class PublishedImages(ImageReader):
         }
 
 
-class LeafImages(PublishedImages):
-    """JSON files of the LEAF benchmark."""
-
-    layout = "leaf"
-
-    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read the images of all writers."""
-        from lightning_fl.data.images.leaf import read_leaf
-
-        return read_leaf(self)
-
-
-class ClassFolderImages(PublishedImages):
-    """A folder of PNG files for every class."""
-
-    layout = "class-folders"
-
-    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read the images, from the cache if the folder has not changed."""
-        from lightning_fl.data.images.class_folders import read_class_folders
-
-        return read_class_folders(self)
-
-
-_KINDS: dict[FolderLayout, type[PublishedImages]] = {"leaf": LeafImages, "class-folders": ClassFolderImages}
-
-
-def find_published(card: ImageCard, root: Path, origin: str) -> PublishedImages | None:
-    """List the files of a card's folder below ``root``, if the folder exists.
+def find_published(kind: type[Published], card: ImageCard, root: Path, origin: str) -> Published | None:
+    """List the files of a card's folder below ``root``, if the folder exists and the card's has this layout.
 
     It exists if it has the first training folder of one of its possible divisions.
 
     Raises:
         DataError: it is incomplete: a part, the folder of a class, or files are missing.
     """
-    if card.folder is None:
+    if card.folder is None or card.folder.layout != kind.layout:
         return None
     for name in card.folder.names:
         for way in card.folder.parts:
             if (root / name / way["train"][0]).is_dir():
-                return _list(card, card.folder.layout, root / name, way, origin)
+                return _list(kind, card, root / name, way, origin)
     return None
 
 
@@ -153,8 +123,9 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
 
 
 def _list(
-    card: ImageCard, layout: FolderLayout, folder: Path, way: Mapping[str, tuple[str, ...]], origin: str
-) -> PublishedImages:
+    kind: type[Published], card: ImageCard, folder: Path, way: Mapping[str, tuple[str, ...]], origin: str
+) -> Published:
+    layout = kind.layout
     suffix, what = _SUFFIXES[layout], f"data set {card.name}"
     remedy = f"{_REMEDIES[layout]}, or remove {folder}"
     parts: dict[str, tuple[str, ...]] = {}
@@ -178,9 +149,7 @@ def _list(
                     newest_ns = max(newest_ns, changed_ns)
         parts[part] = tuple(found)
     digest = hashlib.sha256("".join(sizes).encode(errors="surrogateescape")).hexdigest()
-    return _KINDS[layout](
-        folder, origin, card=card, parts=parts, num_bytes=num_bytes, listing_sha256=digest, newest_ns=newest_ns
-    )
+    return kind(folder, origin, card=card, parts=parts, num_bytes=num_bytes, listing_sha256=digest, newest_ns=newest_ns)
 
 
 def _class_folders(card: ImageCard, folder: Path, remedy: str) -> Sequence[str]:

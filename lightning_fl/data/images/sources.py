@@ -18,7 +18,7 @@ from lightning_fl.data.cards.lookup import (
     user_folders,
     why_not_fetched,
 )
-from lightning_fl.data.images.listing import find_published
+from lightning_fl.data.images.listing import PublishedImages, find_published
 from lightning_fl.data.images.reader import ImageReader
 from lightning_fl.data.images.torchvision_files import TorchvisionImages, download, torchvision_cache
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
 
-__all__ = ["DigitImages", "NpzImages", "find_images"]
+__all__ = ["ClassFolderImages", "DigitImages", "LeafImages", "NpzImages", "find_images"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,30 @@ class NpzImages(ImageReader):
         return parts
 
 
+class LeafImages(PublishedImages):
+    """JSON files of the LEAF benchmark."""
+
+    layout = "leaf"
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        """Read the images of all writers."""
+        from lightning_fl.data.images.leaf import read_leaf
+
+        return read_leaf(self)
+
+
+class ClassFolderImages(PublishedImages):
+    """A folder of PNG files for every class."""
+
+    layout = "class-folders"
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        """Read the images, from the cache if the folder has not changed."""
+        from lightning_fl.data.images.class_folders import read_class_folders
+
+        return read_class_folders(self)
+
+
 @dataclass(frozen=True)
 class DigitImages(ImageReader):
     """The digits in scikit-learn."""
@@ -108,7 +132,8 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
         found = (
             NpzImages.find(card, folder, origin)
             or TorchvisionImages.find(card, torchvision_cache() if origin == "cache" else folder, origin)
-            or find_published(card, folder, origin)
+            or find_published(LeafImages, card, folder, origin)
+            or find_published(ClassFolderImages, card, folder, origin)
         )
         if found is not None:
             return found
