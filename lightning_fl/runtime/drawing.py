@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_fl.core.errors import FederatedError
 from lightning_fl.core.system_errors import refusal
 
 __all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked"]
@@ -41,7 +42,8 @@ def drawing(picture: str) -> Iterator[None]:
             warnings.simplefilter("always")
             yield
     except Exception as error:
-        reason = refusal(error) or f"{type(error).__name__}: {error}"
+        own = str(error) if isinstance(error, FederatedError) else f"{type(error).__name__}: {error}"
+        reason = refusal(error) or own
         _warn(f"the picture {picture} was not drawn, and nothing else is lost: {' '.join(reason.split())}")
     _pass_on(picture, caught)
 

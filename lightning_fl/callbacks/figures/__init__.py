@@ -1,1 +1,1 @@
-"""Pictures of a run: callbacks that show them. The drawing functions are in the room of plots."""
+"""Callbacks that draw figures of a run from data of other callbacks, by the functions in ``plots``."""

@@ -1,12 +1,15 @@
 """Figures of classifications: ROC, precision-recall and calibration curves."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.held_out import HeldOutFigure, Pairs, pair_outputs
+from lightning_fl.callbacks.figures.held_out import HeldOutFigure, pair_outputs
 from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
+from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.core.errors import DataError
 
 __all__ = ["CalibrationFigure", "PrecisionRecallFigure", "ROCFigure"]
 
@@ -18,24 +21,19 @@ class _ClassificationFigure(HeldOutFigure):
     panels without curves are left out.
     """
 
-    kind: CurveKind
+    picture: CurveKind
 
-    def _paired(self, outputs: list[object], targets: Tensor) -> tuple[Tensor, Tensor] | str:
-        found = pair_outputs(outputs, targets, classes=True)
-        if isinstance(found, str):
-            return found
-        predictions, labels = found
-        measured = labels[~labels.isnan()]
+    def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+        predictions, labels = pair_outputs(outputs, targets, classes=True)
         if len(predictions) and not (float(predictions.min()) >= 0 and float(predictions.max()) <= 1):
-            return "predict_step returned values outside [0, 1]; return probabilities."
+            raise DataError("predict_step returned values outside [0, 1]; return probabilities.")
         most = predictions.shape[2] if predictions.ndim == 3 else 2
+        measured = labels[~labels.isnan()]
         if not bool(((measured == measured.round()) & (measured >= 0) & (measured < most)).all()):
-            return f"the targets are not classes from 0 to {most - 1}."
-        return found
+            raise DataError(f"the targets are not classes from 0 to {most - 1}.")
+        return predictions, labels
 
-    def _draw(
-        self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str
-    ) -> Figure | str:
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
         binary: dict[str, Pairs] = {}
         for target, points in panels.items():
             classes = next(iter(points.values()))[0]
@@ -47,7 +45,7 @@ class _ClassificationFigure(HeldOutFigure):
                     client: (predictions[:, number], (labels == number).double())
                     for client, (predictions, labels) in points.items()
                 }
-        return draw_classification(self.kind, binary, names, source=source)
+        return draw_classification(self.picture, binary, names)
 
 
 class ROCFigure(_ClassificationFigure):
@@ -57,7 +55,6 @@ class ROCFigure(_ClassificationFigure):
     """
 
     picture = "roc"
-    kind: CurveKind = "roc"
 
 
 class PrecisionRecallFigure(_ClassificationFigure):
@@ -67,7 +64,6 @@ class PrecisionRecallFigure(_ClassificationFigure):
     """
 
     picture = "precision_recall"
-    kind: CurveKind = "precision_recall"
 
 
 class CalibrationFigure(_ClassificationFigure):
@@ -77,4 +73,3 @@ class CalibrationFigure(_ClassificationFigure):
     """
 
     picture = "calibration"
-    kind: CurveKind = "calibration"

@@ -1,23 +1,21 @@
 """Figures of coalitions: distances, HCCT's merge tree, and the partition over rounds."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.callbacks.collaboration.hcct import HCCT
+from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_merge_tree, draw_partition
-from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.labels import in_order
-from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["CoalitionFigure"]
 
 
-class CoalitionFigure(RoundFigure):
+class CoalitionFigure(FigureCallback):
     """Draws coalitions in TensorBoard and ``figures/``.
 
     ``distances.png`` shows distances between clients, ordered by coalition, before the first round (``FedCollab``);
@@ -28,7 +26,7 @@ class CoalitionFigure(RoundFigure):
         every_n_rounds: also draw every n rounds; 0 for never.
 
     Raises:
-        ConfigurationError: at the start of a run, no callback forms coalitions.
+        ConfigurationError: at the start of a fit, no callback forms coalitions.
     """
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
@@ -38,7 +36,7 @@ class CoalitionFigure(RoundFigure):
         self.assignments: list[list[int]] = []
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Clear the history."""
+        """Refuse a fit without coalitions; clear the history."""
         if stage == "fit":
             self.rounds, self.assignments = [], []
             if not any(callback.role == "collaboration" for callback in trainer.callbacks):
@@ -50,13 +48,12 @@ class CoalitionFigure(RoundFigure):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Draw the distances before the first round."""
         if trainer.federation.current_round == 0:
-            self._draw_distances(trainer)
+            self.draw(trainer, self._distances(trainer))
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's coalitions; draw if due."""
-        labels = [coalition_of(trainer, client) for client in range(trainer.num_clients)]
         self.rounds.append(trainer.federation.current_round)
-        self.assignments.append(labels)
+        self.assignments.append([coalition_of(trainer, client) for client in range(trainer.num_clients)])
         super().on_round_end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,55 +65,28 @@ class CoalitionFigure(RoundFigure):
         self.rounds = list(state["rounds"])
         self.assignments = [list(labels) for labels in state["assignments"]]
 
-    def draw(self, trainer: TrainerSurface) -> None:
-        """Draw the whole history."""
-        if not trainer.is_global_zero or not self.rounds:
+    def figures(self, trainer: TrainerSurface) -> Drawings:
+        """Distances, merge tree and partition."""
+        if not self.rounds:
             return
-        names, source, done = (
-            trainer.datamodule.client_names(),
-            trainer.datamodule.source,
-            trainer.federation.current_round,
-        )
-        self._draw_distances(trainer)
-        hcct = trainer.callback(HCCT)
+        yield from self._distances(trainer)
+        names, hcct = trainer.client_names, trainer.callback(HCCT)
         if hcct is not None and hcct.merged_clients:
-            with drawing("merge_tree"):
-                figure = draw_merge_tree(
-                    hcct.merges,
-                    _final_labels(hcct),
-                    [names[client] for client in hcct.merged_clients],
-                    title=f"Hierarchical partition, round {hcct.partition_round}",
-                    source=source,
-                )
-                trainer.run_log.log_figure("merge_tree", figure, done)
-        with drawing("partition"):
-            figure = draw_partition(
-                self.rounds, self.assignments, names, title=f"Coalitions up to round {done}", source=source
-            )
-            trainer.run_log.log_figure("partition", figure, done)
+            merged = [names[client] for client in hcct.merged_clients]
+            title = f"Hierarchical partition, round {hcct.partition_round}"
+            yield "merge_tree", partial(draw_merge_tree, hcct.merges, _final_labels(hcct), merged, title)
+        title = f"Coalitions up to round {trainer.federation.current_round}"
+        yield "partition", partial(draw_partition, self.rounds, self.assignments, names, title)
 
-    def _draw_distances(self, trainer: TrainerSurface) -> None:
-        distances: Tensor | None = next(
-            (
-                getattr(callback, "distances", None)
-                for callback in trainer.callbacks
-                if callback.role == "collaboration"
-            ),
-            None,
-        )
-        present = trainer.present_clients
-        if distances is None or not trainer.is_global_zero or len(distances) != trainer.num_clients:  # not measured yet
-            return
-        names = trainer.datamodule.client_names()
-        with drawing("distances"):
-            figure = draw_distances(
-                distances[present][:, present],
-                [coalition_of(trainer, client) for client in present],
-                [names[client] for client in present],
-                title="Distances between clients, by coalition",
-                source=trainer.datamodule.source,
-            )
-            trainer.run_log.log_figure("distances", figure, trainer.federation.current_round)
+    @staticmethod
+    def _distances(trainer: TrainerSurface) -> Drawings:
+        found = next((callback for callback in trainer.callbacks if callback.role == "collaboration"), None)
+        distances, present = getattr(found, "distances", None), trainer.present_clients
+        if distances is not None and len(distances) == trainer.num_clients:  # else not measured yet
+            labels = [coalition_of(trainer, client) for client in present]
+            names = [trainer.client_names[client] for client in present]
+            title = "Distances between clients, by coalition"
+            yield "distances", partial(draw_distances, distances[present][:, present], labels, names, title)
 
 
 def _final_labels(hcct: HCCT) -> Sequence[int]:

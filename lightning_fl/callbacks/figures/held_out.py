@@ -2,28 +2,25 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import did_you_mean, listed
+from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
+from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
 from lightning_fl.core.metrics import ClientMetrics
 from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
-from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["HeldOutFigure", "Pairs", "pair_outputs"]
-
-#: client -> (predictions [n] or [n, C], targets [n]) of one target, without missing values.
-Pairs = Mapping[int, tuple[Tensor, Tensor]]
+__all__ = ["HeldOutFigure", "pair_outputs", "present"]
 
 
-class HeldOutFigure(Callback):
+class HeldOutFigure(FigureCallback):
     """Figure of predictions against held-out targets, each client's own model on its own data.
 
     Drawn after ``test`` (for ``split="val"`` after ``fit`` and ``validate``) as ``figures/NAME_SPLIT.png`` and in
@@ -37,97 +34,81 @@ class HeldOutFigure(Callback):
         target: number from 0 or name of a target; ``None`` for a panel of each.
     """
 
-    only_shows = True
     several = True  # one for each split and target
     #: File name.
     picture: str
 
     @checked
     def __init__(self, *, split: Literal["test", "val"] = "test", target: Size | str | None = None) -> None:
+        super().__init__()
         self.split: Split = split
         self.target = target
 
     @abstractmethod
-    def _draw(
-        self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str
-    ) -> Figure | str:
-        """Return the figure, or the reason why it cannot be drawn.
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
+        """Draw targets.
 
         Args:
             panels: target -> client -> predictions and targets, n >= 1.
             units: target -> unit; "" if unknown.
             names: of the clients.
             source: of the data.
+
+        Raises:
+            DataError: the values cannot be drawn.
         """
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         """Draw after ``test`` or ``validate``, not after a fit's validations."""
         if split == self.split and not trainer.round.fitting:
-            self._show(trainer)
+            self.draw(trainer, self.figures(trainer))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the validation data with the last models, if requested."""
         if self.split == "val":
-            self._show(trainer)
+            self.draw(trainer, self.figures(trainer))
 
-    def _show(self, trainer: TrainerSurface) -> None:
-        collected = trainer.strategy.exchange(
-            {client: self._collect(trainer, client) for client in trainer.hosted_clients}
-        )
-        problem = next((found for found in collected.values() if isinstance(found, str)), None)
-        if problem is not None:
-            self._say_nothing(problem)
-            return
-        points = {client: found for client, found in collected.items() if isinstance(found, tuple)}
-        data: Any = trainer.datamodule
+    def figures(self, trainer: TrainerSurface) -> Drawings:
+        """The figure of all clients' data, collected here."""
+        own = {client: self._collect(trainer, client) for client in trainer.hosted_clients}
+        collected, data = trainer.strategy.exchange(own), trainer.datamodule
+        counts = [found[1].shape[1] for found in collected.values() if isinstance(found, tuple)]
         # Optional attributes of data modules.
         known, units = getattr(data, "target_names", None), getattr(data, "target_units", None)
-        count = next((targets.shape[1] for _, targets in points.values()), 1)
+        count = counts[0] if counts else 1
         named = list(known) if known else ["target"] if count == 1 else [f"target {number}" for number in range(count)]
-        chosen = self._chosen(named)
-        if isinstance(chosen, str):
-            self._say_nothing(chosen)
-            return
-        panels = {named[number]: present(points, number) for number in chosen}
+        number = named.index(self.target) if self.target in named else self.target
+        of_target = dict(zip(named, ["" if unit == "not given" else unit for unit in units or []], strict=False))
+        yield (
+            f"{self.picture}_{self.split}" + (f"_{number}" if number else ""),
+            partial(self._draw, collected, named, of_target, trainer.client_names, data.source),
+        )
+
+    def _draw(
+        self, collected: dict[int, Any], named: list[str], units: dict[str, str], names: list[str], source: str
+    ) -> Figure:
+        problem = next((found for found in collected.values() if isinstance(found, str)), None)
+        if problem is not None:
+            raise DataError(problem)
+        points = {client: found for client, found in collected.items() if found is not None}
+        panels = {named[number]: present(points, number) for number in self._chosen(named)}
         panels = {name: pairs for name, pairs in panels.items() if pairs}
         if not panels:
-            self._say_nothing(f"no client has {self.split} data with a measured value.")
-            return
-        if not trainer.is_global_zero:
-            return
-        name = self._file_name(named)
-        of_target = {} if not units else dict(zip(named, units, strict=True))
-        with drawing(name):
-            figure = self._draw(
-                panels,
-                {target: "" if unit == "not given" else unit for target, unit in of_target.items()},
-                data.client_names(),
-                data.source,
-            )
-            if isinstance(figure, str):
-                self._say_nothing(figure)
-            else:
-                trainer.run_log.log_figure(name, figure, trainer.federation.current_round)
+            raise DataError(f"no client has {self.split} data with a measured value.")
+        return self._plot(panels, units, names, source)
 
-    def _say_nothing(self, problem: str) -> None:
-        rank_zero_warn(f"{type(self).__name__} draws nothing: {problem}")
-
-    def _chosen(self, named: list[str]) -> list[int] | str:
-        """Numbers of the drawn targets, or an error message."""
+    def _chosen(self, named: list[str]) -> list[int]:
+        """Numbers of the drawn targets."""
         if self.target is None:
             return list(range(len(named)))
         if isinstance(self.target, str):
             if self.target not in named:
                 hint = did_you_mean(self.target, named)
-                return f"target={self.target!r}: unknown{hint}; the targets are {listed(named)}."
+                raise ConfigurationError(f"target={self.target!r}: unknown{hint}; the targets are {listed(named)}.")
             return [named.index(self.target)]
         if self.target >= len(named):
-            return f"target={self.target}: there are {len(named)} targets, counted from 0."
+            raise ConfigurationError(f"target={self.target}: there are {len(named)} targets, counted from 0.")
         return [self.target]
-
-    def _file_name(self, named: list[str]) -> str:
-        number = named.index(self.target) if isinstance(self.target, str) else self.target
-        return f"{self.picture}_{self.split}" + (f"_{number}" if number else "")
 
     def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
         """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, ``None`` without data.
@@ -138,28 +119,31 @@ class HeldOutFigure(Callback):
         if batches is None:
             return None
         try:
-            targets = batches.targets.cpu()
-            outputs = trainer.predict_client(client, self.split)
+            return self._pair(trainer.predict_client(client, self.split), batches.targets.cpu())
+        except FederatedError as error:
+            return str(error)
         except Exception as error:  # an error in the user's predict_step must not end the test
             return f"{type(error).__name__}: {error}"
-        return self._paired(outputs, targets)
 
-    def _paired(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor] | str:
+    def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)
 
 
-def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor] | str:
-    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, or an error message.
+def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:
+    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64.
 
     Args:
         outputs: of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C] for one
             target.
         targets: [n, T] or [n].
         classes: allow a dimension of classes.
+
+    Raises:
+        DataError: the outputs are not tensors shaped like the targets.
     """
     other = next((output for output in outputs if not isinstance(output, Tensor)), None)
     if other is not None:
-        return f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets."
+        raise DataError(f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets.")
     columns = targets.flatten(1) if targets.ndim > 1 else targets.unsqueeze(1)
     rows = [output if output.ndim > 1 else output.reshape(-1, 1) for output in outputs]
     shapes = {row.shape[1:] for row in rows}
@@ -172,7 +156,7 @@ def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) 
     rows = [row.flatten(1) for row in rows]
     found = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
     if found != tuple(columns.shape):
-        return (
+        raise DataError(
             f"predict_step returned shape {found}, the targets have {tuple(columns.shape)}; return a tensor shaped like"
             " the targets."
         )

@@ -1,20 +1,20 @@
 """Figure of the clients' sampling weights over rounds."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
 from lightning_fl.callbacks.figures.plots.run import draw_client_curves
-from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["SamplingWeightsFigure"]
 
 
-class SamplingWeightsFigure(RoundFigure):
+class SamplingWeightsFigure(FigureCallback):
     """Draws the sampling weights lambda [N] over rounds, a line per client.
 
     The weights are those of a callback for the participation, such as ``DROClientSampling``. Drawn at the end of the
@@ -62,25 +62,25 @@ class SamplingWeightsFigure(RoundFigure):
         """Restore the history."""
         self.rounds, self._rows = list(state["rounds"]), list(state["history"])
 
+    def figures(self, trainer: TrainerSurface) -> Drawings:
+        """The whole history."""
+        if self.rounds:
+            yield (
+                "sampling_weights",
+                partial(
+                    draw_client_curves,
+                    self.rounds,
+                    self.history,
+                    trainer.client_names,
+                    title=f"Sampling weights up to round {trainer.federation.current_round}",
+                    ylabel="sampling weight λ",
+                    reference=("uniform", 1 / trainer.num_clients),
+                ),
+            )
+
     def _record(self, trainer: TrainerSurface) -> None:
         self.rounds.append(trainer.federation.current_round)
         self._rows.append(_sampling_weights(trainer).detach().to("cpu", torch.float64, copy=True))
-
-    def draw(self, trainer: TrainerSurface) -> None:
-        """Draw the whole history."""
-        if not trainer.is_global_zero or not self.rounds:
-            return
-        with drawing("sampling_weights"):
-            figure = draw_client_curves(
-                self.rounds,
-                self.history,
-                trainer.datamodule.client_names(),
-                title=f"Sampling weights up to round {trainer.federation.current_round}",
-                ylabel="sampling weight λ",
-                source=trainer.datamodule.source,
-                reference=("uniform", 1 / trainer.num_clients),
-            )
-            trainer.run_log.log_figure("sampling_weights", figure, trainer.federation.current_round)
 
 
 def _sampling_weights(trainer: TrainerSurface) -> Tensor:

@@ -1,12 +1,12 @@
 """Figures of tiers, tokens and contributions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
 from lightning_fl.callbacks.figures.plots.tiers import (
     draw_balances,
     draw_cdf,
@@ -14,23 +14,16 @@ from lightning_fl.callbacks.figures.plots.tiers import (
     draw_tier_contributions,
     draw_tier_membership,
 )
-from lightning_fl.callbacks.figures.round_figure import RoundFigure
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_bidding import TierBidding
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, metric_name
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
-from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.surface import TrainerSurface
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 __all__ = ["TierFigures"]
 
 
-class TierFigures(RoundFigure):
+class TierFigures(FigureCallback):
     """Draws a run of PI-FL at the end of the fit, in TensorBoard and ``figures/``.
 
     For ``TierBidding``: ``tier_membership.png`` (tiers trained by each client over rounds), ``tier_importance.png``
@@ -42,111 +35,63 @@ class TierFigures(RoundFigure):
         every_n_rounds: also draw every n rounds; 0 for the end only.
 
     Raises:
-        ConfigurationError: at the start of a fit, ``TierBidding`` and ``ShapleyRewards`` are missing, or one follows
+        ConfigurationError: at the start of a run, ``TierBidding`` and ``ShapleyRewards`` are missing, or one follows
             this callback.
     """
 
-    def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run without ``TierBidding`` and ``ShapleyRewards``."""
-        if stage != "fit":
-            return
-        drawn = [callback for callback in trainer.callbacks if isinstance(callback, (TierBidding, ShapleyRewards))]
-        if not drawn:
-            raise ConfigurationError(
-                "TierFigures needs TierBidding or ShapleyRewards: add one of them to trainer.callbacks, or remove"
-                " TierFigures."
-            )
-        later = trainer.callbacks[trainer.callbacks.index(self) :]
-        if late := [type(callback).__name__ for callback in drawn if callback in later]:
-            raise ConfigurationError(f"TierFigures must follow {' and '.join(late)} in trainer.callbacks.")
+    needs = (TierBidding, ShapleyRewards)
 
-    def draw(self, trainer: TrainerSurface) -> None:
-        """Draw the whole history."""
-        if not trainer.is_global_zero:
-            return
-        figures: dict[str, Callable[[], Figure]] = {}
+    def figures(self, trainer: TrainerSurface) -> Drawings:
+        """The whole history."""
         tiers, rewards = trainer.callback(TierBidding), trainer.callback(ShapleyRewards)
         if tiers is not None and tiers.rounds:
-            figures |= _of_tiers(trainer, tiers) | _of_tokens(trainer, tiers)
+            yield from _of_tiers(tiers, trainer.client_names)
         if rewards is not None and any(rewards.by_model):
-            figures["tier_contributions"] = partial(
-                draw_tier_contributions,
-                _cumulated(rewards.by_model, trainer.num_clients),
-                trainer.datamodule.client_names(),
-                title=f"Contributions up to round {trainer.federation.current_round}",
-                label="cumulated Shapley value (units of the loss)",
-                source=trainer.datamodule.source,
+            yield (
+                "tier_contributions",
+                partial(
+                    draw_tier_contributions,
+                    _cumulated(rewards.by_model, trainer.num_clients),
+                    trainer.client_names,
+                    title=f"Contributions up to round {trainer.federation.current_round}",
+                    label="cumulated Shapley value (units of the loss)",
+                ),
             )
-        for name, draw in (figures | _of_validation(trainer)).items():
-            with drawing(name):
-                trainer.run_log.log_figure(name, draw(), trainer.federation.current_round)
+        yield from _of_validation(trainer)
 
 
-def _of_tiers(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
-    source, last = trainer.datamodule.source, tiers.rounds[-1]
+def _of_tiers(tiers: TierBidding, names: Sequence[str]) -> Drawings:
+    numbers, last = [one.number for one in tiers.rounds], tiers.rounds[-1]
+    cohorts = [one.cohorts for one in tiers.rounds]
+    yield "tier_membership", partial(draw_tier_membership, numbers, cohorts, names, title="Who trained which tier")
     series = {"best tier of each client": last.importance.amax(1).tolist()}
     series |= {f"tier {tier}": last.importance[:, tier].tolist() for tier in range(tiers.num_tiers)}
-    return {
-        "tier_membership": partial(
-            draw_tier_membership,
-            [one.number for one in tiers.rounds],
-            [one.cohorts for one in tiers.rounds],
-            trainer.datamodule.client_names(),
-            title="Who trained which tier",
-            source=source,
-        ),
-        "tier_importance": partial(
-            draw_cdf,
-            series,
-            quantity="importance weight υ",
-            title=f"How well tiers fit clients' data, round {last.number}",
-            source=source,
-        ),
-    }
-
-
-def _of_tokens(trainer: TrainerSurface, tiers: TierBidding) -> "dict[str, Callable[[], Figure]]":
+    title = f"How well tiers fit clients' data, round {last.number}"
+    yield "tier_importance", partial(draw_cdf, series, quantity="importance weight υ", title=title)
     if tiers.ledger is None:
-        return {}
-    source = trainer.datamodule.source
-    figures: dict[str, Callable[[], Figure]] = {
-        "token_balances": partial(
-            draw_balances,
-            [one.number for one in tiers.rounds],
-            [{client: units / UNITS_PER_TOKEN for client, units in one.balances.items()} for one in tiers.rounds],
-            trainer.datamodule.client_names(),
-            title="Balances of tokens",
-            source=source,
-        )
-    }
+        return
+    balances = [{client: units / UNITS_PER_TOKEN for client, units in one.balances.items()} for one in tiers.rounds]
+    yield "token_balances", partial(draw_balances, numbers, balances, names, title="Balances of tokens")
     payments = [one for one in tiers.ledger.transactions if one.tier is not None]
     if payments:
-        figures["token_payments"] = partial(draw_payments, payments, title="Payments by tier and round", source=source)
-    return figures
+        yield "token_payments", partial(draw_payments, payments, title="Payments by tier and round")
 
 
-def _of_validation(trainer: TrainerSurface) -> "dict[str, Callable[[], Figure]]":
+def _of_validation(trainer: TrainerSurface) -> Drawings:
     """The main metric of the clients' models and of their local training."""
     metrics = trainer.federation.metrics.get("val") or ClientMetrics()
     own = [name for name in metrics if not name.startswith("val/local/")]
     # Prefer accuracy to a loss, as in the paper.
     leading = next((name for name in own if metrics[name].higher_is_better), own[0] if own else None)
     if leading is None:
-        return {}
+        return
     short = metric_name(leading, "val")
     series = {"personal": list(metrics[leading].clients.values())}
     if f"val/local/{short}" in metrics:
         series["local training"] = list(metrics[f"val/local/{short}"].clients.values())
-    if not torch.tensor([value for values in series.values() for value in values]).isfinite().any():
-        return {}
-    figure = partial(
-        draw_cdf,
-        series,
-        quantity=f"{short} (validation)",
-        title=f"Clients' own models after round {trainer.federation.current_round}",
-        source=trainer.datamodule.source,
-    )
-    return {f"personal_{short}": figure}
+    if torch.tensor([value for values in series.values() for value in values]).isfinite().any():
+        title = f"Clients' own models after round {trainer.federation.current_round}"
+        yield f"personal_{short}", partial(draw_cdf, series, quantity=f"{short} (validation)", title=title)
 
 
 def _cumulated(by_model: Sequence[Mapping[int, Mapping[int, float]]], num_clients: int) -> Tensor:

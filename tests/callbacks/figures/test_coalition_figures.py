@@ -47,14 +47,14 @@ class TestDistances:
         return torch.arange(25.0).reshape(5, 5) / 25
 
     def test_clients_of_a_coalition_are_side_by_side(self):
-        axes, bar = draw_distances(self.matrix(), self.labels, names_of(5), "title", "measured").axes[:2]
+        axes, bar = draw_distances(self.matrix(), self.labels, names_of(5), "title").axes[:2]
         order = [1, 4, 0, 2, 3]
         np.testing.assert_allclose(axes.images[0].get_array(), self.matrix()[order][:, order])
         assert texts_of(axes.get_yticklabels()) == texts_of(axes.get_xticklabels()) == [f"silo {i}" for i in order]
         assert bar.get_ylabel() == "distance"
 
     def test_coalitions_are_framed_and_named(self):
-        figure = draw_distances(self.matrix(), self.labels, names_of(5), "title", "measured")
+        figure = draw_distances(self.matrix(), self.labels, names_of(5), "title")
         axes = figure.axes[0]
         frames = [(*frame.get_xy(), frame.get_width(), frame.get_height()) for frame in axes.patches]
         assert frames == [(-0.5, -0.5, 2, 2), (1.5, 1.5, 2, 2), (3.5, 3.5, 1, 1)]
@@ -66,24 +66,24 @@ class TestDistances:
 
     @pytest.mark.parametrize(("scale", "highest"), [(1.0, 1.0), (0.1, 1.0), (50.0, 48.0)])
     def test_one_scale_for_distances_up_to_one(self, scale, highest):
-        figure = draw_distances(scale * self.matrix(), self.labels, names_of(5), "title", "measured")
+        figure = draw_distances(scale * self.matrix(), self.labels, names_of(5), "title")
         assert figure.axes[0].images[0].get_clim() == (0, pytest.approx(highest))
 
     def test_values_are_written_where_they_are(self):
-        axes = draw_distances(self.matrix(), self.labels, names_of(5), "title", "measured").axes[0]
+        axes = draw_distances(self.matrix(), self.labels, names_of(5), "title").axes[0]
         shown = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
         order = [1, 4, 0, 2, 3]
         assert shown == {(i, j): f"{self.matrix()[order[i], order[j]]:.2f}" for i in range(5) for j in range(5)}
 
     def test_pairs_that_were_not_measured(self):
         matrix = torch.full((3, 3), math.nan)
-        figure = draw_distances(matrix, [0, 0, 1], names_of(3), "title", "measured")
+        figure = draw_distances(matrix, [0, 0, 1], names_of(3), "title")
         assert figure.axes[0].images[0].get_clim() == (0, 1)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("count", "named", "label"), [(60, 60, "client"), (200, 50, "client (1 in 4 is named)")])
     def test_of_many_clients_some_are_named(self, count, named, label):
-        axes = draw_distances(torch.rand(count, count), [0] * count, names_of(count), "title", "measured").axes[0]
+        axes = draw_distances(torch.rand(count, count), [0] * count, names_of(count), "title").axes[0]
         assert len(axes.get_yticklabels()) == named
         assert axes.get_ylabel() == label
         assert not axes.texts
@@ -95,7 +95,7 @@ class TestMergeTree:
     labels = (0, 1, 0, 1, 1, 2)
 
     def test_branches(self):
-        tree, bars = draw_merge_tree(self.merges, self.labels, names_of(6), "title", "measured").axes
+        tree, bars = draw_merge_tree(self.merges, self.labels, names_of(6), "title").axes
         assert texts_of(tree.get_xticklabels()) == [f"silo {client}" for client in (0, 2, 1, 3, 4, 5)]
         branches = [list(zip(*line.get_data(), strict=True)) for line in tree.lines]
         assert branches == [
@@ -122,7 +122,7 @@ class TestMergeTree:
             merges.append((first, second, 1.0))
             groups.append(tuple(sorted(first + second)))
         labels = [next(i for i, group in enumerate(groups) if client in group) for client in range(count)]
-        lines = draw_merge_tree(merges, labels, names_of(count), "title", "measured").axes[0].lines
+        lines = draw_merge_tree(merges, labels, names_of(count), "title").axes[0].lines
         joints = [(line.get_xdata()[0], line.get_xdata()[2], line.get_ydata()[1]) for line in lines]
         stems = [
             (line.get_xdata()[end], *sorted((line.get_ydata()[end], line.get_ydata()[1])))
@@ -135,7 +135,7 @@ class TestMergeTree:
                 assert not (left < place < right and low < height < high)
 
     def test_no_merge(self):
-        tree, bars = draw_merge_tree([], [0, 1, 2], names_of(3), "title", "measured").axes
+        tree, bars = draw_merge_tree([], [0, 1, 2], names_of(3), "title").axes
         assert not tree.lines
         assert not bars.patches
         assert "every client is alone" in tree.texts[0].get_text()
@@ -190,7 +190,7 @@ class TestTracking:
 class TestPartition:
     def test_cells(self):
         # Clients 0 and 2, 1 and 3 in the end; before that all were together, before that all alone.
-        figure = draw_partition([1, 5, 9], [[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 0, 1]], names_of(4), "title", "measured")
+        figure = draw_partition([1, 5, 9], [[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 0, 1]], names_of(4), "title")
         axes = figure.axes[0]
         image = axes.images[0]
         colors = [[image.cmap(int(cell)) for cell in row] for row in image.get_array()]
@@ -206,13 +206,13 @@ class TestPartition:
 
     def test_many_coalitions_and_rounds(self):
         labels = [client // 2 for client in range(60)]
-        axes = draw_partition(list(range(100)), [labels] * 100, names_of(60), "title", "measured").axes[0]
+        axes = draw_partition(list(range(100)), [labels] * 100, names_of(60), "title").axes[0]
         assert len(axes.get_xticklabels()) == 25
         assert legend_of(axes) == [f"coalition {label}" for label in range(20)] + ["10 more"]
 
 
 class TestGains:
-    arguments = (("metric", "test/acc"), ("higher_is_better", True), ("title", "Gains"), ("source", "measured"))
+    arguments = (("metric", "test/acc"), ("higher_is_better", True), ("title", "Gains"))
 
     def draw(self, values, reference, **arguments):
         names = names_of(max(values) + 1)
@@ -239,11 +239,6 @@ class TestGains:
         figure = self.draw({0: 0.5, 1: 0.75}, {0: 0.75, 1: 0.5}, higher_is_better=False, metric="test/loss")
         assert [bar.get_height() for bar in figure.axes[1].patches] == [0.25, -0.25]
         assert figure.axes[0].get_ylabel() == "test/loss (lower is better)"
-
-    def test_sorted(self):
-        figure = self.draw({0: 0.5, 1: 0.75, 3: 0.5}, {0: 0.75, 1: 0.5, 3: 0.5}, sort=True)
-        assert texts_of(figure.axes[1].get_xticklabels()) == ["silo 1", "silo 3", "silo 0"]
-        assert [bar.get_height() for bar in figure.axes[1].patches] == [0.25, 0.0, -0.25]
 
     def test_coalitions_colour_the_values(self):
         labels = [4, 2, 2, 4, 7]

@@ -1,6 +1,5 @@
-"""What holds of every drawing function: titles, axes with labels, the source of the data, and what it refuses."""
+"""Every drawing function has titles, axes with labels, the source of the data, and draws without a warning."""
 
-import math
 import sys
 import warnings
 
@@ -8,9 +7,10 @@ import pytest
 import torch
 from drawn import names_of
 
-from lightning_fl.callbacks.figures.graph import draw_graph
+from lightning_fl.callbacks.figures.plots.canvas import show_source
 from lightning_fl.callbacks.figures.plots.classification import draw_classification
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_gains, draw_merge_tree, draw_partition
+from lightning_fl.callbacks.figures.plots.graph import draw_graph
 from lightning_fl.callbacks.figures.plots.run import (
     draw_client_curves,
     draw_contributions,
@@ -44,23 +44,20 @@ def points_of(count):
 
 #: Name -> the figure of some clients, with the words that all take.
 FIGURES = {
-    "matrix": lambda n, title, source: draw_matrix(torch.ones(n, n) / n, names_of(n), title, source),
+    "matrix": lambda n, title: draw_matrix(torch.ones(n, n) / n, names_of(n), title),
     "curves": lambda n, **words: draw_client_curves([1, 2], torch.ones(2, n), names_of(n), ylabel="y", **words),
     "contributions": lambda n, **words: draw_contributions([2], torch.ones(1, n), names_of(n), ylabel="y", **words),
-    "learning curves": lambda n, title, source: draw_learning_curves(
+    "learning curves": lambda n, title: draw_learning_curves(
         {title: {client: ([1, 2], [3.0, 2.0]) for client in range(n)}},
         {title: ([1, 2], [3.0, 3.0])},
         {title: ([1, 2], [3.0, 4.0])},
-        source,
     ),
-    "parity": lambda n, title, source: draw_parity(points_of(n), names_of(n), quantity=title, unit="m", source=source),
-    "graph": lambda n, title, source: draw_graph([1], [{client: [] for client in range(n)}], {}, names_of(n), source),
-    "classification": lambda n, title, source: draw_classification(
-        "roc", {title: points_of(n)}, names_of(n), source=source
-    ),
-    "distances": lambda n, title, source: draw_distances(torch.ones(n, n), labels_of(n), names_of(n), title, source),
-    "merge tree": lambda n, title, source: draw_merge_tree([], labels_of(n), names_of(n), title, source),
-    "partition": lambda n, title, source: draw_partition([1], [labels_of(n)], names_of(n), title, source),
+    "parity": lambda n, title: draw_parity(points_of(n), names_of(n), quantity=title, unit="m"),
+    "graph": lambda n, title: draw_graph([1], [{client: [] for client in range(n)}], {}, names_of(n)),
+    "classification": lambda n, title: draw_classification("roc", {title: points_of(n)}, names_of(n)),
+    "distances": lambda n, title: draw_distances(torch.ones(n, n), labels_of(n), names_of(n), title),
+    "merge tree": lambda n, title: draw_merge_tree([], labels_of(n), names_of(n), title),
+    "partition": lambda n, title: draw_partition([1], [labels_of(n)], names_of(n), title),
     "gains": lambda n, **words: draw_gains(
         values_of(n),
         dict.fromkeys(range(n), 3.0),
@@ -91,7 +88,8 @@ OWN_TITLES = {"learning curves", "graph", "classification"}
 def test_every_figure_draws_without_a_warning(name, count, source, note):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = FIGURES[name](count, title="title", source=source)
+        figure = FIGURES[name](count, title="title")
+        show_source(figure, source)
         figure.draw_without_rendering()
     assert figure.get_supxlabel() == note
     assert name in OWN_TITLES or figure.get_suptitle().startswith("title")
@@ -100,56 +98,6 @@ def test_every_figure_draws_without_a_warning(name, count, source, note):
         assert sys.modules["matplotlib.pyplot"].get_fignums() == []
 
 
-def distances(*shape, labels):
-    return lambda: draw_distances(torch.zeros(*shape), [0] * labels, names_of(3), "title", "measured")
-
-
-def tree(merges, labels=(0, 0, 0)):
-    return lambda: draw_merge_tree(merges, labels, names_of(3), "title", "measured")
-
-
-def partition(rounds, assignments):
-    return lambda: draw_partition(rounds, assignments, names_of(3), "title", "measured")
-
-
-WORDS = {"title": "title", "source": "measured"}
-
-
-@pytest.mark.parametrize(
-    ("draw", "name"),
-    [
-        (distances(2, 3, labels=3), r"distances of shape \[2, 3\], 3 labels"),
-        (distances(3, 3, labels=2), r"distances of shape \[3, 3\], 2 labels"),
-        (distances(2, 2, labels=3), r"distances of shape \[2, 2\], 3 labels"),
-        (tree([((0, 1), (2,), 1.0)]), r"merge 1 of \[0, 1\] and \[2\]"),
-        (tree([((0,), (0,), 1.0)]), r"merge 1 of \[0\] and \[0\]"),
-        (tree([((0,), (3,), 1.0)]), r"merge 1 of \[0\] and \[3\]"),
-        (tree([((0,), (1,), 1.0), ((1,), (2,), 1.0)]), r"merge 2 of \[1\] and \[2\]"),
-        (tree([((0,), (1,), 1.0)], [0, 1, 2]), r"merge 1 of \[0\] and \[1\].*labels"),
-        (tree([], [0, 1]), "2 labels for 3 names"),
-        (partition([], []), "0 rounds, "),
-        (partition([1], []), "1 rounds, "),
-        (partition([1, 2], [[0, 0, 0]]), "2 rounds, "),
-        (partition([1, 2], [[0, 0, 0], [0, 0]]), "2 rounds, "),
-        (
-            lambda: draw_gains({0: 1.0}, {1: 1.0}, names_of(1), metric="test/acc", higher_is_better=True, **WORDS),
-            "values and reference of test/acc: no client has both",
-        ),
-        (lambda: draw_balances([], [], names_of(1), **WORDS), "0 rounds, 0 balances"),
-        (lambda: draw_balances([1, 2], [{0: 1.0}], names_of(1), **WORDS), "2 rounds, 1 balances"),
-        (lambda: draw_payments([], **WORDS), "transactions"),
-        *[
-            (
-                lambda shape=shape: draw_tier_contributions(torch.zeros(shape), names_of(3), label="psi", **WORDS),
-                "cumulated of shape",
-            )
-            for shape in ((3,), (2, 2), (3, 0))
-        ],
-        (lambda: draw_tier_membership([], [], names_of(2), **WORDS), "0 rounds, 0 cohorts"),
-        (lambda: draw_tier_membership([1, 2], [{}], names_of(2), **WORDS), "2 rounds, 1 cohorts"),
-        (lambda: draw_cdf({"personal": [math.nan]}, quantity="accuracy", **WORDS), "no client has a value of accuracy"),
-    ],
-)
-def test_what_cannot_be_drawn(draw, name):
-    with pytest.raises(ConfigurationError, match=name):
-        draw()
+def test_clients_without_a_value_and_a_reference():
+    with pytest.raises(ConfigurationError, match=r"test/acc"):
+        draw_gains({0: 1.0}, {1: 1.0}, names_of(1), metric="test/acc", higher_is_better=True, title="title")

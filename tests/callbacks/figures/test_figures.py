@@ -7,12 +7,20 @@ from drawn import legend_of, names_of, texts_of
 from matplotlib.colors import same_color
 from torch import nn
 
-from lightning_fl.callbacks import Callback
-from lightning_fl.callbacks.figures.collaboration import CollaborationFigure
-from lightning_fl.callbacks.figures.contribution import ContributionFigure
+from lightning_fl.callbacks import (
+    Callback,
+    CollaborationFigure,
+    CollaborationGraph,
+    ContributionFigure,
+    GraphFigure,
+    LearningCurves,
+    ParityFigure,
+    SamplingWeightsFigure,
+    ShapleyRewards,
+    TierBidding,
+    TierFigures,
+)
 from lightning_fl.callbacks.figures.held_out import pair_outputs, present
-from lightning_fl.callbacks.figures.learning_curves import LearningCurves
-from lightning_fl.callbacks.figures.parity import ParityFigure
 from lightning_fl.callbacks.figures.plots.run import (
     draw_client_curves,
     draw_contributions,
@@ -20,8 +28,6 @@ from lightning_fl.callbacks.figures.plots.run import (
     draw_matrix,
     draw_parity,
 )
-from lightning_fl.callbacks.figures.sampling_weights import SamplingWeightsFigure
-from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
@@ -44,7 +50,7 @@ class TestDrawing:
     matrix = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)
 
     def test_matrix(self):
-        axes, bar = draw_matrix(self.matrix, ["a", "b", "c"], "after round 4", "measured").axes
+        axes, bar = draw_matrix(self.matrix, ["a", "b", "c"], "after round 4").axes
         np.testing.assert_array_equal(axes.images[0].get_array(), self.matrix.numpy())
         assert texts_of(axes.get_yticklabels()) == ["a", "b", "c"]
         assert bar.get_ylabel() == "weight"
@@ -55,13 +61,13 @@ class TestDrawing:
     @pytest.mark.slow
     @pytest.mark.parametrize(("count", "values"), [(12, 144), (13, 0)])
     def test_values_are_written_into_small_matrices_only(self, count, values):
-        axes = draw_matrix(torch.eye(count), names_of(count), "", "measured").axes[0]
+        axes = draw_matrix(torch.eye(count), names_of(count), "").axes[0]
         assert len(axes.texts) == values
 
     def test_curves(self):
         values = torch.rand(4, 3, dtype=torch.float64)
         figure = draw_client_curves(
-            [0, 1, 2, 5], values, names_of(3), title="t", ylabel="y", source="measured", reference=("third", 1 / 3)
+            [0, 1, 2, 5], values, names_of(3), title="t", ylabel="y", reference=("third", 1 / 3)
         )
         axes = figure.axes[0]
         for client in range(3):
@@ -72,9 +78,7 @@ class TestDrawing:
 
     def test_of_many_clients_the_highest_are_named(self):
         heights = torch.arange(30.0)[torch.randperm(30, generator=torch.Generator().manual_seed(0))]
-        figure = draw_client_curves(
-            [0, 1], heights.expand(2, 30), names_of(30), title="t", ylabel="y", source="measured"
-        )
+        figure = draw_client_curves([0, 1], heights.expand(2, 30), names_of(30), title="t", ylabel="y")
         axes = figure.axes[0]
         highest = [client for client in range(30) if heights[client] >= 18]
         assert legend_of(axes) == [f"silo {client}" for client in highest] + ["18 more"]
@@ -86,7 +90,7 @@ class TestDrawing:
             0: (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0])),
             3: (torch.tensor([-1.0]), torch.tensor([1.0])),
         }
-        figure = draw_parity(points, names_of(4), quantity="depth", unit="m", source="measured")
+        figure = draw_parity(points, names_of(4), quantity="depth", unit="m")
         axes = figure.axes[0]
         assert figure.get_suptitle() == f"depth: RMSE {math.sqrt((0 + 9 + 4) / 3):.3g} m over all 3 samples"
         np.testing.assert_array_equal(axes.collections[0].get_offsets(), [[1, 1], [5, 2]])  # x measured, y predicted
@@ -103,7 +107,7 @@ class TestDrawing:
 
     def test_of_many_clients_the_worst_are_named(self):
         points = {client: (torch.tensor([float(client)]), torch.tensor([0.0])) for client in range(14)}
-        axes = draw_parity(points, names_of(14), quantity="q", unit="", source="measured").axes[0]
+        axes = draw_parity(points, names_of(14), quantity="q", unit="").axes[0]
         expected = [f"silo {client} (RMSE {client})" for client in range(2, 14)]
         assert legend_of(axes) == [*expected, "2 more", "predicted = measured"]
         assert axes.get_xlabel() == "measured"
@@ -113,7 +117,6 @@ class TestDrawing:
             {"loss": {0: ([1, 2], [3.0, 2.0]), 1: ([2], [4.0])}},
             {"loss": ([1, 2], [3.0, 3.0])},
             {"loss": ([1, 2], [3.0, 4.0])},
-            "measured",
         )
         lines = {line.get_label(): line for line in figure.axes[0].lines}
         np.testing.assert_array_equal(lines["worst client"].get_ydata(), [3, 4])
@@ -226,7 +229,7 @@ class TestContributionFigure:
     def test_of_many_clients_both_ends_are_named(self):
         totals = torch.arange(30.0)
         totals[7] = math.nan  # never took part
-        figure = draw_contributions([2], totals[None], names_of(30), title="t", ylabel="y", source="measured")
+        figure = draw_contributions([2], totals[None], names_of(30), title="t", ylabel="y")
         lines, bars = figure.axes
         shown = [f"silo {i}" for i in (29, 28, 27, 26, 25, 24, 5, 4, 3, 2, 1, 0)]
         assert legend_of(lines) == [*shown, "17 more"]
@@ -281,7 +284,7 @@ class TestParityFigure:
                 return prediction(batch[0])
 
         module, data = Other(), line_clients(list(self.slopes))
-        with pytest.warns(UserWarning, match=f"ParityFigure draws nothing: {message}"):
+        with pytest.warns(UserWarning, match=message):
             metrics = make_trainer(ParityFigure()).test(module, data)
         assert not shown
         assert set(metrics) == {"test/rmse"}
@@ -303,7 +306,8 @@ class TestParityFigure:
         assert (predicted.tolist(), measured.tolist()) == ([[1.0], [2.0], [3.0]], [[1.0]] * 3)
 
     def test_a_target_that_is_not_there(self):
-        assert "target=3" in ParityFigure(target=3)._chosen(["only"])
+        with pytest.raises(ConfigurationError, match="target=3"):
+            ParityFigure(target=3)._chosen(["only"])
 
 
 class TestLearningCurves:
@@ -338,16 +342,19 @@ class TestLearningCurves:
 
 
 @pytest.mark.parametrize(
-    ("figure", "name"),
+    ("callbacks", "name"),
     [
-        (SamplingWeightsFigure(), "SamplingWeightsFigure .*DROClientSampling"),
-        (ContributionFigure(), "ContributionFigure .*ShapleyRewards"),
-        (LearningCurves(monitor="val/r2"), r"LearningCurves\.monitor='val/r2'"),
+        ([SamplingWeightsFigure()], "SamplingWeightsFigure .*DROClientSampling"),
+        ([ContributionFigure()], "ContributionFigure .*ShapleyRewards"),
+        ([LearningCurves(monitor="val/r2")], r"LearningCurves\.monitor='val/r2'"),
+        ([TierFigures()], "TierFigures .*TierBidding"),
+        ([ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2)], "TierFigures .*TierBidding"),
+        ([GraphFigure(), CollaborationGraph()], "GraphFigure .*CollaborationGraph"),
     ],
 )
-def test_a_run_without_what_is_drawn(make_trainer, line_clients, line_module, figure, name):
+def test_a_run_without_what_is_drawn(make_trainer, line_clients, line_module, callbacks, name):
     with pytest.raises(ConfigurationError, match=name):
-        make_trainer(figure, max_rounds=1).fit(line_module(), line_clients([1.0]))
+        make_trainer(*callbacks, max_rounds=1).fit(line_module(), line_clients([1.0]))
 
 
 @pytest.mark.slow

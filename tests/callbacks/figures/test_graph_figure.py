@@ -7,8 +7,7 @@ from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import CollaborationGraph, GraphFigure
-from lightning_fl.callbacks.figures.graph import _COLORS, draw_graph
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.callbacks.figures.plots.graph import _COLORS, draw_graph
 
 NAMES = ["a", "b", "c"]
 
@@ -18,7 +17,7 @@ def images(figure) -> list[np.ndarray]:
 
 
 def test_rows_choose_and_columns_are_chosen():
-    figure = draw_graph([1, 2], [{0: [1], 1: [], 2: [0, 1]}, {0: []}], {0: [1, 2], 2: [0, 1]}, NAMES, "measured")
+    figure = draw_graph([1, 2], [{0: [1], 1: [], 2: [0, 1]}, {0: []}], {0: [1, 2], 2: [0, 1]}, NAMES)
     first, second = images(figure)
     assert first.tolist() == [[3, 2, 1], [0, 3, 0], [2, 2, 3]]
     assert second.tolist() == [[3, 1, 1], [0, 3, 0], [1, 1, 3]]
@@ -31,7 +30,7 @@ def test_rows_choose_and_columns_are_chosen():
 
 @pytest.mark.parametrize(("panels", "expected"), [(1, [1]), (2, [1, 9]), (4, [1, 4, 6, 9]), (20, list(range(1, 10)))])
 def test_the_shown_rounds_are_spread_evenly(panels, expected):
-    figure = draw_graph(range(1, 10), [{0: []}] * 9, {}, NAMES, "measured", panels=panels)
+    figure = draw_graph(range(1, 10), [{0: []}] * 9, {}, NAMES, panels=panels)
     assert [int(axes.get_title().split()[1].rstrip(":")) for axes in figure.axes] == expected
 
 
@@ -41,8 +40,3 @@ def test_a_run_draws_it(tmp_path):
     run.fit(TinyModule(), TwoKinds())
     assert (tmp_path / "version_0" / "figures" / "graph.png").stat().st_size > 10_000
     assert len(SIZES) == run.num_clients
-
-
-def test_refusals():
-    with pytest.raises(ConfigurationError, match="GraphFigure .*CollaborationGraph"):
-        trainer(GraphFigure(), CollaborationGraph()).fit(TinyModule(), TwoKinds())

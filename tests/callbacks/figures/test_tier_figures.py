@@ -6,10 +6,10 @@ import pytest
 import torch
 from corners import SIZES, fit
 from drawn import legend_of, names_of, texts_of
-from matplotlib.colors import same_color, to_rgb
+from matplotlib.colors import same_color
 
 from lightning_fl.callbacks import Callback, ShapleyRewards, TierBidding, TierFigures, Tokens
-from lightning_fl.callbacks.figures.plots.coalitions import _COLORS as TIER_COLORS
+from lightning_fl.callbacks.figures.plots.canvas import palette
 from lightning_fl.callbacks.figures.plots.tiers import (
     draw_balances,
     draw_cdf,
@@ -17,11 +17,10 @@ from lightning_fl.callbacks.figures.plots.tiers import (
     draw_tier_contributions,
     draw_tier_membership,
 )
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, to_units
 
-WORDS = {"title": "title", "source": "measured"}
-BLUE, ORANGE = to_rgb(TIER_COLORS[0]), to_rgb(TIER_COLORS[1])
+WORDS = {"title": "title"}
+BLUE, ORANGE = palette(2)
 
 
 class TestBalances:
@@ -133,7 +132,7 @@ class TestMembership:
         axes = draw_tier_membership([1, 2], cohorts, names_of(4), **WORDS).axes[0]
         assert texts_of(axes.get_yticklabels()) == ["silo 3", "silo 2", "silo 1", "silo 0"]
         assert legend_of(axes) == ["tier 0", "tier 1", "in no tier"]
-        assert same_color(axes.get_legend().legend_handles[0].get_facecolor(), TIER_COLORS[0])
+        assert same_color(axes.get_legend().legend_handles[0].get_facecolor(), BLUE)
 
     def test_many_tiers_and_rounds(self):
         cohorts = [{tier: {"best": [tier]} for tier in range(20)}] * 200
@@ -191,10 +190,3 @@ class TestCallback:
         run = fit(ShapleyRewards(), TierFigures(), default_root_dir=tmp_path)
         files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())
         assert files == ["personal_acc.png", "tier_contributions.png"]
-
-    @pytest.mark.parametrize(
-        "callbacks", [(TierFigures(),), (ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2))]
-    )
-    def test_comes_after_what_it_draws(self, callbacks):
-        with pytest.raises(ConfigurationError, match="TierFigures .*TierBidding"):
-            fit(*callbacks)

@@ -1,6 +1,5 @@
 """Curves of classifications, see ``run.py`` for common arguments."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -10,10 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.plots.run import COLORS, GREY, MOST_NAMES, MOST_PANELS, make_figure
-from lightning_fl.core.errors import listed
+from lightning_fl.callbacks.figures.plots import canvas
+from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.core.errors import DataError, listed
 
-__all__ = ["CurveKind", "classification_curve", "draw_classification", "grid_of"]
+__all__ = ["CurveKind", "classification_curve", "draw_classification"]
 
 CurveKind = Literal["roc", "precision_recall", "calibration"]
 
@@ -50,61 +50,45 @@ def classification_curve(kind: CurveKind, probability: Tensor, label: Tensor) ->
     return x, y, sum(gaps) / len(labels)
 
 
-def draw_classification(
-    kind: CurveKind, panels: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]], names: Sequence[str], *, source: str
-) -> Figure | str:
+def draw_classification(kind: CurveKind, panels: Mapping[str, Pairs], names: Sequence[str]) -> Figure:
     """Draw a panel per target: every client thin, all samples together thick and black.
 
     Args:
         kind: of the curves.
         panels: target -> client -> (probabilities of class 1 [n], labels [n]).
 
-    Returns:
-        The figure, or a message if no target has both classes.
+    Raises:
+        DataError: no target has both classes.
     """
     drawn = {target: points for target, points in panels.items() if _has_both(list(points.values()))}
     if not drawn:
-        return "no target has samples of both classes."
-    shown = dict(list(drawn.items())[:MOST_PANELS])
+        raise DataError("no target has samples of both classes.")
+    shown = dict(list(drawn.items())[: canvas.MOST_PANELS])
     missing = [target for target in panels if target not in drawn]
     title = _TITLES[kind]
     if len(shown) < len(drawn):
         title += f", the first {len(shown)} of {len(drawn)} targets"
     if missing:
-        title += f"; one class only: {', '.join(missing[:3])}" + (
-            f" and {len(missing) - 3} more" if missing[3:] else ""
-        )
-    figure, all_axes = grid_of(len(shown), title, source)
+        title += f"; one class only: {listed(missing, 3)}"
+    if len(shown) == 1:
+        figure = canvas.make_figure(title, (7.2, 5.0))
+        ((target, points),) = shown.items()
+        _draw_panel(figure.add_subplot(), kind, points, names, target if len(panels) > 1 else "", single=True)
+        return figure
+    figure, all_axes = canvas.panels_of(len(shown), title, 3.1)
     for axes, (target, points) in zip(all_axes, shown.items(), strict=True):
-        _draw_panel(axes, kind, points, names, target if len(panels) > 1 else "", single=len(shown) == 1)
+        _draw_panel(axes, kind, points, names, target, single=False)
     return figure
 
 
-def grid_of(count: int, title: str, source: str) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` panels in a nearly square grid."""
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    size = (7.2, 5.0) if count == 1 else (3.1 * columns, 2.9 * rows + 0.6)
-    figure = make_figure(title, source, size)
-    return figure, [figure.add_subplot(rows, columns, position) for position in range(1, count + 1)]
-
-
-def _draw_panel(
-    axes: Axes,
-    kind: CurveKind,
-    points: Mapping[int, tuple[Tensor, Tensor]],
-    names: Sequence[str],
-    target: str,
-    *,
-    single: bool,
-) -> None:
+def _draw_panel(axes: Axes, kind: CurveKind, points: Pairs, names: Sequence[str], target: str, *, single: bool) -> None:
     curves = {client: classification_curve(kind, *pair) for client, pair in points.items() if _has_both([pair])}
     worst_first = sorted(curves, key=lambda client: curves[client][2], reverse=kind == "calibration")
-    named = sorted(worst_first[:MOST_NAMES]) if single else []
+    named = sorted(worst_first[: canvas.MOST_NAMES]) if single else []
     for client, (x, y, _) in curves.items():
         if client not in named:
-            axes.plot(x, y, color=GREY, linewidth=0.7, zorder=1)
-    for client, color in zip(named, COLORS, strict=False):
+            axes.plot(x, y, color=canvas.GREY, linewidth=0.7, zorder=1)
+    for client, color in zip(named, canvas.COLORS, strict=False):
         x, y, value = curves[client]
         axes.plot(x, y, color=color, linewidth=1.0, alpha=0.8, label=f"{names[client]} ({value:.3f})", zorder=2)
     probability, label = (torch.cat(parts) for parts in zip(*points.values(), strict=True))
@@ -124,7 +108,7 @@ def _draw_panel(
         if alone:
             axes.plot([], [], " ", label=f"one class only:\n{listed(alone, 3)}")
         axes.set_title(target, fontsize=9)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        canvas.legend_beside(axes)
     else:
         axes.set_title(f"{target}\n{value:.3f}", fontsize=7)
         axes.tick_params(labelsize=6)

@@ -13,19 +13,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.plots.coalitions import _label_rounds, _name_clients, _palette
-from lightning_fl.callbacks.figures.plots.run import (
-    COLORS,
-    GREY,
-    MOST_NAMES,
-    MOST_VALUES,
-    _legend,
-    hide_spines,
-    make_figure,
-)
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
-from lightning_fl.runtime.drawing import marked
 
 __all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
 
@@ -42,7 +31,7 @@ _MOST_TIERS = 12
 
 
 def draw_balances(
-    rounds: Sequence[int], balances: Sequence[Mapping[int, float]], names: Sequence[str], *, title: str, source: str
+    rounds: Sequence[int], balances: Sequence[Mapping[int, float]], names: Sequence[str], *, title: str
 ) -> Figure:
     """Draw balances over rounds: a line per client, their mean, and their sum below.
 
@@ -52,54 +41,41 @@ def draw_balances(
         rounds: R round numbers, at least one.
         balances: for each round, client -> tokens, without clients that have not arrived.
     """
-    if not rounds or len(balances) != len(rounds):
-        raise ConfigurationError(
-            f"{len(rounds)} rounds, {len(balances)} balances: there must be one for each round, at least one."
-        )
     table = np.array([[of_round.get(client, np.nan) for client in range(len(names))] for of_round in balances])
     known = np.isfinite(table)
     last = [table[known[:, client], client][-1] if known[:, client].any() else np.nan for client in range(len(names))]
     order = sorted(np.flatnonzero(known.any(0)).tolist(), key=lambda client: (-last[client], client))
-    half = MOST_NAMES // 2
-    named = order if len(order) <= MOST_NAMES else [*order[:half], *order[-half:]]
-    figure = make_figure(title, source, (8.0, 5.6))
+    named = {client: number for number, client in enumerate(canvas.both_ends(order))}
+    figure = canvas.make_figure(title, (8.0, 5.6))
     lines, total = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    canvas.client_lines(lines, rounds, table, order, named, names, 1.1)
     marker = "." if len(rounds) == 1 else ""
-    for client in set(order).difference(named):
-        lines.plot(rounds, table[:, client], color=GREY, linewidth=0.6, marker=marker, zorder=1)
-    for number, client in enumerate(named):
-        style = marked(number, len(rounds))
-        lines.plot(rounds, table[:, client], linewidth=1.1, label=names[client], zorder=2, **style)
-    if len(named) < len(order):
-        lines.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
     present = known.sum(1)
     means = np.where(present > 0, np.nansum(table, 1) / np.maximum(present, 1), np.nan)
     lines.plot(rounds, means, color="black", linewidth=2.0, linestyle="--", marker=marker, label="mean", zorder=3)
     lines.set_ylabel("balance (tokens)")
-    _legend(lines)
+    canvas.legend_beside(lines)
     sums = np.nansum(table, 1)
     total.plot(rounds, sums, color="black", linewidth=1.5, marker=marker)
     total.set_ylim(0, 1.15 * max(float(sums.max()), 1e-9))
     total.set_ylabel("all clients\n(tokens)")
-    total.set_xlabel("round")
-    total.xaxis.set_major_locator(MaxNLocator(integer=True))
-    hide_spines(lines, total)
+    canvas.round_axis(total)
+    canvas.hide_spines(lines, total)
     return figure
 
 
-def draw_payments(transactions: Sequence[Transaction], *, title: str, source: str) -> Figure:
+def draw_payments(transactions: Sequence[Transaction], *, title: str) -> Figure:
     """Draw payments into each tier's pool (above zero) and out of it (below) over rounds, in tokens.
 
     Of more than 12 tiers those with the largest payments are shown.
 
     Args:
-        transactions: with a tier, at least one.
+        transactions: at least one with a tier; others are left out.
     """
-    if not transactions:
-        raise ConfigurationError("transactions: there is nothing to draw yet.")
     flows: dict[int, dict[str, Counter[int]]] = {}
     for one in transactions:
-        assert one.tier is not None
+        if one.tier is None:
+            continue
         of_kind = flows.setdefault(one.tier, {}).setdefault(one.kind, Counter())
         of_kind[one.round] += one.amount if one.recipient == "pool" else -one.amount
     kinds = {kind for of_tier in flows.values() for kind in of_tier}
@@ -107,9 +83,9 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
     tiers = sorted(sorted(flows, key=lambda tier: (-volumes[tier], tier))[:_MOST_TIERS])
     rounds = sorted({number for tier in tiers for of in flows[tier].values() for number in of})
     span = list(range(rounds[0], rounds[-1] + 1))
-    figure = make_figure(title, source, (min(6.5 + 0.06 * len(span), 12.0), min(1.6 + 1.7 * len(tiers), 16.0)))
+    figure = canvas.make_figure(title, (min(6.5 + 0.06 * len(span), 12.0), min(1.6 + 1.7 * len(tiers), 16.0)))
     panels = figure.subplots(len(tiers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    colors = _palette(max(flows) + 1)
+    colors = canvas.palette(max(flows) + 1)
     for axes, tier in zip(panels, tiers, strict=True):
         heights = {True: np.zeros(len(span)), False: np.zeros(len(span))}
         for kind, (_, color) in _FLOWS.items():
@@ -122,29 +98,23 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str, source: st
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_ylabel(f"tier {tier}", color=colors[tier], weight="bold")
         axes.yaxis.set_major_locator(MaxNLocator(4))
-    panels[-1].set_xlabel("round")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    hide_spines(*panels)
+    canvas.round_axis(panels[-1])
+    canvas.hide_spines(*panels)
     figure.supylabel("tokens into (+) and out of (-) the pool", fontsize=9)
     handles = [Patch(color=color, label=label) for kind, (label, color) in _FLOWS.items() if kind in kinds]
     if len(tiers) < len(flows):
         handles.append(Patch(color="none", label=f"{len(flows) - len(tiers)} tiers more"))
-    panels[0].legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    canvas.legend_beside(panels[0], handles)
     return figure
 
 
-def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: str, label: str, source: str) -> Figure:
+def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: str, label: str) -> Figure:
     """Draw each client's contribution to each tier as a heat map, ordered by its main tier.
 
     Args:
         cumulated: [N, K]; NaN if a client never trained a tier.
         label: the quantity and its unit.
     """
-    if cumulated.ndim != 2 or len(cumulated) != len(names) or not cumulated.shape[1]:
-        raise ConfigurationError(
-            f"cumulated of shape {list(cumulated.shape)} for {len(names)} names: needs a row per client and a column"
-            " per tier."
-        )
     values = cumulated.detach().cpu().double().numpy()
     count, num_tiers = values.shape
     known = np.nan_to_num(values, nan=-np.inf)
@@ -152,22 +122,14 @@ def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: s
     order = sorted(range(count), key=lambda client: (int(best[client]), -known[client].max(), client))
     finite = values[np.isfinite(values)]
     highest = float(np.abs(finite).max()) if len(finite) and np.abs(finite).max() > 0 else 1.0
-    height = min(2.2 + 0.2 * count, 14.0)
-    figure = make_figure(title, source, (min(4.4 + 0.5 * num_tiers, 12.0), height))
-    axes = figure.add_subplot()
+    scale = {"vmin": -highest, "vmax": highest, "aspect": "auto", "interpolation": "nearest"}
+    size = (min(4.4 + 0.5 * num_tiers, 12.0), min(2.2 + 0.2 * count, 14.0))
+    figure, axes = canvas.heat_map(values[order], title, size, label, shrink=1.0, cmap="RdBu", **scale)
     axes.set_facecolor("0.9")
-    image = axes.imshow(values[order], cmap="RdBu", vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest")
-    figure.colorbar(image, ax=axes, label=label)
     axes.set_xticks(range(num_tiers), [str(tier) for tier in range(num_tiers)])
     axes.set_xlabel("tier" if len(finite) == values.size else "tier (grey: never trained it)")
-    axes.set_ylabel(_name_clients(axes, "y", order, names, None))
-    if count <= MOST_VALUES and num_tiers <= MOST_VALUES:
-        for row, client in enumerate(order):
-            for tier in range(num_tiers):
-                value = values[client, tier]
-                if np.isfinite(value):
-                    color = "white" if abs(value) > 0.6 * highest else "black"
-                    axes.text(tier, row, f"{value:.2g}", ha="center", va="center", color=color, fontsize=8)
+    axes.set_ylabel(canvas.name_clients(axes, "y", order, names))
+    canvas.write_values(axes, values[order], np.abs(values[order]) > 0.6 * highest, ".2g")
     return figure
 
 
@@ -177,7 +139,6 @@ def draw_tier_membership(
     names: Sequence[str],
     *,
     title: str,
-    source: str,
 ) -> Figure:
     """Who trained which tier: a row per client, a column per round, a colour per tier, lighter where drawn at random.
 
@@ -188,13 +149,9 @@ def draw_tier_membership(
         rounds: R round numbers, at least one.
         cohorts: of each of these rounds, tier -> ``{"best": clients, "random": clients}``.
     """
-    if not rounds or len(cohorts) != len(rounds):
-        raise ConfigurationError(
-            f"{len(rounds)} rounds, {len(cohorts)} cohorts: give the tiers' cohorts for each round, at least one."
-        )
     count = len(names)
     tiers = sorted({tier for of_round in cohorts for tier in of_round})
-    colors = dict(enumerate(_palette(max(tiers, default=-1) + 1)))
+    colors = dict(enumerate(canvas.palette(max(tiers, default=-1) + 1)))
     shades = {
         "best": {tier: np.array(colors[tier]) for tier in tiers},
         "random": {tier: 0.4 * np.array(colors[tier]) + 0.6 for tier in tiers},
@@ -221,21 +178,20 @@ def draw_tier_membership(
     for (client, column), of_cell in cells.items():
         for line in range(_LINES):
             image[row_of[client] * _LINES + line, column] = of_cell[line * len(of_cell) // _LINES]
-    figure = make_figure(title, source, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
+    figure = canvas.make_figure(title, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.2 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
     axes.imshow(image, aspect="auto", interpolation="nearest", extent=(-0.5, len(rounds) - 0.5, count - 0.5, -0.5))
-    _label_rounds(axes, rounds, order, names)
-    handles = [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers[:_MOST_TIERS]]
-    if len(tiers) > _MOST_TIERS:
-        handles.append(Patch(color="none", label=f"{len(tiers) - _MOST_TIERS} more"))
+    canvas.name_rounds(axes, rounds, order, names)
+    last = []
     if any(members.get("random") for of_round in cohorts for members in of_round.values()):
-        handles.append(Patch(color=tuple(0.4 * np.array(to_rgb("0.3")) + 0.6), label="lighter: drawn\nat random"))
-    handles.append(Patch(facecolor="white", edgecolor="0.6", label="in no tier"))
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        last.append(Patch(color=tuple(0.4 * np.array(to_rgb("0.3")) + 0.6), label="lighter: drawn\nat random"))
+    last.append(Patch(facecolor="white", edgecolor="0.6", label="in no tier"))
+    handles = [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers]
+    canvas.legend_beside(axes, handles, _MOST_TIERS, last)
     return figure
 
 
-def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str, source: str) -> Figure:
+def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str) -> Figure:
     """Draw the cumulative distribution over clients, a line per series, with means in the legend.
 
     Args:
@@ -244,12 +200,10 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     """
     finite = {name: np.array([v for v in values if np.isfinite(v)], dtype=float) for name, values in series.items()}
     finite = {name: values for name, values in finite.items() if len(values)}
-    if not finite:
-        raise ConfigurationError(f"series={list(series)}: no client has a value of {quantity}.")
-    figure = make_figure(title, source, (6.8, 4.4))
+    figure = canvas.make_figure(title, (6.8, 4.4))
     axes = figure.add_subplot()
-    shown = list(finite.items())[: len(COLORS)]
-    for number, ((name, values), color) in enumerate(zip(shown, COLORS, strict=False)):
+    shown = list(finite.items())[: len(canvas.COLORS)]
+    for number, ((name, values), color) in enumerate(zip(shown, canvas.COLORS, strict=False)):
         label = f"{name} (mean {values.mean():.3g})"
         axes.ecdf(values, color=color, linewidth=1.3 if number else 2.4, label=label, zorder=3 if number else 4)
     if len(shown) < len(finite):
@@ -259,6 +213,6 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     axes.set_ylim(0, 1.02)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
-    _legend(axes)
-    hide_spines(axes)
+    canvas.legend_beside(axes)
+    canvas.hide_spines(axes)
     return figure
