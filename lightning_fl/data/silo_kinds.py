@@ -1,4 +1,4 @@
-"""Kinds of data that one client may have: recognise and check them."""
+"""Kinds of data that one client may have, recognised and converted to one form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.loaders import as_loader, holds_several, is_dataset, is_loader
-from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule
+from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split
 
-__all__ = ["are_silos", "check_silo", "has_dataset", "is_splits"]
+__all__ = ["are_silos", "as_silo", "is_splits"]
 
 
 def is_splits(value: object) -> bool:
@@ -53,50 +53,44 @@ def _holds_data(value: Any) -> bool:
     return is_loader(value) or is_dataset(value) or holds_several(value)
 
 
-def has_dataset(silo: Any) -> bool:
-    """Whether a client has a data set to be batched."""
-    if isinstance(silo, AnyDataModule):
-        return False
-    if isinstance(silo, Mapping):
-        return any(map(has_dataset, silo.values()))
-    if holds_several(silo):
-        return any(map(has_dataset, silo))
-    return is_dataset(silo)
+def as_silo(name: str, given: Any) -> AnyDataModule | dict[Split, Any]:
+    """Convert one client's data to a data module, or a dict of loaders and data sets by split.
 
+    A split's data are a data set, a loader, several of these in a list or dict, or ``None``.
 
-def check_silo(name: str, silo: Any) -> None:
-    """Refuse anything that cannot be one client's data."""
-    if isinstance(silo, FederatedDataModule):
+    Args:
+        name: name of the client, for messages.
+        given: a data module, a loader, a data set, or a dict of the latter two by split.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if isinstance(given, FederatedDataModule):
         raise ConfigurationError(
-            f"{name}: {type(silo).__name__} has clients itself: give ordinary data modules, one per client."
+            f"{name}: {type(given).__name__} has clients itself: give ordinary data modules, one per client."
         )
-    if isinstance(silo, AnyDataModule):
-        return
+    if isinstance(given, AnyDataModule):
+        return given
     by_split = ", such as {'train': ..., 'val': ..., 'test': ...}"
-    if isinstance(silo, Mapping):
-        if not is_splits(silo):
-            raise ConfigurationError(
-                f"{name}: the data are a dict of {', '.join(map(str, silo)) or 'nothing'}: give a dict by"
-                f" split{by_split}."
-            )
-        for split, data in silo.items():
-            _check_data(f"{name}: the {split} data are", data)
-    elif holds_several(silo):
+    if isinstance(given, Mapping) and not is_splits(given):
+        names = ", ".join(map(str, given)) or "nothing"
+        raise ConfigurationError(f"{name}: the data are a dict of {names}: give a dict by split{by_split}.")
+    if not isinstance(given, Mapping) and holds_several(given):
         raise ConfigurationError(
-            f"{name}: the data are a {type(silo).__name__} of {len(silo)} loaders or data sets: give a dict{by_split};"
-            " a split may have a list of several."
+            f"{name}: the data are a {type(given).__name__} of {len(given)} loaders or data sets: give a"
+            f" dict{by_split}; a split may have a list of several."
         )
-    else:
-        _check_data(f"{name}: the data are", silo)
+    by_name = given if isinstance(given, Mapping) else {"train": given}
+    return {SPLIT_NAMES[key]: _as_data(name, SPLIT_NAMES[key], data) for key, data in by_name.items()}
 
 
-def _check_data(source: str, data: Any) -> None:
-    """Refuse anything but a loader, a data set, or several of these."""
+def _as_data(name: str, split: Split, data: Any) -> Any:
     if data is None or holds_several(data) or is_dataset(data):
-        return
-    if not is_loader(data):
-        raise ConfigurationError(
-            f"{source} a {type(data).__name__}: give a LightningDataModule, a DataLoader or another iterable of"
-            " batches, or a data set."
-        )
-    as_loader(data, "train", source)
+        return data
+    source = f"{name}: the {split} data are"
+    if is_loader(data):
+        return as_loader(data, split, source)
+    raise ConfigurationError(
+        f"{source} a {type(data).__name__}: give a LightningDataModule, a DataLoader or another iterable of batches,"
+        " or a data set."
+    )

@@ -8,6 +8,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
@@ -15,7 +16,6 @@ from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.seeding import run_seed, seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.loaders import (
-    as_loader,
     collate,
     combined,
     find_loader,
@@ -27,9 +27,9 @@ from lightning_fl.data.loaders import (
     make_loader,
     sampled_dataset,
 )
-from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split, default_names
+from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.shared import cut_splits
-from lightning_fl.data.silo_kinds import check_silo, has_dataset, is_splits
+from lightning_fl.data.silo_kinds import as_silo, is_splits
 from lightning_fl.data.sizes import check_fractions
 
 __all__ = ["Silos"]
@@ -125,9 +125,12 @@ class Silos(FederatedDataModule):
             )
         self.datamodules: list[Any] = list(datamodules)
         self.names = names
-        for name, silo in zip(self.client_names(), datamodules, strict=True):
-            check_silo(name, silo)
-        if collate_fn is not None and not any(map(has_dataset, datamodules)):
+        found = [as_silo(name, given) for name, given in zip(self.client_names(), datamodules, strict=True)]
+        self._modules = {client: silo for client, silo in enumerate(found) if isinstance(silo, AnyDataModule)}
+        self._parts = {client: silo for client, silo in enumerate(found) if isinstance(silo, dict)}
+        held = [data for parts in self._parts.values() for data in parts.values()]
+        flat = [part for data in held for part in (tree_leaves(data) if holds_several(data) else [data])]
+        if collate_fn is not None and not any(map(is_dataset, flat)):
             raise ConfigurationError(
                 "collate_fn is for data sets, but every client has a data module or loaders: give it to those."
             )
@@ -144,7 +147,6 @@ class Silos(FederatedDataModule):
         self._has_logged_cut = False
         self._stages: set[tuple[int, str]] = set()
         self._loaders: dict[tuple[int, Split], Any] = {}
-        self._parts: dict[int, Mapping[Split, Any]] = {}
 
     def _samples_of_clients(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
         """``num_samples`` in the order of the clients."""
@@ -173,8 +175,7 @@ class Silos(FederatedDataModule):
 
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The client's own data module, if it has one."""
-        silo = self.datamodules[client]
-        return silo if isinstance(silo, AnyDataModule) else self
+        return self._modules.get(client, self)
 
     def open(self, client: int, stage: str = "fit") -> LightningDataModule:
         """The client's data module after ``prepare_data`` and ``setup(stage)``, each called once.
@@ -196,16 +197,14 @@ class Silos(FederatedDataModule):
     def see_trainer(self, trainer: Any) -> None:
         """Set the trainer here and in every client's data module."""
         super().see_trainer(trainer)
-        for silo in self.datamodules:
-            if isinstance(silo, AnyDataModule):
-                silo.trainer = trainer
+        for module in self._modules.values():
+            module.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The client's own data module, opened, if it has one; without a client the first one, unopened."""
-        silo = self.datamodules[client or 0]
-        if not isinstance(silo, AnyDataModule):
+        if (client or 0) not in self._modules:
             return self
-        return silo if client is None else self.open(client, stage)
+        return self._modules[0] if client is None else self.open(client, stage)
 
     def _call(self, client: int, hook: str, *arguments: Any) -> None:
         """Call a hook of a client's data module; errors name the client."""
@@ -220,10 +219,9 @@ class Silos(FederatedDataModule):
         """The client's own loader or data set, made once."""
         key = (client, split)
         if key not in self._loaders:
-            silo = self.datamodules[client]
-            if not isinstance(silo, AnyDataModule):
+            if client in self._parts:
                 self._loaders[key] = self._held(client, split)
-            elif is_overridden(f"{split}_dataloader", silo):
+            elif is_overridden(f"{split}_dataloader", self._modules[client]):
                 datamodule = self.open(client, "test" if split == "test" else "fit")
                 self._loaders[key] = self._with_settings(find_loader(datamodule, split), client, split)
             else:
@@ -232,28 +230,22 @@ class Silos(FederatedDataModule):
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
         """Digests of all splits, unless a data module would have to open them."""
-        if isinstance(self.datamodules[client], AnyDataModule):
-            return super().data_digests(client, stage)
-        return self._digests(client)
+        return self._digests(client) if client in self._parts else super().data_digests(client, stage)
 
     def _held(self, client: int, split: Split) -> Any:
         """The data of a client without a data module in a split."""
-        if client not in self._parts:
-            silo = self.datamodules[client]
-            by_name = silo if is_splits(silo) else self._cut(client, silo)
-            self._parts[client] = {SPLIT_NAMES[name]: data for name, data in by_name.items()}
+        if self.datamodules[client] is self._parts[client].get("train"):  # one data set, not yet cut
+            self._parts[client] = self._cut(client, self.datamodules[client])
         data = self._parts[client].get(split)
         if data is None or (is_dataset(data) and not holds_several(data)):
             return data if data is None or self._collate is None else self._collated(data, split)
-        name = (self.names or default_names(self.num_clients))[client]
-        source = f"{name}: the {split} data are"
         if holds_several(data):
-            made = _map_parts(data, lambda part: self._collated(part, split) if is_dataset(part) else part)
-            return self._with_settings(combined(made, split), client, split)
-        return self._with_settings(as_loader(data, split, source), client, split)
+            made = tree_map(lambda part: self._collated(part, split) if is_dataset(part) else part, data)
+            data = combined(made, split)
+        return self._with_settings(data, client, split)
 
-    def _cut(self, client: int, silo: Any) -> dict[str, Any]:
-        """The splits of a client with one loader or data set."""
+    def _cut(self, client: int, silo: Any) -> dict[Split, Any]:
+        """Divide a client's data set; a loader or stream is training data only."""
         if is_loader(silo) or isinstance(silo, IterableDataset) or len(silo) == 0:
             return {"train": silo}
         seed = run_seed() if self.split_seed is None else self.split_seed
@@ -287,7 +279,7 @@ class Silos(FederatedDataModule):
         if loader is None or (batch_size is None and shuffle is None and drop_last is None):
             return loader
         if isinstance(loader, CombinedLoader):
-            parts = _map_parts(loader.iterables, lambda part: self._with_settings(part, client, split))
+            parts = tree_map(lambda part: self._with_settings(part, client, split), loader.iterables)
             return CombinedLoader(parts, loader._mode)
         dataset = loader.dataset if isinstance(loader, DataLoader) else loader
         if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
@@ -318,12 +310,3 @@ class Silos(FederatedDataModule):
         """Call ``teardown`` of every opened data module."""
         for client in sorted({client for client, _ in self._stages}):
             self.datamodules[client].teardown(stage)
-
-
-def _map_parts(parts: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply ``change`` to every part of nested lists, tuples and dicts."""
-    if isinstance(parts, Mapping):
-        return {name: _map_parts(part, change) for name, part in parts.items()}
-    if isinstance(parts, list | tuple):
-        return [_map_parts(part, change) for part in parts]
-    return change(parts)

@@ -301,7 +301,9 @@ def test_what_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
             ConfigurationError, match=rf"train_dataloader\(\) returned a {kind}, which can be read only"
         ):
             trainer.fit(make(Linear), Silos([Holds(lambda once=once: once)]))
-        with pytest.raises(ConfigurationError, match=rf"north: the data are a {kind}, which can be read only once"):
+        with pytest.raises(
+            ConfigurationError, match=rf"north: the train data are a {kind}, which can be read only once"
+        ):
             Silos({"north": once, "south": Batches(1, 8)})
 
     class Once:
