@@ -1,4 +1,4 @@
-"""What callbacks see of a trainer: the state of the federation, the round, the settings, and the engine's parts."""
+"""Interface of the trainer for callbacks: state of federation and round, settings, and the engine's parts."""
 
 import os
 from collections import Counter
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _MANY_CLIENTS = 100
 #: What a run makes, and the next run replaces.
 _PARTS = ("module", "datamodule", "loop", "batch_factory")
-#: Attributes of the trainer that differ in name from those of the round.
+#: Attributes of the trainer with another name than those of the round.
 _OF_ROUND = {
     "work": "round_work",
     "logged": "round_metrics",
@@ -56,21 +56,26 @@ _OF_ROUND = {
 _FORWARDED = {
     **{field.name.lstrip("_"): ("federation", field.name.lstrip("_")) for field in fields(Federation)},
     **{_OF_ROUND.get(field.name, field.name): ("round", field.name) for field in fields(Round)},
+    "client_ranks": ("processes", "client_ranks"),
+    "num_clients": ("processes", "num_clients"),
+    "hosted_clients": ("processes", "hosted"),
+    "is_global_zero": ("fabric", "is_global_zero"),
+    "loggers": ("run_log", "loggers"),
 }
 
 
 @contextmanager
 def _refusing(what: str, state: dict[str, Any]) -> Iterator[None]:
-    """Say of what in a checkpoint the state cannot be taken up."""
+    """Context in which a state that cannot be restored is a CheckpointError."""
     try:
         yield
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint's state of {what} is not one of this version's ({type(error).__name__}: {error}): it was"
-            f" made by lightning-fl {state['lightning_fl_version']}, this is {__version__}. Go on with that version, or"
-            " begin anew."
+            f"the checkpoint's state of {what} was saved by an incompatible version ({type(error).__name__}: {error}):"
+            f" lightning-fl {state['lightning_fl_version']}, this is {__version__}. Resume with that version, or start"
+            " a new run."
         ) from error
 
 
@@ -78,26 +83,31 @@ class TrainerSurface(Settings):
     """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against.
 
     Attributes:
-        federation: what a round changes and a checkpoint keeps.
-        round: what belongs to the present round alone.
+        federation: state that rounds change and checkpoints keep.
+        round: state of the present round.
         fabric: Fabric, with the federated ``strategy``.
-        processes: the ranks and who hosts whom.
-        hooks: the callbacks, as the engine calls them.
-        callbacks: in the order in which they are called.
+        processes: the ranks and their clients.
+        client_ranks: client -> the rank that hosts it.
+        num_clients: N.
+        hosted_clients: clients whose data this rank opens.
+        is_global_zero: whether this is the rank that logs.
+        hooks: hooks of the callbacks.
+        callbacks: in the order of their calls.
         run_log: the run's folder, curves and summary.
+        loggers: they write on rank zero only.
         profiler: of the run.
         module: the user's, from the first run on.
         datamodule: the data, from the first run on.
-        client_names: of the data, once they are set up.
+        client_names: of the data, after their set-up.
         batch_factory: makes clients' batches.
-        loop: takes clients' turns.
-        stacked: takes several at once, where ``stacked_clients`` says so.
-        resumes_fit: the fit goes on from a checkpoint.
+        loop: runs clients' turns.
+        stacked: runs several at once, with ``stacked_clients`` above 1.
+        resumes_fit: whether the fit resumes from a checkpoint.
         ckpt_path: that checkpoint.
         should_stop: set it to end the fit after the round.
-        identity: what decides the run's result, in words, for its checkpoints.
-        data_digests: client -> split -> what its data are, of hosted clients or, where it may be told, of all.
-        differs: what differs from the run whose checkpoint this one took up: name -> what it was and is.
+        identity: settings that decide the run's result, as text, for its checkpoints.
+        data_digests: client -> split -> digest of its data; of hosted clients if these are private, else of all.
+        differs: differences from the run of the checkpoint: name -> value before and now.
     """
 
     federation: Federation
@@ -105,9 +115,14 @@ class TrainerSurface(Settings):
     fabric: Fabric
     strategy: FederatedStrategy
     processes: Processes
+    client_ranks: list[int]
+    num_clients: int
+    hosted_clients: list[int]
+    is_global_zero: bool
     hooks: Hooks
     callbacks: list[Any]
     run_log: RunLog
+    loggers: list[Any]
     profiler: Profiler
     module: LightningModule
     datamodule: FederatedDataModule
@@ -122,8 +137,6 @@ class TrainerSurface(Settings):
     data_digests: dict[int, dict[Split, str]]
     differs: dict[str, list[str]]
     _launched = False
-
-    # -- the settings, and what federation and round hold: engine/federation.py describes each ---------------------
 
     @property
     def settings(self) -> Settings:
@@ -152,74 +165,51 @@ class TrainerSurface(Settings):
     # -- clients and processes -----------------------------------------------------------------------------------
 
     @property
-    def client_ranks(self) -> list[int]:
-        """Client -> the rank that hosts it."""
-        return self.processes.client_ranks
-
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return self.processes.num_clients
-
-    @property
-    def hosted_clients(self) -> list[int]:
-        """The clients whose data this rank opens."""
-        return self.processes.hosted
-
-    @property
     def present_clients(self) -> list[int]:
-        """The clients that have joined."""
+        """Clients that have joined."""
         return sorted(set(range(self.num_clients)) - self.federation.absent_clients)
 
     @property
     def active_clients(self) -> list[int]:
-        """The clients that have joined and do not rest at present."""
+        """Clients that have joined and do not rest."""
         return sorted(set(range(self.num_clients)) - self.federation.absent_clients - self.federation.resting_clients)
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the rank that logs."""
-        return self.fabric.is_global_zero
 
     # -- models and data -----------------------------------------------------------------------------------------
 
     def client_weights(self) -> Weights:
-        """The live weights of the client whose turn it is (not a copy)."""
+        """Live weights of the present client (not a copy)."""
         return self.loop.flat.collect()
 
     def shared_model(self, client: int) -> Weights:
-        """What a client uses of the shared models: ``sum_k P_ik w_k``."""
+        """A client's mixture of the shared models: ``sum_k P_ik w_k``."""
         return self.federation.shared_model(client)
 
     def client_model(self, client: int) -> Weights:
-        """What a client uses: its mixture of the shared models with its personal layers, or what the strategy says.
-
-        The latter two where this rank hosts it.
-        """
+        """A client's mixture of the shared models, on its host with its personal layers or the strategy's own model."""
         return self.loop.client_model(client)
 
     @property
     def evaluated_model(self) -> str:
-        """What clients are evaluated with, in words: the collaboration's, the strategy's, the callbacks'."""
+        """Text about the model that clients are evaluated with."""
         model = self.strategy.evaluated(self.federation.collaboration.describe_use())
         for hook in self.hooks.of("evaluated"):
             model = hook(model)
         return model
 
     def client_store(self, name: str) -> dict[int, Any]:
-        """What hosted clients keep for a callback: client -> plain values and tensors, saved in checkpoints."""
+        """State of hosted clients for a callback: client -> plain values and tensors, saved in checkpoints."""
         return self.federation.client_store(name)
 
     def keep_local(self, patterns: Sequence[str]) -> None:
-        """Never average the parameters and buffers that match these names; each client keeps its own."""
+        """Exclude parameters and buffers whose names match from averaging; each client keeps its own."""
         self.federation.keep_local(self.loop.flat, patterns)
 
     def client_batches(self, client: int, split: Split) -> ClientBatches | None:
-        """The batches of a hosted client, as callbacks (label noise) left them."""
+        """Batches of a hosted client, after changes of callbacks (label noise)."""
         return self.batch_factory.batches(client, split)
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
-        """The training loss of a hosted client at some weights, over its first batches; nothing is trained."""
+        """Training loss of a hosted client for some weights, over its first batches; nothing is trained."""
         return self.loop.training_loss(client, weights, num_batches, purpose)
 
     def predict_client(self, client: int, split: Split = "test") -> list[Any]:
@@ -230,7 +220,7 @@ class TrainerSurface(Settings):
 
     @contextmanager
     def around_evaluation(self, client: int, weights: Weights) -> Iterator[None]:
-        """What callbacks put around a hosted client's evaluation with some weights."""
+        """Contexts of callbacks for a hosted client's evaluation with some weights."""
         with ExitStack() as stack:
             for hook in self.hooks.of("around_evaluation"):
                 stack.enter_context(hook(client, weights))
@@ -251,19 +241,19 @@ class TrainerSurface(Settings):
         return descriptor_statistics(self.batch_factory, self.processes, self.seed)
 
     def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
-        """Every client's ``summarize(targets [n, T])`` of a split, stacked [N, ...]; on every rank.
+        """Every client's ``summarize(targets [n, T])`` of a split, stacked [N, ...]; called on every rank.
 
-        Counts, sums and ranges are what it is for: they leave the client.
+        The results leave the client: use it for counts, sums and ranges.
         """
         return target_summaries(self.batch_factory, self.processes, self.seed, summarize, split)
 
     def on_hosts(self, clients: Collection[int], compute: Callable[[int], T], problem: str) -> dict[int, T]:
-        """What each client's rank computes for it, on all ranks; to be called on every rank.
+        """Compute a value for each client on its rank and exchange these; called on every rank.
 
         Args:
-            clients: any, on whatever rank.
-            compute: of a hosted client; plain values or CPU tensors. It may not wait for other ranks.
-            problem: what to say before an error, which is raised on all ranks.
+            clients: any, hosted or not.
+            compute: function of a hosted client; plain values or CPU tensors. It must not wait for other ranks.
+            problem: prefix of an error, which is raised on all ranks.
 
         Returns:
             client -> value, in ascending order.
@@ -271,7 +261,7 @@ class TrainerSurface(Settings):
         return compute_on_hosts(self.processes, clients, compute, problem)
 
     def generator(self, *path: int | str) -> torch.Generator:
-        """Randomness for one purpose in the current round, the same on every rank."""
+        """Generator for one purpose in the current round, the same on every rank."""
         return generator(self.seed, self.federation.current_round, *path)
 
     # -- the run -------------------------------------------------------------------------------------------------
@@ -289,7 +279,7 @@ class TrainerSurface(Settings):
         self.hooks.call(hook, *args)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on: plain values and tensors. To be called on every rank."""
+        """State to resume from: plain values and tensors. Called on every rank."""
         return {
             "lightning_fl_version": __version__,
             "module": class_path(self.module),
@@ -304,7 +294,7 @@ class TrainerSurface(Settings):
         }
 
     def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
-        """Take up a state; ``weights_only`` takes the models and the collaboration, for an evaluation."""
+        """Restore a state; with ``weights_only`` the models and the collaboration, for an evaluation."""
         with _refusing("its models and clients", state):
             self.federation.load_state_dict(state, self.loop.flat, self.processes, weights_only=weights_only)
         if weights_only:
@@ -352,43 +342,38 @@ class TrainerSurface(Settings):
             self.run_log.write(file, csv_table(pd.DataFrame(list(rows), columns=list(columns))))
 
     @property
-    def loggers(self) -> list[Any]:
-        """The loggers; they write on rank zero only."""
-        return self.run_log.loggers
-
-    @property
     def log_dir(self) -> str:
-        """The run's folder; from the working directory, where ``default_root_dir`` is given so."""
+        """The run's folder, relative if ``default_root_dir`` is."""
         directory = self.run_log.directory
         return os.fspath(directory if os.path.isabs(self.default_root_dir) else near(directory))
 
     @property
     def logs_clients(self) -> bool:
-        """Whether every client has curves of its own."""
+        """Whether every client has its own curves."""
         return self.num_clients <= _MANY_CLIENTS if self.log_per_client is None else self.log_per_client
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start the processes (once). ``fit`` and the others do it; call it earlier to share the work before them."""
+        """Start the processes (once), as ``fit`` does; call it earlier to share the work before it."""
         launcher = self.strategy.launcher
         if isinstance(launcher, ForkLauncher) and launcher.ended:
             raise ConfigurationError(
                 "this trainer's other processes ended with lightning_fl.federate: make another trainer for a further"
-                " run. What it measured and its models are there."
+                " run. Its metrics and models are still available."
             )
         if not self._launched:
-            if self.num_threads is not None:  # beside a GPU too, where sums over clients are the host's
+            if self.num_threads is not None:  # also with a GPU, as sums over clients are computed on the host
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
                 torch.set_num_threads(self.num_threads)
             end_with_this_process(getattr(launcher, "procs", []))
             self.fabric.launch()
             self._launched = True
-        elif not self.strategy.connected:  # a run that failed took leave of the other ranks
+        elif not self.strategy.connected:  # a failed run left the other ranks
             self.strategy.setup_environment()
 
     def begin(self, federation: Federation) -> None:
-        """A run begins: what it knows is a federation's state; module, data and the engine's parts follow."""
+        """Start a run with a federation's state, without module, data and the engine's parts."""
         self.federation = federation
         self.round = Round()
         self.processes = Processes(self.strategy, self.fabric.device)

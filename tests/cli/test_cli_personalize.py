@@ -1,4 +1,4 @@
-"""``lightning-fl personalize`` on real runs of molecules, images and tables."""
+"""``lightning-fl personalize`` on a real run of molecules."""
 
 import json
 import shutil
@@ -6,56 +6,26 @@ import sys
 from pathlib import Path
 
 import jsonargparse
-import numpy as np
 import processes
 import pytest
 import torch
 import yaml
+from finished_runs import molecule_run, write_molecules
 
-from lightning_fl.models import ClassificationModel, MoleculeModel
-
-TRAINER = {
-    "callbacks": [{"class_path": "LocalTraining"}],
-    "max_rounds": 2,
-    "local_steps": 2,
-    "logger": False,
-    "accelerator": "cpu",
-    "devices": 1,
-    "enable_progress_bar": False,
-}
-MLP = {"class_path": "ClassificationModel", "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 3}}
-
-
-def write_recipe(model, data, **trainer):
-    recipe = {"seed_everything": 3, "trainer": TRAINER | trainer, "model": model, "data": data}
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return "recipe.yaml"
-
-
-def write_molecules(path, lengths, header="smiles,activity,lab"):
-    rows = [f"{'C' * length}{end},{0.3 * length:.2f},{end}" for length in lengths for end in "ONF"]
-    Path(path).write_text("\n".join([header, *rows]) + "\n")
-    return path
+from lightning_fl.models import MoleculeModel
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run on molecules, to be copied."""
-    return {"folder": tmp_path_factory.mktemp("finished")}
+    """Folder of a run on molecules, to be copied."""
+    return tmp_path_factory.mktemp("finished")
 
 
 @pytest.fixture
-def run(finished, command, tmp_path):
+def run(finished, tmp_path):
     """A finished run on molecules, three models, and a new client's file."""
     write_molecules("new.csv", range(4, 10))
-    if "run" not in finished:
-        data = {"path": write_molecules("run.csv", range(1, 9)), "target_columns": ["activity"], "group_column": "lab"}
-        model = {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1, "learning_rate": 0.1}}
-        recipe = write_recipe(model, {"class_path": "MoleculeCSV", "init_args": data})
-        assert command("fit", "--config", recipe)[0] == 0
-        finished["run"] = shutil.copytree("runs/version_0", finished["folder"] / "run")
-    Path("run.csv").unlink(missing_ok=True)  # the run's own data are not needed any more
-    return shutil.copytree(finished["run"], tmp_path / "run")
+    return molecule_run(finished, tmp_path, "LocalTraining")
 
 
 def shares_of(out):
@@ -123,53 +93,6 @@ def test_in_a_process_of_its_own(run):
     assert (ended.code, ended.err) == (0, "")
     assert "of 18 samples, and so are the metrics" in ended.out
     assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(ended.out))
-
-
-@pytest.mark.slow
-def test_images(command):
-    rng = np.random.default_rng(0)
-    for name, count in (("scans", 60), ("new", 30)):
-        images = rng.integers(0, 256, (count, 4, 4), dtype=np.uint8)
-        np.savez(f"{name}.npz", train_images=images, train_labels=np.arange(count) % 3)
-    data = {
-        "name": "scans.npz",
-        "source": "real",
-        "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}},
-    }
-    model = {**MLP, "init_args": MLP["init_args"] | {"in_shape": [1, 4, 4]}}
-    assert command("fit", "--config", write_recipe(model, {"class_path": "ImageData", "init_args": data}))[0] == 0
-    Path("scans.npz").unlink()
-    words = ("personalize", "runs/version_0", "new.npz", "--monitor", "val/acc", "--out", "mine.ckpt")
-    code, out, err = command(*words, "--holdout", "0")
-    assert (code, err) == (0, "")
-    shares = shares_of(out)
-    assert_is_the_mixture("runs/version_0", "mine.ckpt", shares)
-    # the accuracies by hand, with the mean and the deviation of the run's images
-    known = json.loads(Path("runs/version_0/summary.json").read_text())["data"]["normalization"]
-    new = np.load("new.npz")
-    pixels = (torch.tensor(new["train_images"])[:, None] / 255 - known["mean"][0]) / known["std"][0]
-    right = []
-    for k in range(2):
-        module = ClassificationModel.load_from_checkpoint(f"runs/version_0/models/shared_{k}.ckpt", map_location="cpu")
-        right.append(float((module.eval()(pixels).argmax(1) == torch.tensor(new["train_labels"])).float().mean()))
-    torch.testing.assert_close(shares, torch.tensor(right) / sum(right), atol=2e-3, rtol=0)
-
-
-@pytest.mark.slow
-def test_tables(command):
-    for name, count in (("run", 60), ("new", 20)):
-        rows = [f"{i % 7},{'uv'[i % 2]},{'xyz'[i % 3]}" for i in range(count)]
-        Path(f"{name}.csv").write_text("\n".join(["number,kind,class", *rows]) + "\n")
-    data = {"path": "run.csv", "target": "class", "partitioner": {"class_path": "IID", "init_args": {"num_clients": 3}}}
-    model = {**MLP, "init_args": MLP["init_args"] | {"in_shape": [3]}}
-    assert command("fit", "--config", write_recipe(model, {"class_path": "TableData", "init_args": data}))[0] == 0
-    Path("run.csv").unlink()
-    code, out, err = command("personalize", "runs/version_0", "new.csv")
-    assert (code, err) == (0, "")
-    assert_is_the_mixture("runs/version_0", "runs/version_0/personal/new.ckpt", shares_of(out))
-    Path("new.csv").write_text("number,class\n1,x\n2,y\n")
-    code, _, err = command("personalize", "runs/version_0", "new.csv", "--force")
-    assert (code, err) == (2, "error: new.csv has no column 'kind'. It has number, class.\n")
 
 
 @pytest.fixture

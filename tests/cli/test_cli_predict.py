@@ -1,11 +1,10 @@
-"""``lightning-fl predict RUN FILE`` on real runs of molecules, images and tables."""
+"""``lightning-fl predict RUN FILE`` on real runs of molecules."""
 
 import io
 import json
 import os
 import random
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,60 +14,22 @@ import processes
 import pytest
 import torch
 import yaml
+from finished_runs import molecule_run, write_molecules
 from torch_geometric.data import Batch
 
 from lightning_fl import predict
-from lightning_fl.cli import main
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.table import read_table
-from lightning_fl.models import ClassificationModel, MoleculeModel
+from lightning_fl.models import MoleculeModel
 
-TRAINER = {
-    "max_rounds": 2,
-    "local_steps": 2,
-    "logger": False,
-    "accelerator": "cpu",
-    "devices": 1,
-    "enable_progress_bar": False,
-}
-MODEL = {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1, "learning_rate": 0.1}}
 BAD = {3: "C(C)(C)(C)(C)C", 5: "", 8: "xyz"}
-
-
-def fit(model, data, callbacks=(), **trainer):
-    recipe = {"seed_everything": 3, "trainer": TRAINER | trainer, "model": model, "data": data}
-    recipe["trainer"]["callbacks"] = [{"class_path": name} for name in callbacks]
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["fit", "--config", "recipe.yaml"]) == 0
-    return Path("runs/version_0")
-
-
-def away(run, data):
-    """The run in another folder, without the data that it was trained on."""
-    Path(data).unlink()
-    return run.rename("moved")
-
-
-def write_molecules(path, lengths, header="smiles,activity,lab"):
-    rows = [f"{'C' * length}{end},{0.3 * length:.2f},{end}" for length in lengths for end in "ONF"]
-    Path(path).write_text("\n".join([header, *rows]) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Runs on molecules, to be copied."""
     return tmp_path_factory.mktemp("finished")
-
-
-def molecule_run(finished, tmp_path, *callbacks):
-    name = "_".join(["run", *callbacks])
-    if not (finished / name).is_dir():
-        data = {"path": write_molecules("run.csv", range(1, 9)), "target_columns": ["activity"], "group_column": "lab"}
-        shutil.copytree(fit(MODEL, {"class_path": "MoleculeCSV", "init_args": data}, callbacks), finished / name)
-        Path("run.csv").unlink()  # the run's own data are not needed any more
-    return shutil.copytree(finished / name, tmp_path / name)
 
 
 @pytest.fixture
@@ -252,12 +213,6 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.csv", b"", "empty.csv is empty: check the file."),
-        ("header.csv", b"smiles\n", "header.csv has no rows of data, only a header: check the file."),
-        ("twice.csv", b"smiles,a,a\nCO,1,2\n", "twice.csv has the column 'a' 2 times, as columns 2, 3"),
-        ("x.pdf", b"%PDF-1.4\n", "x.pdf has no rows of data"),
-        ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: the byte 0xff in line 2 is not UTF-8"),
-        ("q.csv", b'smiles\n"CO\n', "q.csv cannot be read as a table: a quote opened in line 2"),
         (
             "bad.csv",
             b"smiles\nxx\n\nyy\n",
@@ -268,7 +223,7 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
             b"smile\nCO\n",
             "no.csv has no column 'smiles' (did you mean 'smile'?). It has smile. Give the column",
         ),
-        ("null.csv", b"smi\0les\nCO\n", "null.csv cannot be read as a table: line 1 has zero bytes"),
+        ("x.csv", b"smiles\nC\xff\n", "x.csv cannot be read as a table: the byte 0xff in line 2 is not UTF-8"),
     ],
 )
 def test_files_that_are_none(run, command, name, content, message):
@@ -288,25 +243,10 @@ def test_a_run_has_the_models_that_its_record_counts(run):
         predict(run, ["CCO"])
 
 
-def test_runs_that_are_none(run, command):
-    assert command("predict", "nowhere", "new.csv")[2].startswith("error: nowhere is not a folder")
+def test_a_file_that_is_not_given(run, command):
     code, _, err = command("predict", run)
     assert code == 2
-    assert err.startswith(
-        "error: give a finished run and a file of new samples: lightning-fl predict RUN FILE; or, for"
-    )
-    (run / "models" / "shared_0.ckpt").write_bytes(b"PK\x03\x04")
-    code, _, err = command("predict", run, "new.csv")
-    assert code == 2
-    assert "shared_0.ckpt is damaged or not a model's checkpoint" in err
-    (run / "summary.json").unlink()
-    code, _, err = command("predict", run, "new.csv")
-    assert code == 2
-    assert f"the run {run} is not finished, it has no summary.json" in err
-    for error, change in ((CheckpointError, "{"), (ConfigurationError, "{}")):
-        (run / "summary.json").write_text(change)
-        with pytest.raises(error, match=r"summary\.json"):
-            predict(run, ["CO"])
+    assert "lightning-fl predict RUN FILE" in err
 
 
 def test_what_python_gives_that_is_no_molecule(run):
@@ -350,79 +290,6 @@ def test_similarity_to_the_nearest_training_molecule(run, command):
     assert table["similarity"][1] < 0.9
     assert table.loc[2, ["similarity", *own]].isna().all()
     assert (table[own][:2] <= 1).all(axis=None)
-
-
-@pytest.mark.slow
-def test_tables(command):
-    rng = np.random.default_rng(0)
-    rows = pd.DataFrame({"age": rng.normal(50, 10, 60).round(1), "site": rng.choice(["a", "b"], 60)})
-    rows.assign(ill=np.where(rows["age"] > 50, "yes", "no")).to_csv("ill.csv", index=False)
-    data = {"path": "ill.csv", "target": "ill", "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}}}
-    model = {
-        "class_path": "ClassificationModel",
-        "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 2, "in_shape": [3]},
-    }
-    run = away(fit(model, {"class_path": "TableData", "init_args": data}), "ill.csv")
-    Path("new.csv").write_text("who,site,age\n1,a,61\n2,c,40\n3,b,\n4,b,old\n")
-    code, out, err = command("predict", run, "new.csv")
-    assert code == 0, err
-    table = pd.read_csv(io.StringIO(out))
-    assert list(table.columns) == ["who", "site", "age", "ill", "ill=no", "ill=yes", "error"]
-    assert list(table["error"][[1, 3]]) == [
-        "site: 'c' is none of the values in training",
-        "age: 'old' is not a finite number of use",
-    ]
-    known = json.loads((run / "summary.json").read_text())["data"]["encoding"]
-    features = torch.tensor([[(61 - known["mean"][0]) / known["std"][0], 1, 0], [0, 0, 1]], dtype=torch.float32)
-    module = ClassificationModel.load_from_checkpoint(run / "models" / "shared_0.ckpt").eval()
-    expected = module(features).softmax(dim=1).detach().numpy()
-    np.testing.assert_allclose(table.loc[[0, 2], ["ill=no", "ill=yes"]], expected, rtol=1e-5)
-    assert list(table["ill"][[0, 2]]) == [["no", "yes"][place] for place in expected.argmax(axis=1)]
-    code, _, err = command("predict", run, "new.csv", "--smiles_column", "who")
-    assert code == 2
-    assert "error: smiles_column: " in err
-
-
-@pytest.mark.slow
-def test_images(command):
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (60, 4, 4), dtype=np.uint8)
-    np.savez("scans.npz", train_images=images, train_labels=np.arange(60) % 3)
-    data = {
-        "name": "scans.npz",
-        "source": "real",
-        "partitioner": {"class_path": "IID", "init_args": {"num_clients": 2}},
-    }
-    model = {
-        "class_path": "ClassificationModel",
-        "init_args": {"network": "mlp", "hidden_sizes": [4], "num_classes": 3, "in_shape": [1, 4, 4]},
-    }
-    run = away(fit(model, {"class_path": "ImageData", "init_args": data}), "scans.npz")
-    known = json.loads((run / "summary.json").read_text())["data"]["normalization"]
-    new = rng.integers(0, 256, (5, 4, 4), dtype=np.uint8)
-    floats = (torch.from_numpy(new[:, None]) / 255 - known["mean"][0]) / known["std"][0]
-    module = ClassificationModel.load_from_checkpoint(run / "models" / "shared_0.ckpt").eval()
-    expected = module(floats).softmax(dim=1).detach().numpy()
-    np.savez("new.npz", images=new)
-    table = pd.read_csv(io.StringIO(command("predict", run, "new.npz", "--chunk_rows", "2")[1]))
-    probabilities = ["label=0", "label=1", "label=2"]
-    assert list(table.columns) == ["array", "index", "label", *probabilities, "error"]
-    np.testing.assert_allclose(table[probabilities], expected, rtol=1e-4)
-    Path("new/deep").mkdir(parents=True)
-    for number, image in enumerate(new):
-        Image.fromarray(image).save(f"new/deep/{number}.png")
-    Path("new/broken.png").write_bytes(b"no picture")
-    Image.fromarray(new[0].repeat(2, axis=0)).save("new/long.png")
-    table = pd.read_csv(io.StringIO(command("predict", run, "new")[1]))
-    assert list(table["file"]) == ["broken.png", *(f"deep/{number}.png" for number in range(5)), "long.png"]
-    np.testing.assert_allclose(table[probabilities][1:6], expected, rtol=1e-4)
-    assert "cannot be read as an image" in table["error"][0]
-    assert table["error"][6] == "it has 8 x 4 pixels, the run's images 4 x 4: resize it"
-    code, _, err = command("predict", run, "new.csv")
-    assert code == 2
-    assert "error: 'new.csv': the run's data are images; give a folder of them, or a .npz file.\n" in err
 
 
 @pytest.mark.processes

@@ -51,8 +51,8 @@ FAULTS: list[tuple[tuple[str, ...], Any, str]] = [
     (("measured", "evaluated_samples"), {"val": {0: "x"}}, "its field 'measured'"),
     (("record",), 3, "its field 'record'"),
     (("record",), {"unwritten": [3]}, "its field 'record'"),
-    (("callbacks", "DROClientSampling"), {}, "last.ckpt: the checkpoint's state of DROClientSampling is not one of"),
-    (("communication",), {"bytes_sent": {}}, "last.ckpt: the checkpoint's state of its models and clients is not one"),
+    (("callbacks", "DROClientSampling"), {}, "last.ckpt: the checkpoint's state of DROClientSampling was saved"),
+    (("communication",), {"bytes_sent": {}}, "last.ckpt: the checkpoint's state of its models and clients was saved"),
 ]
 
 
