@@ -335,13 +335,8 @@ def test_the_discriminators_of_fedcollab_are_set_by_their_key(parser):
         instantiate(parser, parse("fit", parser, [*words, "--trainer.callbacks.discriminator.max_train", "0"]))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely:UserWarning")
-@pytest.mark.parametrize("name", COALITIONS)
-def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
-    # One to warm up; bids are from the second on.
-    rounds = 2 if name == "fedcollab_concept_shift" or name.startswith("pifl") else 1
+def smaller(name, capsys, *words, rounds=1, source="measured", metric="rmse"):
+    """Run a smaller recipe; its folder, its record and the clients' values of a metric."""
     text = RECIPES[name].read_text()
     for before, after in LESS_WORK.items():
         text = re.sub(before, after, text)
@@ -349,24 +344,40 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
         text, count = re.subn(before, after, text)
         assert count == 1
     Path("smaller.yaml").write_text(text)
-    words = ["fit", "--config", "smaller.yaml", "--trainer.max_rounds", str(rounds), "--trainer.devices", "1"]
-    words += SMALLER.get(name) or ([] if name.startswith("pifl") else SMALLER.get(name.partition("_")[2], []))
-    assert main(words) == 0, capsys.readouterr().err
+    fit = ["fit", "--config", "smaller.yaml", "--trainer.max_rounds", str(rounds), "--trainer.devices", "1"]
+    assert main([*fit, *words]) == 0, capsys.readouterr().err
     folder = Path("runs") / name / "version_0"
     record = json.loads((folder / "summary.json").read_text())
-    assert (record["data_source"], record["rounds"]) == ("synthetic" if "synthetic" in name else "measured", rounds)
-    metric = "rmse" if "chembl" in name or "esol" in name else "c_index" if "brca" in name else "acc"
+    assert (record["data_source"], record["rounds"]) == (source, rounds)
     clients = record["metrics"]["test"][metric]["clients"]
-    assert len(clients) == record["num_clients"]
+    assert clients
     assert all(math.isfinite(value) and value >= 0 for value in clients.values())
+    return folder, record, clients
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*is the archive unpacked completely:UserWarning")
+@pytest.mark.parametrize("name", COALITIONS)
+def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
+    # One to warm up; bids are from the second on.
+    rounds = 2 if name == "fedcollab_concept_shift" or name.startswith("pifl") else 1
+    words = SMALLER.get(name) or ([] if name.startswith("pifl") else SMALLER.get(name.partition("_")[2], []))
+    source = "synthetic" if "synthetic" in name else "measured"
+    metric = "rmse" if "chembl" in name or "esol" in name else "c_index" if "brca" in name else "acc"
+    folder, record, clients = smaller(name, capsys, *words, rounds=rounds, source=source, metric=metric)
+    assert len(clients) == record["num_clients"]
     figures = {path.name for path in (folder / "figures").iterdir()}
-    judged = "LocalReference" in PARTS[name.partition("_")[0]]
-    assert ("gain_test.png" in figures) == judged
-    assert ("distances.png" in figures) == name.startswith("fedcollab")
-    assert ("merge_tree.png" in figures) == name.startswith("hcct")
-    assert ("graph.png" in figures) == name.startswith("dpfl")
-    assert ("contributions.png" in figures) == name.startswith("shapley")
-    assert ("sampling_weights.png" in figures) == name.startswith(("drflm", "afl"))
+    compared = "LocalReference" in PARTS[name.partition("_")[0]]
+    assert ("gain_test.png" in figures) == compared
+    for figure, algorithms in {
+        "distances": ("fedcollab",),
+        "merge_tree": ("hcct",),
+        "graph": ("dpfl",),
+        "contributions": ("shapley",),
+        "sampling_weights": ("drflm", "afl"),
+    }.items():
+        assert (f"{figure}.png" in figures) == name.startswith(algorithms), figure
     assert ("contributions" in record) == name.startswith(("shapley", "pifl"))
     assert ({"tiers", "tokens"} <= set(record)) == name.startswith("pifl")
     assert ({"tier_membership.png", "token_balances.png"} <= figures) == name.startswith("pifl")
@@ -374,7 +385,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
         table = pd.read_csv(folder / "distances.csv", index_col=0)
         assert table.shape == (record["num_clients"],) * 2
         assert (abs(table.to_numpy()) <= 1).all()  # 2 BalAcc - 1, below 0 for less than guessing
-    if judged:
+    if compared:
         assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
 
 
@@ -423,41 +434,19 @@ def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
-@pytest.mark.parametrize("name", DRFLM)
-def test_it_runs_a_round(name, capsys, quick_pictures):
-    words = ["fit", "--config", name, "--trainer.max_rounds", "1", "--trainer.local_steps", "1"]
-    words += ["--model.hidden_dim", "4", "--trainer.devices", "1", "--data.source", "real"]
-    assert main(words) == 0, capsys.readouterr().err
-    folder = Path("runs") / name / "version_0"
-    record = json.loads((folder / "summary.json").read_text())
-    assert record["data_source"] == "measured"
-    assert record["rounds"] == 1
-    clients = record["metrics"]["test"]["rmse"]["clients"]
-    assert len(clients) == 3
-    assert all(math.isfinite(value) and value > 0 for value in clients.values())
-    saved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert saved["trainer"]["max_rounds"] == 1
-    assert (folder / "figures" / "parity_test.png").is_file()
-    assert (folder / "figures" / "sampling_weights.png").is_file() == (not name.startswith("fedavg"))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is not the file that card:UserWarning")
-@pytest.mark.parametrize("name", OF_MOLECULES)
+@pytest.mark.parametrize("name", [*DRFLM, *OF_MOLECULES])
 def test_a_recipe_of_molecules_runs_a_round(name, capsys, quick_pictures):
-    Path("smaller.yaml").write_text(re.sub(r"\b(warm_up_rounds): \d+", r"\1: 1", RECIPES[name].read_text()))
-    words = ["fit", "--config", "smaller.yaml", "--trainer.max_rounds", "1", "--trainer.local_epochs", "null"]
-    words += ["--trainer.local_steps", "1", "--model.hidden_dim", "8", "--trainer.devices", "1"]
-    words += ["--data.source", "real"]
-    assert main(words) == 0, capsys.readouterr().err
-    folder = Path("runs") / name / "version_0"
-    record = json.loads((folder / "summary.json").read_text())
-    assert (record["data_source"], record["rounds"]) == ("measured", 1)
-    clients = record["metrics"]["test"]["auroc" if name in CLASSES else "rmse"]["clients"]
-    assert clients
-    assert all(math.isfinite(value) and value >= 0 for value in clients.values())
-    splits = json.loads((folder / "splits.json").read_text())
-    assert len(splits["clients"]) == record["num_clients"]
+    words = ["--trainer.local_steps", "1", "--trainer.local_epochs", "null", "--data.source", "real"]
+    words += ["--model.hidden_dim", "4" if name in DRFLM else "8"]
+    folder, record, clients = smaller(name, capsys, *words, metric="auroc" if name in CLASSES else "rmse")
+    if name in DRFLM:
+        assert len(clients) == 3
+        assert all(clients.values())
+        assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_rounds"] == 1
+        assert (folder / "figures" / "parity_test.png").is_file()
+        assert (folder / "figures" / "sampling_weights.png").is_file() == (not name.startswith("fedavg"))
+    else:
+        assert len(json.loads((folder / "splits.json").read_text())["clients"]) == record["num_clients"]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ class Command(NamedTuple):
     help: str
 
 
-_RUN = "lightning_fl.cli.run"
+_RUN = "lightning_fl.recipe.run"
 
 #: Name to command, in the order of the help.
 COMMANDS = {

@@ -54,7 +54,7 @@ def completion_script(shell: Shell) -> str:
     import shtab
 
     from lightning_fl.cli import COMMANDS, make_parser
-    from lightning_fl.cli import run as of_recipe
+    from lightning_fl.recipe import run as of_recipe
 
     plain = argparse.ArgumentParser(prog="lightning-fl")
     plain.add_argument("--version", action="store_true", help="Print the version.")

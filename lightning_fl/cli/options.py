@@ -3,7 +3,6 @@
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from docstring_parser import parse
 from jsonargparse import ArgumentParser
 
 __all__ = ["add_fields", "add_shared"]
@@ -40,7 +39,8 @@ def add_fields(parser: ArgumentParser, options: type, **flags: str) -> None:
         **flags: field -> name on the command line, where it is another one.
     """
     hints = get_type_hints(options, include_extras=True)
-    meaning = {one.arg_name: one.description or "" for one in parse(options.__doc__ or "").params}
+    described = (options.__doc__ or "").partition("Args:\n")[2].splitlines()
+    meaning = dict(line.strip().split(": ", 1) for line in described)
     for one in fields(options):
         text = f"{meaning[one.name][0].upper()}{meaning[one.name][1:]}."
         how: dict[str, Any] = {"type": hints[one.name], "default": one.default}

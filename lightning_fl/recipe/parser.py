@@ -10,11 +10,11 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import yaml
 from annotated_types import Interval
@@ -22,14 +22,13 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namesp
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import dump_yaml, parse_yaml
-from lightning_fl.recipe.classes import annotations_of
+from lightning_fl.recipe.classes import annotations_of, registered_strategy
 from lightning_fl.recipe.error_messages import compact, federated_cause
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.help import CommandParser
 from lightning_fl.recipe.settings import Keys, collect_settings
-from lightning_fl.recipe.strategy_names import with_strategy_class
 
-__all__ = ["USAGE", "add_arguments", "make_parser", "parse"]
+__all__ = ["USAGE", "add_arguments", "make_parser", "parse", "with_strategy_class"]
 
 #: The first line of the help; a list of all keys would be a page.
 USAGE = "%(prog)s --config RECIPE [--config OVERRIDES ...] [--KEY VALUE ...]"
@@ -151,6 +150,26 @@ def _keys(parser: ArgumentParser) -> Keys:
     annotations = {f"trainer.{name}": one for name, one in annotations_of(FederatedTrainer).items()}
     names = [name for name in parser.get_defaults(skip_validation=True).keys(branches=False) if name != "config"]
     return Keys(names, bases, annotations | {"seed_everything": Seed})
+
+
+def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace a registered name as the strategy's ``class_path`` by its import path and the arguments it implies.
+
+    Arguments without a class are those of ``fedavg``.
+    """
+    from lightning_fl.strategies import FederatedStrategy
+
+    trainer = settings.get("trainer")
+    entry = trainer.get("strategy") if isinstance(trainer, Mapping) else None
+    given = (entry.get("init_args") or {}) if isinstance(entry, Mapping) else None
+    if not isinstance(trainer, Mapping) or not isinstance(entry, Mapping) or not isinstance(given, Mapping):
+        return settings
+    found = registered_strategy(entry.get("class_path", "fedavg"), [FederatedStrategy])
+    if found is None:
+        return settings
+    kind, implied = found
+    strategy = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": {**implied, **given}}
+    return {**settings, "trainer": {**trainer, "strategy": strategy}}
 
 
 def _missing(command: str, tree: dict[str, object]) -> list[str]:

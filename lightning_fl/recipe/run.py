@@ -14,11 +14,12 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import USAGE, add_arguments, parse
 
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["run"]
+__all__ = ["USAGE", "add_arguments", "parse", "run"]  # of a command, see lightning_fl.cli
 
 #: A failed rank waits so long for its machine's first rank to end it; then it reports the error itself.
 _FIRST_RANK_SECONDS = 5.0

@@ -10,7 +10,7 @@ import yaml
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.recipe.strategy_names import with_strategy_class
+from lightning_fl.recipe.parser import with_strategy_class
 from lightning_fl.strategies import FedAvg, FederatedStrategy
 
 FEDAVG = "lightning_fl.strategies.fedavg.FedAvg"
