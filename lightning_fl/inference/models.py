@@ -22,13 +22,7 @@ _PERSONAL = "use a client's model (--model NAME, best or all)"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model.
-
-    Attributes:
-        name: a client's name or ``shared_K``.
-        path: its checkpoint.
-        module: with its weights.
-    """
+    """A loaded model; the name is a client's or ``shared_K``."""
 
     name: str
     path: Path

@@ -40,14 +40,7 @@ _DISTRIBUTION_FIELDS = frozenset(
 
 
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:
-    """Read the calibrations of a model's T targets.
-
-    Args:
-        run: the run.
-        model: its name in ``calibration.json``.
-        option: that needs the calibration, for messages.
-        kind: required kind of the targets.
-        naming: of the targets.
+    """Read the calibrations of a model's T targets from ``calibration.json``, for an option on targets of this kind.
 
     Raises:
         ConfigurationError: no calibration of this model, or targets of another kind.
@@ -145,11 +138,6 @@ def total_spread(members: Sequence[Sequence[Outputs]]) -> Outputs:
 
 class DropoutPasses:
     """Predictions with dropout layers in training mode and all other layers in evaluation mode.
-
-    Args:
-        module: in evaluation mode.
-        count: number of passes.
-        seed: of the run.
 
     Raises:
         ConfigurationError: the module has no dropout layer with positive probability.

@@ -21,10 +21,6 @@ def find_faults(tree: Mapping[str, Any], keys: Keys) -> list[str]:
     """A sentence for every key or class that does not exist and every value outside its range.
 
     Paths leave out ``init_args``, as options do: ``trainer.callbacks[1].alpha``.
-
-    Args:
-        tree: settings, as :func:`~lightning_fl.recipe.settings.collect_settings` returns them.
-        keys: the parser's keys.
     """
     return list(_Search(keys).of_group(tree, ""))
 

@@ -53,10 +53,7 @@ def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str
     A mapping is merged where it is a group of keys or an entry for a class, and replaces the earlier value elsewhere,
     as a list does. A key that ends with ``+`` adds to a list. A class replaces another one and keeps the arguments
     that both accept.
-
-    Args:
-        options: name without dashes -> text. ``config`` is a recipe.
-        keys: the parser's keys.
+    ``options`` are pairs of a name without dashes and a text; ``config`` is a recipe.
 
     Raises:
         ConfigurationError: a recipe is not found or not valid.

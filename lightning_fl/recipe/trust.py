@@ -22,12 +22,8 @@ _PACKAGE = "lightning_fl"
 def refuse_foreign_classes(recipe: Any, place: str) -> None:
     """Refuse a recipe that names a class from outside this package, at any depth. Imports nothing.
 
-    Args:
-        recipe: content of the file.
-        place: its name in messages.
-
     Raises:
-        ConfigurationError: naming the class.
+        ConfigurationError: naming the class, and the recipe by ``place``.
     """
     for name in _foreign_classes(recipe):
         raise ConfigurationError(_refusal(place, name))
@@ -37,11 +33,6 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
     """The command that predicts with a finished run, with FILE for new samples; ``None`` if its model cannot.
 
     Relative paths are relative to the folder in which the run was started.
-
-    Args:
-        folder: the run's.
-        recipe: its resolved recipe.
-        summary: content of its ``summary.json``.
     """
     predicts = summary.get("predicts", "new samples")
     words = ["lightning-fl", "predict"]
@@ -62,11 +53,8 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
 def own_classes_only(place: str) -> Iterator[None]:
     """Context in which the parser imports nothing from outside this package.
 
-    Args:
-        place: the recipe's name in messages.
-
     Raises:
-        ConfigurationError: a value names something else.
+        ConfigurationError: a value in the recipe ``place`` names something else.
     """
     before = {name: _common.parsing_settings[name] for name in ("import_path_verdicts", "import_paths_enforced")}
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[_PACKAGE])

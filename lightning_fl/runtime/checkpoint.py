@@ -73,13 +73,10 @@ def save_state(state: dict[str, Any], folder: Path, name: str, processes: Proces
         folder: of the checkpoints, on this rank's disk.
         name: "last" or "best".
         processes: of the run.
-        token: the run's.
+        token: random text that identifies the run.
 
     Returns:
         Content of the checkpoint's own file.
-
-    Raises:
-        CheckpointError: a file cannot be written.
     """
     if processes.private:
         for client in processes.hosted:
@@ -123,9 +120,6 @@ def copy_checkpoint(source: Path, state: dict[str, Any], folder: Path, name: str
         folder: of the copy, on this rank's disk.
         name: of the copy, "last" or "best".
         processes: of the run.
-
-    Raises:
-        CheckpointError: a file cannot be written.
     """
     target, about = folder / f"{name}.ckpt", state.get("client_files")
     if about is None:
@@ -254,12 +248,7 @@ def with_client_files(
 ) -> dict[str, Any]:
     """Add the content of client files to a checkpoint's state, if it has such. Called on every rank.
 
-    Args:
-        state: of the checkpoint.
-        path: its file; client files are in the same folder, on this rank's disk.
-        processes: of the run.
-        client_names: of all clients.
-        rank_names: of all ranks, for errors.
+    Client files are in the folder of ``path``, on this rank's disk.
 
     Raises:
         CheckpointError: a file is missing or does not belong to the checkpoint; on all ranks.

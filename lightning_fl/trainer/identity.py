@@ -61,12 +61,9 @@ _MOST_CHARACTERS = 200
 
 
 def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -> None:
-    """Refuse ranks that differ. Called on every rank.
+    """Refuse ranks whose recipe, data set or model (``what``) differ. Called on every rank.
 
-    Args:
-        strategy: of the run.
-        own: name -> value of this rank. Names that a rank lacks are not compared.
-        what: "recipe", "data set" or "model", for the message.
+    Names that a rank lacks are not compared.
 
     Raises:
         ConfigurationError: naming what differs, on which rank; the same on all ranks.
@@ -174,13 +171,8 @@ def find_differences(
 ) -> dict[str, list[str]]:
     """Differences from the run of a checkpoint, after a warning: name -> value before and now. Called on every rank.
 
-    Names that one of them lacks are not compared; checkpoints of old versions only know their seed.
-
-    Args:
-        trainer: in a run, set up.
-        state: of the checkpoint.
-        path: its file.
-        evaluates: the run evaluates only.
+    Names that one of them lacks are not compared; checkpoints of old versions only know their seed. An evaluation is
+    compared by what it depends on.
     """
     now = trainer.identity
     found = {
@@ -200,13 +192,7 @@ def find_differences(
 
 
 def listed(differences: Mapping[str, Sequence[str]], words: str = "{name} was {0}, is {1}", most: int = 80) -> str:
-    """Text of the first differences, and the number of the others.
-
-    Args:
-        differences: name -> two values.
-        words: for one of them.
-        most: characters of a value.
-    """
+    """Text of the first differences, name -> two values of at most ``most`` characters, and the number of others."""
     shown = list(differences.items())[:_MOST_DIFFERENCES]
     parts = [words.format(*(cut(value, most) for value in values), name=name) for name, values in shown]
     more = len(differences) - len(shown)

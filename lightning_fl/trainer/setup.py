@@ -38,12 +38,7 @@ def set_up(
 ) -> ModuleTrainer:
     """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
 
-    Args:
-        trainer: of the run.
-        stage: "fit", "validate", "test" or "predict".
-        steps: the module.
-        datamodule: the data.
-        state: checkpoint to resume from, which tells the weights that were added in ``on_train_start``; may be empty.
+    ``state`` is the checkpoint to resume from, which tells the weights that were added in ``on_train_start``.
     """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
     factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)

@@ -259,20 +259,51 @@ def test_a_fit_with_nothing_left_to_train_says_so_and_ends_well(last: Path, tmp_
         assert (Path(run.log_dir) / "summary.json").is_file()
 
 
-def test_a_path_that_is_no_checkpoint_leaves_no_folder(last: Path, tmp_path: Path) -> None:
-    for path, words in (("", "ckpt_path is empty: give last"), (tmp_path, "is a folder: give a file")):
-        with pytest.raises(CheckpointError, match=words):
-            trainer(tmp_path / "runs").fit(module(), TinyClients(), ckpt_path=path)
-    last.write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="damaged"):
-        trainer(tmp_path / "runs").fit(module(), TinyClients(), ckpt_path=last)
+class OtherModule(TinyModule):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("content", "made", "data", "words"),
+    [
+        (None, module(), TinyClients((8, 8)), "num_clients is 3.* 2"),
+        (None, TinyModule(), TinyClients(), "layout"),
+        (None, OtherModule(dropout=0.2, norm=True), TinyClients(), "tiny.TinyModule.*OtherModule"),
+        (b"damaged", module(), TinyClients(), "last.ckpt is damaged"),
+        ({"state_dict": {}}, module(), TinyClients(), "last.ckpt .*single"),
+        (
+            {"lightning_fl_version": "0", "client": "north", "round": 1, "token": ""},
+            module(),
+            TinyClients(),
+            "part of one client, north",
+        ),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused_and_leaves_no_folder(
+    content: Any, made: TinyModule, data: TinyClients, words: str, last: Path, tmp_path: Path
+) -> None:
+    if isinstance(content, bytes):
+        last.write_bytes(content)
+    elif content is not None:
+        torch.save(content, last)
+    with pytest.raises(CheckpointError, match=words):
+        trainer(tmp_path / "runs").fit(made, data, ckpt_path=last)
+    assert not list((tmp_path / "runs").rglob("*")) or content is None
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "ckpt_path is empty: give last"),
+        (".", "is a folder: give a file"),
+        ("nowhere.ckpt", "nowhere.ckpt"),
+        ("last", "last.ckpt.*trainer.default_root_dir"),
+    ],
+)
+def test_a_path_without_a_checkpoint_leaves_no_folder(path: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        trainer(tmp_path / "runs").fit(module(), TinyClients(), ckpt_path=path)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_client_s_part_is_not_taken_for_the_run_s(last: Path, tmp_path: Path) -> None:
-    torch.save({"lightning_fl_version": "0", "client": "north", "round": 1, "token": ""}, last)
-    with pytest.raises(CheckpointError, match="is the part of one client, north: give the run's, such as last.ckpt"):
-        trainer(tmp_path).fit(module(), TinyClients(), ckpt_path=last)
 
 
 class Holding(Callback):

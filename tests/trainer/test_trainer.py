@@ -301,15 +301,6 @@ def test_predictions_are_those_of_the_clients_own_model() -> None:
         torch.testing.assert_close(torch.cat(outputs[2]), module(x))
 
 
-def test_a_second_fit_starts_anew() -> None:
-    first, second = TinyModule(), TinyModule()
-    run = trainer()
-    run.fit(first, TinyClients())
-    run.fit(second, TinyClients())
-    assert same_bits(weights_of(first), weights_of(second))
-    assert run.current_round == 3
-
-
 def files_of(folder):
     return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
