@@ -242,7 +242,7 @@ def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) 
             ended = node.end()
             assert ended.code == 2
             assert "error: rank 1 (" in ended.err
-            assert "is gone: its process ended without a word. No checkpoint of this run is there" in ended.err
+            assert "is gone: its process ended without a word. This run has no checkpoint" in ended.err
 
 
 def test_a_machine_at_work_ends_with_the_error_of_another_s_client(machines: StartNodes) -> None:
