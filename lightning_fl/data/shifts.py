@@ -30,29 +30,11 @@ class Shift(Scheme):
     """
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """Shift the images of client number ``client``; the input is unchanged.
-
-        Args:
-            client: number of the client.
-            images: uint8, shape [n, C, H, W].
-            labels: labels of the images, for shifts that differ between classes, int64, shape [n].
-
-        Returns:
-            uint8, shape [n, C, H, W].
-        """
+        """Shift a client's images, uint8 [n, C, H, W], with ``labels`` int64 [n], leaving the input unchanged."""
         return images
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
-        """Shift the labels of client number ``client``; the input is unchanged.
-
-        Args:
-            client: number of the client.
-            labels: in ``0..num_classes-1``, int64, shape [n].
-            num_classes: number of classes.
-
-        Returns:
-            Labels in the same range, int64, shape [n].
-        """
+        """Shift a client's labels ``0..num_classes-1``, int64 [n], leaving the input unchanged."""
         return labels
 
     def check(self, num_clients: int, num_classes: int) -> None:

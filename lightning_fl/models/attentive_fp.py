@@ -16,14 +16,9 @@ __all__ = ["AttentiveFPEncoder", "AttentiveFPReadout"]
 
 
 class AttentiveFPEncoder(nn.Module):
-    """Attention between bonded atoms, the bond features in the first layer, with a gated update after each.
+    """Rounds of attention between bonded atoms, the bond features in the first, with a gated update after each.
 
-    Args:
-        node_dim: number A of atom features.
-        edge_dim: number B of bond features.
-        hidden_dim: size D of the atom vectors.
-        num_layers: rounds of attention.
-        dropout: probability that an entry (also of the attention) is zeroed in training.
+    Dropout also applies to the attention.
     """
 
     def __init__(self, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:

@@ -59,12 +59,7 @@ class DescriptorScale(nn.Module):
 
 
 class DescriptorReadout(nn.Module):
-    """Readout followed by the molecule's descriptors.
-
-    Args:
-        readout: readout from atoms to molecules [G, D].
-        scale: standardisation of the descriptors.
-    """
+    """Readout from atoms to molecules [G, D], followed by the molecules' standardised descriptors."""
 
     def __init__(self, readout: nn.Module, scale: DescriptorScale) -> None:
         super().__init__()
@@ -78,15 +73,7 @@ class DescriptorReadout(nn.Module):
 
 
 class FingerprintEncoder(nn.Module):
-    """Fully connected layers on the descriptors alone: the baseline without a graph.
-
-    Args:
-        scale: standardisation of the descriptors.
-        dim: number F of descriptors.
-        hidden_dim: width D of every layer.
-        num_layers: number of layers.
-        dropout: probability that an entry of a layer is zeroed in training.
-    """
+    """Fully connected layers of width D on the F descriptors alone: the baseline without a graph."""
 
     def __init__(self, scale: DescriptorScale, *, dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:
         super().__init__()
@@ -102,11 +89,7 @@ class FingerprintEncoder(nn.Module):
 
 
 def descriptors_of(batch: Any, dim: int) -> Tensor:
-    """Return the descriptors [G, F] of a batch.
-
-    Raises:
-        ConfigurationError: it has none, or another number.
-    """
+    """Return the descriptors [G, F] of a batch; refuse a batch without any, or with another number."""
     given = getattr(batch, "descriptors", None)
     if given is None:
         raise ConfigurationError(

@@ -18,14 +18,8 @@ class DMPNN(nn.Module):
         h^{t+1}_{vw} = \mathrm{relu}\Big(h^0_{vw} + W_h \sum_{k \in N(v) \setminus w} \mathrm{relu}(h^t_{kv})\Big)
 
     for ``num_layers - 1`` steps, then :math:`h_v = \mathrm{relu}(W_o [x_v, \sum_{w \in N(v)} h_{wv}])`. The sum over
-    all neighbours but w is that over all, minus the message of the bond's other direction.
-
-    Args:
-        node_dim: number A of atom features.
-        edge_dim: number B of bond features.
-        hidden_dim: size D of the bond and atom vectors.
-        num_layers: depth, including the initial vectors of the bonds, as in chemprop.
-        dropout: probability that an entry of a vector is zeroed in training.
+    all neighbours but w is that over all, minus the message of the bond's other direction. The depth ``num_layers``
+    includes the initial vectors of the bonds, as in chemprop; ``hidden_dim`` is the size of bond and atom vectors.
     """
 
     def __init__(self, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:

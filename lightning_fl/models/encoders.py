@@ -28,7 +28,10 @@ _GAT_HEADS = 4
 def build_encoder(
     name: EncoderName, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float
 ) -> nn.Module:
-    """Build an encoder with output size ``hidden_dim``.
+    """Build an encoder of A = ``node_dim`` atom and B = ``edge_dim`` bond features, with D = ``hidden_dim``.
+
+    Each has ``num_layers`` rounds of message passing, and zeroes entries of hidden vectors with probability ``dropout``
+    in training.
 
     - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ignores ``edge_dim``.
     - ``gat``: graph attention with four heads, bond features in the attention (Veličković et al. 2018,

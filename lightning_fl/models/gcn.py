@@ -33,12 +33,6 @@ class GCN(PyGGCN):
     GPU as an :class:`~lightning_fl.models.segments.EdgeMatrix`, for which the host does not wait. PyG's own layers run
     if one is replaced or has a hook, or under ``torch.compile`` and transforms of ``torch.func``.
 
-    Args:
-        node_dim: number A of atom features.
-        hidden_dim: size D of the atom vectors.
-        num_layers: graph convolutions.
-        dropout: probability that an entry of a hidden layer is zeroed in training.
-
     Shapes:
         ``x`` [V, A], ``edge_index`` [2, E] -> [V, D].
     """

@@ -18,13 +18,6 @@ class GINE(nn.Module):
     with a relu and dropout between the layers. Differs from the paper: atoms enter through a linear layer, as their
     features are not one category each; :math:`\epsilon` is learned; there is no batch normalisation, whose statistics
     clients would have to share.
-
-    Args:
-        node_dim: number A of atom features.
-        edge_dim: number B of bond features.
-        hidden_dim: size D of the atom vectors.
-        num_layers: number of convolutions.
-        dropout: probability that an entry between two layers is zeroed in training.
     """
 
     def __init__(self, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:

@@ -48,14 +48,7 @@ class MPNN(nn.Module):
     """Message passing with an edge network and a gated update (Gilmer et al. 2017, https://arxiv.org/abs/1704.01212).
 
     h^0 = relu(W x), then ``num_layers`` times h^{t+1} = GRU(m^{t+1}, h^t), with the messages m of
-    :class:`EdgeNetworkConv` and the same weights at every step.
-
-    Args:
-        node_dim: number A of atom features.
-        edge_dim: number B of bond features.
-        hidden_dim: size D of the atom vectors.
-        num_layers: message passing steps.
-        dropout: probability that an entry of a message is zeroed in training.
+    :class:`EdgeNetworkConv`, with dropout, and the same weights at every step.
     """
 
     def __init__(self, *, node_dim: int, edge_dim: int, hidden_dim: int, num_layers: int, dropout: float) -> None:

@@ -101,23 +101,14 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class _Design:
-    """Stack of convolutions, some followed by 2x2 max-pooling, and fully connected layers.
-
-    Args:
-        channels: output channels of each convolution.
-        kernel_size: side of the kernels.
-        padding: zeros added on every side.
-        pooled: convolutions (counted from 0) followed by pooling.
-        hidden_sizes: sizes of the fully connected layers.
-        batch_norm: normalise after every layer, before its ReLU.
-    """
+    """Stack of convolutions, some followed by 2x2 max-pooling, and fully connected layers."""
 
     channels: tuple[int, ...]
     kernel_size: int
     padding: int
-    pooled: tuple[int, ...]
+    pooled: tuple[int, ...]  # convolutions, counted from 0, followed by pooling
     hidden_sizes: tuple[int, ...]
-    batch_norm: bool = False
+    batch_norm: bool = False  # after every layer, before its ReLU
 
     def out_side(self, side: int) -> int:
         """Compute height (or width) of the last feature maps from that of the images; 0 if these are too small."""
@@ -158,20 +149,13 @@ def build_network(
         name: name of the architecture.
         in_shape: shape of one sample: [channels, height, width] of an image, or [D] of a vector (for "mlp").
         num_classes: number C of classes, at least 2.
-        channels: output channels of the convolutions, as many as the architecture has; ``None`` for its own.
-        hidden_sizes: sizes of the fully connected layers before the classifier; ``None`` for the architecture's own, an
-            empty list for no such layer (an "mlp" is then logistic regression). Not for "resnet18".
-        dropout: probability that an entry is zeroed in training, after every fully connected layer before the
-            classifier (for "resnet18", in the embedding).
+        channels: see :class:`~lightning_fl.models.vision.ClassificationModel`.
+        hidden_sizes: see there; an "mlp" without any is logistic regression.
+        dropout: see there; for "resnet18", in the embedding.
         stem: layers of "resnet18" before the residual blocks: "imagenet" (the default), a 7x7 convolution and
-            max-pooling that reduce the image to a quarter of its side; or "small", a 3x3 convolution at full size, as
-            usual for images of about 32 x 32.
+            max-pooling that reduce the image to a quarter of its side; or "small", a 3x3 convolution at full size.
         weights_file: file with a state dict for torchvision's ``resnet18``, such as the one pretrained on ImageNet;
             its last layer is ignored. Only for "resnet18" with three channels and the stem "imagenet".
-
-    Raises:
-        ConfigurationError: an argument is out of range or does not fit the architecture, the images are too small for
-            it, or the file is missing or holds something else.
 
     Example:
         >>> network = build_network("cnn5", [3, 32, 32], 10)

@@ -167,11 +167,6 @@ def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = to
     """Make the matrix of :func:`normalized_adjacency` without reading values: self loops get weight 0, and all get 1.
 
     PyG's ``gcn_norm`` selects the edges that are no self loops, so that the host waits for their number in every layer.
-
-    Args:
-        edge_index: [2, E].
-        num_nodes: V.
-        dtype: type of the weights.
     """
     source, target = edge_index
     weight = (source != target).to(dtype)
@@ -189,10 +184,7 @@ def molecule_matrix(
         membership: [V], molecule of each atom, in any order.
         num_molecules: G.
         mean: make the weights of a row add up to 1.
-        dtype: type of the weights.
-
-    Returns:
-        [G, V].
+        dtype: type of the weights of the matrix [G, V].
     """
     order, pointer = _sort(torch.arange(len(membership)), membership, num_molecules)
     counts = pointer.diff()

@@ -63,6 +63,9 @@ def test_a_data_set_is_shared_out_and_split_inside_each_client():
     assert data.num_clients == 3
     assert (data.batch_size, data.eval_batch_size, data.shuffle, data.drop_last) == (32, 128, True, False)
     assert data.client_names() == ["client_0", "client_1", "client_2"]
+    zero = partitioned(DATA, IID(num_clients=4), split=(1.0, 0.0, 0.0))
+    assert zero.client_data(0, "val") is None
+    assert (zero.num_samples("train"), zero.num_samples("test")) == ([25] * 4, [0] * 4)
     # A client's union is what the partitioner gave it.
     parts = Quantity(ratios=[7, 2, 1])(DATA, 1)
     assert sorted(held[2, "train"] + held[2, "val"] + held[2, "test"]) == parts[2].tolist()
@@ -76,19 +79,6 @@ def test_clients_hold_views_of_the_one_data_set():
             assert type(part) is Subset
             assert part.dataset is DATA
             assert data.client_data(client, split) is part
-
-
-def test_the_seed_decides():
-    held = _all(partitioned(DATA, IID(num_clients=4)))
-    assert held == _all(partitioned(DATA, IID(num_clients=4)))
-    assert held != _all(partitioned(DATA, IID(num_clients=4), split_seed=2))
-
-
-def test_the_run_seed_is_the_default(monkeypatch):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    data = partitioned(DATA, IID(num_clients=4), split_seed=None)
-    assert _all(data) == _all(partitioned(DATA, IID(num_clients=4)))
-    assert data.describe()["split_seed"] == 1
 
 
 def test_setup_again_changes_nothing():
@@ -134,13 +124,6 @@ def test_label_shares_are_those_of_the_training_data():
                   for split in SPLITS]  # fmt: skip
         assert torch.equal(counts[0], counts[1])
         assert torch.equal(counts[0], counts[2])
-
-
-def test_a_split_with_share_zero_is_absent():
-    data = partitioned(DATA, IID(num_clients=4), split=(1.0, 0.0, 0.0))
-    assert data.client_data(0, "val") is None
-    assert data.num_samples("test") == [0] * 4
-    assert len(data.client_data(0, "train")) == 25
 
 
 def test_settings_come_from_the_loaders_or_the_arguments():

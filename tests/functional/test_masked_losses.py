@@ -92,7 +92,7 @@ def test_two_classes_by_either_loss():
     torch.testing.assert_close(masked_cross_entropy(both, target), masked_binary_cross_entropy(logits, target))
 
 
-@pytest.mark.parametrize("loss", [masked_binary_cross_entropy, masked_cross_entropy])
+@pytest.mark.parametrize("loss", [masked_mse, masked_binary_cross_entropy, masked_cross_entropy])
 def test_nothing_present_is_zero_with_a_gradient(loss):
     logits = draw(*((4, 2, 3) if loss is masked_cross_entropy else (4, 2))).requires_grad_()
     value = loss(logits, torch.full((4, 2), NAN).double())

@@ -9,7 +9,6 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import NNConv
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.functional.masked_losses import masked_mse
 from lightning_fl.models import MoleculeModel
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
 from lightning_fl.models.mpnn import EdgeNetworkConv
@@ -23,23 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`"
 
 
 # The functions
-
-
-def test_masked_mse_is_the_mean_over_present_entries():
-    prediction = torch.tensor([[1.0, 5.0], [2.0, -1.0]], requires_grad=True)
-    loss = masked_mse(prediction, torch.tensor([[3.0, NAN], [NAN, 0.0]]))
-    loss.backward()
-    assert loss.item() == pytest.approx(((1 - 3) ** 2 + (-1 - 0) ** 2) / 2)
-    # d/dp of (p - y)^2 / 2 entries is (p - y); a missing entry has none.
-    assert prediction.grad.tolist() == [[-2.0, 0.0], [0.0, -1.0]]
-
-
-def test_masked_mse_of_nothing_is_zero_with_a_gradient():
-    prediction = torch.ones(2, 1, requires_grad=True)
-    loss = masked_mse(prediction, torch.full((2, 1), NAN))
-    loss.backward()
-    assert loss.item() == 0
-    assert prediction.grad.tolist() == [[0.0], [0.0]]
 
 
 def test_target_moments():

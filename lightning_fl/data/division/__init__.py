@@ -4,28 +4,25 @@ Random draws for a client depend on the seed and the client only, so that no div
 ``data.division`` is one of these classes; ``data.folds`` and ``data.fold`` choose parts of cross-validation.
 """
 
-from lightning_fl.data.division.clients import ClientShares, DivisionSettings, divide_clients
-from lightning_fl.data.division.division import Cut, Division, Folds
-from lightning_fl.data.division.given import ColumnDivision, ListDivision
-from lightning_fl.data.division.grouped import GroupDivision, ScaffoldDivision
-from lightning_fl.data.division.hashed import HashDivision
-from lightning_fl.data.division.ordered import OrderDivision
-from lightning_fl.data.division.random import RandomDivision, cut_splits, split_indices
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ClientShares",
-    "ColumnDivision",
-    "Cut",
-    "Division",
-    "DivisionSettings",
-    "Folds",
-    "GroupDivision",
-    "HashDivision",
-    "ListDivision",
-    "OrderDivision",
-    "RandomDivision",
-    "ScaffoldDivision",
-    "cut_splits",
-    "divide_clients",
-    "split_indices",
-]
+from lightning_fl.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from lightning_fl.data.division.clients import ClientShares as ClientShares
+    from lightning_fl.data.division.clients import DivisionSettings as DivisionSettings
+    from lightning_fl.data.division.clients import divide_clients as divide_clients
+    from lightning_fl.data.division.division import Cut as Cut
+    from lightning_fl.data.division.division import Division as Division
+    from lightning_fl.data.division.division import Folds as Folds
+    from lightning_fl.data.division.given import ColumnDivision as ColumnDivision
+    from lightning_fl.data.division.given import ListDivision as ListDivision
+    from lightning_fl.data.division.grouped import GroupDivision as GroupDivision
+    from lightning_fl.data.division.grouped import ScaffoldDivision as ScaffoldDivision
+    from lightning_fl.data.division.hashed import HashDivision as HashDivision
+    from lightning_fl.data.division.ordered import OrderDivision as OrderDivision
+    from lightning_fl.data.division.random import RandomDivision as RandomDivision
+    from lightning_fl.data.division.random import cut_splits as cut_splits
+    from lightning_fl.data.division.random import split_indices as split_indices
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -93,12 +93,9 @@ class Division(Scheme, ABC):
     takes_folds: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[Any] | None:
-        """Read one key per sample of the whole data set for :meth:`divide`; called once.
+        """Read one key per sample of all clients' training data for :meth:`divide`; called once.
 
-        Args:
-            dataset: the training data of all clients.
-            identities: identity (molecule) of every sample, for divisions that keep copies together; ``None`` if it is
-                not known.
+        ``identities`` are the samples' molecules, for divisions that keep copies together; ``None`` if not known.
         """
         return None
 
@@ -138,14 +135,7 @@ def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> Non
 def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool = False) -> list[str]:
     """Read a column as texts; without a name, the row numbers of the samples, or their numbers from 0.
 
-    Args:
-        dataset: has a method ``column(name)``, which refuses empty cells.
-        column: name of the column, or ``None``.
-        reader: class that needs it, for the message.
-        gaps: accept empty cells, as "", if the data set has a method ``cells(name)``.
-
-    Raises:
-        DataError: there is no such column.
+    ``gaps`` accepts empty cells, as "", if the data set has a method ``cells(name)``; ``reader`` is named in errors.
     """
     if column is not None and gaps and hasattr(dataset, "cells"):
         return [(value or "").strip() for value in dataset.cells(column)]

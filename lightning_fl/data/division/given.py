@@ -41,12 +41,7 @@ class _GivenDivision(Division):
     """
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Use the given parts; cut missing ones from the training samples at random or by folds.
-
-        Raises:
-            DataError: a client has no training samples, the data set also has such a part itself, or no part is missing
-                although folds are set.
-        """
+        """Use the given parts; cut missing ones from the training samples at random or by folds."""
         parts: dict[Split, Tensor] = {}
         for split in ("val", "test"):
             parts[split] = _positions(keys, split)
@@ -119,11 +114,7 @@ class ColumnDivision(_GivenDivision):
         self._part_of = part_of
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The part of every sample.
-
-        Raises:
-            DataError: a value is unknown; the message lists the known ones.
-        """
+        """The part of every sample."""
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
@@ -157,12 +148,7 @@ class ListDivision(_GivenDivision):
             raise ConfigurationError(f"ListDivision.path={self.path!r}: must end in .yaml, .json or .csv.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The part of every sample.
-
-        Raises:
-            ConfigurationError: the file has no such lists.
-            DataError: it cannot be read, has a sample in two parts, or lacks samples.
-        """
+        """The part of every sample."""
         path = existing_file(self.path, "ListDivision.path")
         part_of = _read_lists(path)
         ids = read_texts(dataset, self.id_column, "ListDivision")

@@ -54,11 +54,7 @@ class HashDivision(Division):
             raise ConfigurationError(f"HashDivision.by={self.by!r} and column={self.column!r}: give one of them.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The key to hash of every sample.
-
-        Raises:
-            DataError: the samples are not molecules, and no column is given.
-        """
+        """The key to hash of every sample."""
         if self.column is not None:
             return read_texts(dataset, self.column, "HashDivision")
         if self.by == "scaffold":

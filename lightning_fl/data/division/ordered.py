@@ -35,11 +35,7 @@ class OrderDivision(Division):
     column: str
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
-        """The column as numbers; dates as seconds.
-
-        Raises:
-            DataError: the values are neither all numbers nor all dates.
-        """
+        """The column as numbers; dates as seconds."""
         texts = read_texts(dataset, self.column, "OrderDivision")
         numbers = [_number(text) for text in texts]
         dates = [_seconds(text) for text in texts]

@@ -19,14 +19,9 @@ def group_numbers(keys: Sequence[str]) -> Tensor:
 
 
 def joined_groups(first: Tensor, second: Tensor) -> Tensor:
-    """Join two groupings: samples that share a group of either are in one group.
+    """Join two groupings [n], integers >= 0: samples that share a group of either are in one group.
 
-    Args:
-        first: groups, integers >= 0, shape [n].
-        second: other groups of the same samples, shape [n].
-
-    Returns:
-        Groups numbered from 0 in the order of their smallest group in ``first``, int64 [n].
+    Groups are numbered from 0 in the order of their smallest group in ``first``, int64 [n].
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -45,20 +40,11 @@ def joined_groups(first: Tensor, second: Tensor) -> Tensor:
 def grouped_parts(
     groups: Tensor, fractions: Sequence[float], rng: torch.Generator, *, balanced: bool = True
 ) -> list[Tensor]:
-    """Divide samples into training, validation and test samples without cutting a group.
+    """Divide samples of groups [n], integers >= 0, into training, validation and test samples without cutting a group.
 
     Each group in turn goes to the first of the three parts that it still fits into, else to the last with a share; the
-    first group is always for training. Ties are in random order. The result does not depend on the order of the
-    samples.
-
-    Args:
-        groups: the group of every sample, integers >= 0, shape [n], n >= 1.
-        fractions: shares of train, val and test, the first > 0, with sum 1.
-        rng: generator for the order of groups.
-        balanced: see :class:`~lightning_fl.data.division.GroupDivision`.
-
-    Returns:
-        Ascending positions of train, val and test, int64.
+    first group is always for training. Ties are in random order; ``balanced`` is that of
+    :class:`~lightning_fl.data.division.GroupDivision`. The result does not depend on the order of the samples.
     """
     names, counts = groups.unique(return_counts=True)
     sizes = apportion(len(groups), fractions)
@@ -83,16 +69,9 @@ def grouped_parts(
 
 
 def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
-    """Divide samples by an order: the first are for training, then come validation and test.
+    """Divide samples by their ranks [n] in an order: the first are for training, then come validation and test.
 
     Samples of one rank stay together, in the part of the first of them, so parts may differ from their shares.
-
-    Args:
-        ranks: rank of every sample in the order, integers, shape [n], n >= 1.
-        fractions: shares of train, val and test, the first > 0, with sum 1.
-
-    Returns:
-        Ascending positions of train, val and test, int64.
     """
     ends = torch.tensor(split_sizes(len(ranks), fractions)).cumsum(0)
     ordered = ranks.sort().values
@@ -121,9 +100,6 @@ def fold_numbers(
 
     Returns:
         Folds 0..K-1, int64 [n].
-
-    Raises:
-        DataError: there are fewer samples or groups than folds.
     """
     folds = torch.empty(num_samples, dtype=torch.long)
     if groups is None:

@@ -51,11 +51,8 @@ def cut_splits(
         fractions: shares of train, val and test; those of the splits in ``own`` are ignored.
         seed: seed of the partition.
         client: number of the client.
-        own: splits with samples of their own, including "train".
+        own: splits with samples of their own, including "train"; the others are cut.
         labels: classes of all training data, integers, to keep their proportions; ``None`` to ignore classes.
-
-    Returns:
-        Ascending indices under "train" and under every split that is not in ``own``.
     """
     cut = Cut(
         size=len(train),

@@ -28,8 +28,8 @@ def load_or_compute(
 
     Args:
         cache: folder; ``None`` to store nothing.
-        versions: kind of value, and the versions of the software; a part of the entry's key.
-        smiles: the molecules; the other part of the key.
+        versions: kind of value, and the versions of the software; with the molecules, the key of the entry.
+        smiles: the molecules.
         compute: returns tensors and plain values, as ``torch.save`` stores them without classes.
         check: raises an exception for a loaded value that does not fit the molecules.
     """

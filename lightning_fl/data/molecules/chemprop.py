@@ -17,11 +17,7 @@ __all__ = ["chemprop_loader", "require_chemprop"]
 
 
 def require_chemprop() -> None:
-    """Check that chemprop is installed.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+    """Refuse to go on without chemprop."""
     if importlib.util.find_spec("chemprop") is None:
         raise ConfigurationError(
             "graphs='chemprop': chemprop is not installed. Install it with `pip install lightning-fl[chemprop]`."

@@ -130,11 +130,7 @@ class MoleculeDataset(InMemoryDataset):
         return list(self._columns)
 
     def column(self, name: str) -> list[str]:
-        """Return the n values of another column, as text.
-
-        Raises:
-            DataError: there is no such column, or one of its cells is empty.
-        """
+        """Return the n values of another column, as text; refuse empty cells."""
         values = self.cells(name)
         empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
         if empty:
@@ -145,11 +141,7 @@ class MoleculeDataset(InMemoryDataset):
         return [value for value in values if value is not None]
 
     def cells(self, name: str) -> list[str | None]:
-        """Return the n cells of another column, as text, ``None`` for an empty one.
-
-        Raises:
-            DataError: there is no such column.
-        """
+        """Return the n cells of another column, as text, ``None`` for an empty one."""
         if name not in self._columns:
             raise DataError(
                 f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides SMILES and targets"

@@ -35,11 +35,7 @@ class _Kind:
 
 
 def distinct_features(features: Sequence[FeatureName]) -> list[FeatureName]:
-    """Return the kinds of descriptors as a list.
-
-    Raises:
-        ConfigurationError: ``features`` is not a sequence, or names one twice.
-    """
+    """Return the kinds of descriptors as a list; refuse a text, and a kind named twice."""
     if isinstance(features, str) or len({*features}) < len(features):
         raise ConfigurationError(f"features={features!r}: must be a list of distinct kinds, rdkit and morgan.")
     return list(features)
@@ -78,13 +74,9 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
 
 
 def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
-    """Make descriptors usable by a model: float32, 0 where there is no finite number, clamped to 1e9.
+    """Make descriptors [n, F_kind] usable by a model: float32, 0 where there is no finite number, clamped to 1e9.
 
     Reports replaced values in one line.
-
-    Args:
-        values: [n, F_kind] of :func:`compute_descriptors`.
-        kind: kind of descriptors.
     """
     values = values.float()
     unknown = ~values.isfinite()

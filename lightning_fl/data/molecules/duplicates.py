@@ -138,9 +138,6 @@ def molecule_identities(
 
     Returns:
         n texts; ``None`` for SMILES that RDKit cannot read.
-
-    Raises:
-        ConfigurationError: ``identity`` is unknown.
     """
     import rdkit
 

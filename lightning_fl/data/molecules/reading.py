@@ -24,15 +24,9 @@ _MAX_WORKERS = 8
 
 
 def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[Codes]:
-    """Read molecules in their order, one block at a time.
+    """Read molecules in their order, lazily, one block at a time.
 
-    Args:
-        smiles: n SMILES, consumed lazily.
-        workers: number of processes, this one included; ``None`` for one per core of this rank, or one for few
-            molecules.
-
-    Raises:
-        DataError: a process died.
+    ``workers`` counts the processes, this one included; ``None``: one per core of this rank, or one for few molecules.
     """
     texts = iter(smiles)
     if workers is None:

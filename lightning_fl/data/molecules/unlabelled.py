@@ -35,9 +35,6 @@ def unlabelled_molecules(
         reading: chunk size, number of processes, and the column of SMILES if it is not the run's.
         smiles_column: the run's column of SMILES.
         make: makes a data set of readable molecules.
-
-    Raises:
-        DataError: the rows cannot be read, or there is no such column.
     """
     column, place = reading.smiles_column or smiles_column, name_of_source(source)
     names = list(record["target_names"])

@@ -27,11 +27,7 @@ class SizePartitioner(Partitioner):
     stratified: bool
 
     def _by_sizes(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
-        """Parts of these sizes.
-
-        Raises:
-            DataError: there are fewer samples.
-        """
+        """Parts of these sizes."""
         if sum(sizes) > len(dataset):
             raise DataError(
                 f"sizes={list(sizes)}: need {sum(sizes)} samples together, there are {len(dataset)}. Use fewer or"
@@ -45,11 +41,7 @@ class SizePartitioner(Partitioner):
         return stratified_parts(labels, sizes, generator(seed, "partition", "stratified"))
 
     def _by_ratios(self, dataset: Dataset, ratios: Sequence[float], seed: int) -> list[Tensor]:
-        """Parts in these ratios, of all samples; only the proportions count.
-
-        Raises:
-            DataError: a client would have no samples.
-        """
+        """Parts in these ratios, of all samples; only the proportions count."""
         num_samples = len(dataset)  # type: ignore[arg-type]
         if len(ratios) > num_samples:
             raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")

@@ -20,17 +20,9 @@ _MAX_DRAWS = 1000
 def draw_until_enough(
     draw: Callable[[], tuple[T, int]], num_samples: int, num_clients: int, alpha: float, min_samples: int
 ) -> T:
-    """Repeat a draw until every client has ``min_samples`` of the ``num_samples`` samples.
+    """Repeat a draw until every client has ``min_samples`` of the ``num_samples`` samples, a thousand times at most.
 
-    Args:
-        draw: returns a result, and the number of samples of the smallest client in it.
-        num_samples: samples of all clients.
-        num_clients: N.
-        alpha: concentration of the draws, for the message.
-        min_samples: least number of samples of a client.
-
-    Raises:
-        DataError: there are too few samples, or a thousand draws fail.
+    A draw returns a result, and the number of samples of the smallest client in it; ``alpha`` is its concentration.
     """
     if num_clients * min_samples > num_samples:
         raise DataError(

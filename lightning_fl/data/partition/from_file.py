@@ -58,11 +58,7 @@ class FromFile(Partitioner):
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """Every client's samples in every split.
-
-        Raises:
-            DataError: the data have different parts, or lack a sample.
-        """
+        """Every client's samples in every split."""
         file = self._splits
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):

@@ -132,11 +132,7 @@ class WholeGroups(KeyPartitioner):
 
 
 def sorted_groups(keys: Sequence[Hashable]) -> list[Any]:
-    """The distinct keys in ascending order, numbers before strings.
-
-    Raises:
-        DataError: a sample has no key (``None`` or NaN), or there are no samples.
-    """
+    """The distinct keys in ascending order, numbers before strings; refuses missing ones (``None`` or NaN)."""
     if len(keys) == 0:
         raise DataError("there are no samples to partition.")
     missing = [position for position, key in enumerate(keys) if key is None or key != key]  # NaN != NaN

@@ -59,11 +59,7 @@ class LabelTypes(LabelPartitioner):
         self.num_clients, self.num_bins = len(shares) * self.clients_per_type, len(shares[0])
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Class shares, float64, shape [C, types · clients_per_type].
-
-        Raises:
-            DataError: the data have other classes, or lack a class with a share.
-        """
+        """Class shares, float64, shape [C, types · clients_per_type]."""
         matrix = torch.tensor(self.shares, dtype=torch.float64)
         shares = (matrix / self.clients_per_type).repeat_interleave(self.clients_per_type, dim=0).T.contiguous()
         held = set(sizes.nonzero().flatten().tolist())

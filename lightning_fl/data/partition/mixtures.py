@@ -240,8 +240,7 @@ def largest_mixture(
     """The largest number of samples per client for which no sample is needed twice.
 
     Found by trying, downwards from the ``available`` samples of D_A and of D_B divided by the clients: because of
-    rounding, the numbers needed do not always grow with the size, so there is no formula. 0 if there is none. The other
-    arguments are those of :func:`by_mixture`.
+    rounding, the numbers needed do not always grow with the size. 0 if there is none.
     """
     limit = torch.tensor(available)
     for size in range(sum(available) // len(shares), 0, -1):

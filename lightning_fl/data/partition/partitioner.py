@@ -47,12 +47,7 @@ class Partitioner(Scheme, ABC):
         By default each is partitioned separately with the same seed. Partitions by label or key override this, so that
         a client's test data have the classes and groups that it was trained on.
 
-        Args:
-            datasets: split -> data set, the training data first.
-            seed: seed of the partition.
-
-        Raises:
-            DataError: a data set cannot be partitioned; the message names its split.
+        The training data come first. Errors name the split.
         """
         parts = {}
         for split, dataset in datasets.items():
@@ -145,10 +140,7 @@ def row_numbers(dataset: Any, indices: Tensor) -> Sequence[int]:
 def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
     """One entry per sample, read from the data set, or from the one below a ``Subset``.
 
-    Args:
-        dataset: the data set.
-        read: gives the entries of a data set; ``None`` if it has none.
-        problem: what to say then, after the name of the data set's class.
+    ``read`` returns the entries of a data set, ``None`` if it has none; ``problem`` is the message then.
     """
     if type(dataset) is Subset:
         values = _read_keys(dataset.dataset, read, problem)

@@ -35,12 +35,7 @@ class Pathological(LabelPartitioner):
     target: Size | None = None
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Class shares, float64, shape [C, N]; each row sums to 1.
-
-        Raises:
-            ConfigurationError: ``classes_per_client`` does not fit the number of classes.
-            DataError: a class has fewer samples than clients that hold it.
-        """
+        """Class shares, float64, shape [C, N]; each row sums to 1."""
         present = sizes.nonzero().squeeze(1)
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):

@@ -78,11 +78,7 @@ class OneClassShards(LabelPartitioner):
         return counts
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Shards of class c at client i, int64, shape [C, N], with sum ``num_shards``.
-
-        Raises:
-            DataError: the classes have too few samples for so many shards.
-        """
+        """Shards of class c at client i, int64, shape [C, N], with sum ``num_shards``."""
         shard_size = _largest_size(sizes, self.num_shards) if self.shard_size is None else self.shard_size
         available = sizes // shard_size
         if int(available.sum()) < self.num_shards:

@@ -53,9 +53,6 @@ def test_identities_are_cached_and_a_damaged_entry_is_computed_again(tmp_path, m
         torch.save(damage, path)
         with pytest.warns(UserWarning, match="damaged"):
             assert molecule_identities(["OCC", "CCO", "no"], cache=tmp_path) == first
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="LIGHTNING_FL_CACHE"):
-        molecule_identities(["CC"], cache=tmp_path / "file" / "below")
 
 
 # ---- counting
@@ -101,19 +98,13 @@ def test_rows_of_several_clients_are_not_merged():
     merged = merge_duplicates(one, ids(one), "merge_mean", within=["lab"])
     assert merged.targets.tolist() == [[3], [3]]
     assert merged.rows == [2, 3]
+    unreadable = table(["no", "no", "CC"], [1.0, 2.0, 3.0])
+    assert merge_duplicates(unreadable, ids(unreadable), "merge_mean") is unreadable
 
 
-def test_rows_that_cannot_be_read_are_left_as_they_are():
-    one = table(["no", "no", "CC"], [1.0, 2.0, 3.0])
-    assert merge_duplicates(one, ids(one), "merge_mean") is one
-
-
-def test_equal_values_are_merged():
+def test_equal_values_are_merged_and_classes_by_majority():
     equal = table(["CCO", "OCC"], [3.0, 3.0])
     assert merge_duplicates(equal, ids(equal), "merge_refuse").targets.tolist() == [[3]]
-
-
-def test_classes_are_merged_by_majority():
     one = table(["CCO", "OCC", "CCO", "CC", "CC", "C"], [1, 1, 0, 0, 1, 0])
     targets = merge_duplicates(one, ids(one), "merge_majority").targets[:, 0]
     assert targets[[0, 2]].tolist() == [1, 0]

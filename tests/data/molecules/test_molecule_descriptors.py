@@ -75,12 +75,9 @@ def test_items_and_batches_have_them():
     assert torch.equal(batch.descriptors, torch.cat([dataset[3].descriptors, dataset[1].descriptors]))
     assert torch.equal(pack.attribute("descriptors")[4], dataset[4].descriptors[0])
     assert pack.attribute("x") is None
-
-
-def test_without_features_there_are_none():
-    dataset = MoleculeDataset(table(SMILES))
-    assert dataset.descriptor_dim == 0
-    assert "descriptors" not in dataset[0]
+    plain = MoleculeDataset(table(SMILES))
+    assert plain.descriptor_dim == 0
+    assert "descriptors" not in plain[0]
 
 
 def test_left_out_molecules_shift_nothing():
@@ -99,15 +96,6 @@ def test_they_are_computed_once_and_kept(tmp_path, monkeypatch):
     assert torch.equal(first._data.descriptors, again._data.descriptors)
     with pytest.raises(BaseException, match="computed again"):
         MoleculeDataset(table(SMILES[:2]), cache=tmp_path, features=["morgan"])
-
-
-def test_a_damaged_entry_is_computed_again(tmp_path):
-    first = MoleculeDataset(table(SMILES), cache=tmp_path, features=["morgan"])
-    for path in tmp_path.glob("*.pt"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="damaged"):
-        again = MoleculeDataset(table(SMILES), cache=tmp_path, features=["morgan"])
-    assert torch.equal(first._data.descriptors, again._data.descriptors)
 
 
 def test_the_data_module_hands_them_on(tmp_path, monkeypatch):

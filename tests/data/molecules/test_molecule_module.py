@@ -68,17 +68,6 @@ def test_every_molecule_belongs_to_one_client_and_one_split(csv):
     assert data.client_sizes() == [8, 8, 8]
 
 
-def test_the_seed_decides(csv, monkeypatch):
-    def first_client(**arguments):
-        arguments = {"path": csv, "target_columns": ["y"], "partitioner": IID(num_clients=3)} | arguments
-        return ready(MoleculeCSV(**arguments)).client_data(0, "train").indices
-
-    assert first_client(split_seed=1) == first_client(split_seed=1)
-    assert first_client(split_seed=1) != first_client(split_seed=2)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
-    assert first_client() == first_client(split_seed=2)
-
-
 def test_groups_are_clients_with_names(csv):
     data = ready(MoleculeCSV(path=csv, target_columns=["y", "z"], group_column="lab"))
     assert data.num_clients == 3
@@ -89,26 +78,6 @@ def test_groups_are_clients_with_names(csv):
     item = data.client_data(1, "test")[0]
     assert item.y.shape == (1, 2)
     assert item.y[0, 0] == -item.y[0, 1]
-
-
-def test_other_clients_are_numbered(csv):
-    data = MoleculeCSV(path=csv, target_columns=["y"], partitioner=GroupBy(column="lab", num_clients=2))
-    assert data.num_clients == 2  # before any data are read
-    assert ready(data).client_names() == ["client_0", "client_1"]
-
-
-def test_a_split_without_molecules_is_none(csv):
-    data = ready(MoleculeCSV(path=csv, target_columns=["y"], partitioner=IID(num_clients=3), split=(0.9, 0.1, 0.0)))
-    assert data.client_data(0, "test") is None
-    assert data.num_samples("test") == [0, 0, 0]
-
-
-def test_setup_alone_and_again_is_enough_for_a_local_file(csv):
-    data = MoleculeCSV(path=csv, target_columns=["y"], group_column="lab")
-    data.setup("fit")
-    before = data.client_data(0, "train").indices
-    data.setup("test")
-    assert data.client_data(0, "train").indices == before
 
 
 def test_it_travels_to_other_processes(csv):
