@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from small_models import ATOM, BOND, collate, molecule, molecule_model, renumbered
+from small_models import ATOM, BOND, collate, molecule, molecule_model
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import AttentiveFP, GINEConv
@@ -154,16 +154,6 @@ def test_attentive_fp_is_pygs_model(num_layers):
 
 
 make_model = partial(molecule_model, hidden_dim=DIM, num_layers=3)
-
-
-@pytest.mark.parametrize("encoder", GRAPH_ENCODERS)
-def test_a_virtual_node_does_not_see_other_molecules_nor_the_order_of_atoms(encoder):
-    model = make_model(encoder=encoder, virtual_node=True).eval()
-    graphs = [molecule(6, 1), molecule(1, 2), molecule(0), molecule(4, 3)]
-    together = model(collate(graphs))
-    alone = torch.cat([model(collate([graph])) for graph in graphs])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(collate([renumbered(graphs[0])])), alone[:1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("encoder", ["gcn", "dmpnn"])

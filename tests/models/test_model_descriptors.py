@@ -113,20 +113,14 @@ def test_their_number_comes_from_the_data_and_gives_the_same_bits(encoder, tmp_p
     for given in (None, DESCRIPTORS):
         data = WithDescriptors(molecules(12), IID(num_clients=2), split=(1.0, 0.0, 0.0), split_seed=0)
         model = make_model(encoder=encoder, descriptor_dim=given)
-        fit(model, data, default_root_dir=str(tmp_path / str(given)))
+        trainer = fit(model, data, default_root_dir=str(tmp_path / str(given)), logger=True)
         assert model.hparams["descriptor_dim"] == DESCRIPTORS
+        opened = MoleculeModel.load_from_checkpoint(f"{trainer.log_dir}/models/shared_0.ckpt").eval()
+        assert opened.hparams["descriptor_dim"] == DESCRIPTORS
+        batch = collate(molecules(4, first=5))
+        assert torch.equal(opened(batch), model.eval()(batch))
         trained.append(torch.cat([value.flatten() for value in model.state_dict().values()]))
     assert torch.equal(*trained)
-
-
-def test_an_exported_model_opens_without_data(tmp_path):
-    data = WithDescriptors(molecules(12), IID(num_clients=2), split=(1.0, 0.0, 0.0))
-    model = make_model()
-    trainer = fit(model, data, default_root_dir=str(tmp_path), logger=True)
-    opened = MoleculeModel.load_from_checkpoint(f"{trainer.log_dir}/models/shared_0.ckpt").eval()
-    batch = collate(molecules(4, first=5))
-    assert opened.hparams["descriptor_dim"] == DESCRIPTORS
-    assert torch.equal(opened(batch), model.eval()(batch))
 
 
 def test_a_model_without_descriptors_is_as_before():

@@ -156,14 +156,6 @@ def test_dropout_is_active_in_training_only(name):
     assert torch.equal(found(x), found(x))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CONVOLUTIONAL, "resnet18"])
-def test_the_seed_gives_the_weights(name):
-    one, two, other = network(name), network(name), network(name, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
-    assert not torch.equal(one.classifier.weight, other.classifier.weight)
-
-
 # Channels last
 
 
@@ -176,13 +168,9 @@ def test_channels_last_changes_the_layout_and_nothing_else(channels):
     weights = images(4, channels, 6, 5, seed=1)
     (y * weights).sum().backward()
     assert torch.equal(x.grad, weights)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("part", [slice(None, None, 2), slice(1, None)])
-def test_channels_last_of_a_view(channels, part):
-    x = images(6, channels, 6, 5)[part, :, 1:]
-    assert torch.equal(ChannelsLast()(x), x)
+    for part in (slice(None, None, 2), slice(1, None)):
+        view = images(6, channels, 6, 5)[part, :, 1:]
+        assert torch.equal(ChannelsLast()(view), view)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONAL)

@@ -75,31 +75,22 @@ class MoleculeDataset(InMemoryDataset):
         valid = torch.tensor(kept, dtype=torch.long)
         if len(kept) < len(table.smiles):
             _report_invalid(table, np.flatnonzero(codes.num_atoms == 0).tolist(), invalid)
-        self.target_names = list(table.target_names)
-        self.target_units = list(table.target_units)
-        self._place = table.place
-        self._smiles = [table.smiles[index] for index in kept]
-        self._rows = [table.rows[index] for index in kept]
-        self._columns = {name: [values[index] for index in kept] for name, values in table.columns.items()}
+        self.target_names, self.target_units = list(table.target_names), list(table.target_units)
+        whole, table = table, table.take(kept)
+        self._place, self._smiles, self._rows, self._columns = table.place, table.smiles, table.rows, table.columns
         graphs = molecule_graphs(codes)
         # an unreadable molecule has no atoms and no bonds: dropping its pointer removes it
         atom_ptr = torch.cat([graphs.atom_ptr[:1], graphs.atom_ptr[valid + 1]])
         edge_ptr = torch.cat([graphs.edge_ptr[:1], graphs.edge_ptr[valid + 1]])
-        targets = table.targets[valid]
-        self._data = Data(x=graphs.x, edge_index=graphs.edge_index, edge_attr=graphs.edge_attr, y=targets)
-        bounds = {} if table.bounds is None else {"y_bound": table.bounds[valid]}
-        for name, values in bounds.items():
-            self._data[name] = values
-        self.slices = {
-            "x": atom_ptr,
-            "edge_index": edge_ptr,
-            "edge_attr": edge_ptr,
-            **{name: torch.arange(len(targets) + 1) for name in ("y", *bounds)},
-        }
+        self._data = Data(x=graphs.x, edge_index=graphs.edge_index, edge_attr=graphs.edge_attr, y=table.targets)
+        each = torch.arange(len(kept) + 1)
+        self.slices = {"x": atom_ptr, "edge_index": edge_ptr, "edge_attr": edge_ptr, "y": each}
+        if table.bounds is not None:
+            self._data.y_bound, self.slices["y_bound"] = table.bounds, each.clone()
         self.descriptor_dim = 0
         if kinds:
-            self._data.descriptors = torch.cat([_descriptors(table, kind, cache) for kind in kinds], dim=1)[valid]
-            self.slices["descriptors"] = self.slices["y"]
+            self._data.descriptors = torch.cat([_descriptors(whole, kind, cache) for kind in kinds], dim=1)[valid]
+            self.slices["descriptors"] = each
             self.descriptor_dim = self._data.descriptors.size(1)
 
     @property

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -231,20 +231,13 @@ def merge_duplicates(
     if not several:
         return table
     _refuse_different_bounds(table, several)
-    targets = table.targets[kept].clone()
-    for column in range(targets.shape[1]):
+    merged = table.take(kept)
+    for column in range(table.targets.shape[1]):
         if how != "merge_majority":
             _refuse_conflicts(table, column, several, how)
         for place, rows in several:
-            targets[place, column] = _merge_values(table.targets[rows, column], how)
-    return replace(
-        table,
-        smiles=[table.smiles[row] for row in kept],
-        targets=targets,
-        bounds=None if table.bounds is None else table.bounds[kept],
-        columns={name: [values[row] for row in kept] for name, values in table.columns.items()},
-        rows=[table.rows[row] for row in kept],
-    )
+            merged.targets[place, column] = _merge_values(table.targets[rows, column], how)
+    return merged
 
 
 def _merge_values(values: Tensor, how: Duplicates) -> float:

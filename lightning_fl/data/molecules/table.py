@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -80,6 +80,17 @@ class MoleculeTable:
     rows: list[int]
     place: str
     bounds: Tensor | None = None
+
+    def take(self, places: Sequence[int]) -> "MoleculeTable":
+        """The table of some molecules, in this order."""
+        return replace(
+            self,
+            smiles=[self.smiles[place] for place in places],
+            targets=self.targets[list(places)],
+            bounds=None if self.bounds is None else self.bounds[list(places)],
+            columns={name: [values[place] for place in places] for name, values in self.columns.items()},
+            rows=[self.rows[place] for place in places],
+        )
 
 
 @checked

@@ -22,7 +22,6 @@ from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Mixture
-from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.split_file import read_split_file, split_file_text
 
 
@@ -68,11 +67,6 @@ def test_shares(fractions):
 def test_a_client_without_samples():
     with pytest.raises(DataError, match="client 4"):
         split_indices(torch.arange(0), [0.8, 0.1, 0.1], 0, 4)
-
-
-def test_folds_of_any_data_set():
-    with pytest.raises(ConfigurationError, match="fold=2 with folds=2"):
-        Partitioned(letters("aabb"), IID(num_clients=2), folds=2, fold=2)
 
 
 @pytest.mark.parametrize("options", [{"folds": 5}, {"division": RandomDivision()}])
@@ -216,8 +210,3 @@ def test_other_data(path, rows):
 def test_nothing_else_divides(path, rows, options):
     with pytest.raises(ConfigurationError, match="FromFile"):
         ready(rows, partitioner=FromFile(path=str(path)), **options)
-
-
-def test_nothing_else_divides_any_data_set(path, rows):
-    with pytest.raises(ConfigurationError, match="FromFile"):
-        Partitioned(rows, FromFile(path=str(path)), folds=3)

@@ -8,7 +8,6 @@ from torch.utils.data import TensorDataset
 from lightning_fl.data import FromFile, GroupDivision, Silos
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet
-from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.split_file import split_file_text
 
 
@@ -68,16 +67,6 @@ def test_data_with_parts_of_their_own_and_without_rows(tmp_path):
     assert content["numbering"] == "samples from 0"
     assert content["parts"] == {"train": "train", "val": "train", "test": "test"}
     again = ready(parts, partitioner=FromFile(path=str(path)), split_seed=5)
-    assert [again.held_rows(c) for c in (0, 1)] == [data.held_rows(c) for c in (0, 1)]
-
-
-def test_any_data_set(tmp_path, rows):
-    data = Partitioned(rows, IID(num_clients=2), split_seed=3)
-    data.setup("fit")
-    path = tmp_path / "splits.json"
-    path.write_text(split_file_text(data, range(2)))
-    again = Partitioned(rows, FromFile(path=str(path)), split_seed=4)
-    again.setup("fit")
     assert [again.held_rows(c) for c in (0, 1)] == [data.held_rows(c) for c in (0, 1)]
 
 

@@ -14,7 +14,7 @@ from partition_tiny import interleaved
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data import ImageData, Mixture, MoleculeNet, Partitioned, TableData
+from lightning_fl.data import ImageData, Mixture, TableData
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition.mixtures import by_mixture, largest_mixture, mixture_counts, mixture_shares
 from lightning_fl.data.sizes import split_sizes
@@ -235,22 +235,3 @@ def test_rows_of_a_table_by_a_column(tmp_path):
         partitioner = Mixture(num_clients=2, column=column, values_a=[value])
         with pytest.raises(DataError, match=fault):
             ready(TableData(path=str(tmp_path / "rows.csv"), target="y", partitioner=partitioner))
-
-
-@pytest.mark.slow
-def test_molecules_by_a_column():
-    partitioner = Mixture(
-        num_clients=2, column="assay", values_a=["assay_a", "assay_b"], values_b=["assay_d"], samples_per_client=20
-    )
-    data = ready(MoleculeNet(name="esol", source="standin", partitioner=partitioner, split_seed=0))
-    assays = data.dataset.column("assay")
-    held = counts_of_a(data, lambda split, i: assays[i] in ("assay_a", "assay_b"))
-    assert held == {"train": [(14, 16), (2, 16)], "val": [(2, 2), (0, 2)], "test": [(2, 2), (0, 2)]}
-    assert not any(assays[i] == "assay_c" for client in range(2) for i in data.client_data(client, "train").indices)
-
-
-def test_a_data_set_of_ones_own():
-    data = Partitioned(interleaved(40), Mixture(num_clients=2, invert_test=True), split=(0.8, 0.1, 0.1), split_seed=0)
-    data.setup()
-    held = counts_of_a(data, lambda split, i: i % 10 < 5)
-    assert held == {"train": [(144, 160), (16, 160)], "val": [(2, 20), (18, 20)], "test": [(2, 20), (18, 20)]}
