@@ -120,9 +120,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write_tables(out, frame, clients, groups, config.format, differences, settings)
-            for name, draw in _figures(groups, frame, clients):
-                for ending, image in _images(name, draw).items():
-                    write_whole(out / f"{name}.{ending}", image)
+            _draw(out, groups, frame, clients, config.split)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write to {out}: {error}. Free some space or give another folder with --out."
@@ -166,7 +164,7 @@ def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
     """Warn of missing files, in one line for each kind."""
     from lightning_fl.core.errors import listed
 
-    without = {"config.yaml": [run for run in runs if not run.config]}
+    without = {"config.yaml": [run for run in runs if not run.recipe]}
     if curves:
         without["metrics.csv"] = [run for run in runs if run.rounds is not None and run.curves.empty]
     for name, found in without.items():
@@ -221,40 +219,35 @@ def _write_tables(
         write_whole(out / "table.md", "\n".join(parts))
 
 
-def _figures(
-    groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame"
-) -> Iterator[tuple[str, Callable[[], "Figure | None"]]]:
-    """File names without their ending, and functions that draw the figure, or return ``None``."""
-    from lightning_fl.study.comparison_figures import (
-        draw_client_distribution,
-        draw_client_values,
-        draw_comparison_curves,
-    )
+def _draw(
+    out: Path, groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame", split: str
+) -> None:
+    """Draw every figure that has something to show."""
+    from lightning_fl.runtime.drawing import drawing
+    from lightning_fl.study.figures import draw_client_values, draw_curves, draw_distributions
+    from lightning_fl.study.page import svg_element
 
     for metric in dict.fromkeys(frame["metric"]):
-        part = _file_part(metric)
-        yield f"learning_curves_{part}", partial(draw_comparison_curves, groups, metric)
-        of_metric = clients[clients["metric"] == metric]
+        title, panels, of_metric = f"{split} {metric}", {"": groups}, clients[clients["metric"] == metric]
+        over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
+        draws: dict[str, Callable[[], Figure | None]] = {
+            "learning_curves": partial(draw_curves, panels, metric, title=f"val {metric} during training")
+        }
         if of_metric["value"].notna().any():
-            yield f"client_values_{part}", partial(draw_client_values, of_metric)
-            yield f"client_distribution_{part}", partial(draw_client_distribution, of_metric)
+            draws["client_values"] = partial(draw_client_values, of_metric)
+            draws["client_distribution"] = partial(
+                draw_distributions, panels, metric, split, title=f"Distribution of {title} over clients"
+            )
         if of_metric["gain"].notna().any():
-            over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
-            yield f"client_gains_{part}", partial(draw_client_values, of_metric, gain_over=over)
-
-
-def _images(name: str, draw: Callable[[], "Figure | None"]) -> dict[str, bytes]:
-    """File ending -> content; empty if nothing can be drawn."""
-    from lightning_fl.runtime.drawing import drawing
-
-    images: dict[str, bytes] = {}
-    with drawing(name):
-        if (figure := draw()) is not None:
-            for ending in ("png", "svg"):
-                buffer = BytesIO()
-                figure.savefig(buffer, format=ending, dpi=150 if ending == "png" else "figure", bbox_inches="tight")
-                images[ending] = buffer.getvalue()
-    return images
+            draws["client_gains"] = partial(draw_client_values, of_metric, gain_over=over)
+        for kind, draw in draws.items():
+            name = f"{kind}_{_file_part(metric)}"
+            with drawing(name):
+                if (figure := draw()) is not None:
+                    image = BytesIO()
+                    figure.savefig(image, format="png", dpi=150, bbox_inches="tight")
+                    write_whole(out / f"{name}.png", image.getvalue())
+                    write_whole(out / f"{name}.svg", svg_element(figure, name))
 
 
 def _file_part(metric: str) -> str:

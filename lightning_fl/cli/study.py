@@ -21,17 +21,12 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
+    optional = {"type": str | None, "default": None}
     parser.add_argument(
-        "study",
-        type=str | None,
-        nargs="?",
-        default=None,
-        help="A file, or the name of a shipped study (default: list them).",
+        "study", **optional, nargs="?", help="A file, or the name of a shipped study (default: list them)."
     )
-    parser.add_argument("--scale", type=str | None, default=None, help="A scale of the study (default: full).")
-    parser.add_argument(
-        "--out", type=str | None, default=None, metavar="DIR", help="Its folder (default: runs/STUDY/SCALE)."
-    )
+    parser.add_argument("--scale", **optional, help="A scale of the study (default: full).")
+    parser.add_argument("--out", **optional, metavar="DIR", help="Its folder (default: runs/STUDY/SCALE).")
     parser.add_argument(
         "--workers", type=int | None, default=None, metavar="N", help="Runs at once (default: the GPUs, or the cores)."
     )
@@ -46,15 +41,13 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[], metavar="N", help="Instead of the study's seeds.")
     parser.add_argument(
         "--shard",
-        type=str | None,
-        default=None,
+        **optional,
         metavar="I/N",
         help="Run the i-th of n shares of these cells, as one job of an array; the last job to end writes the results.",
     )
     parser.add_argument(
         "--ray",
-        type=str | None,
-        default=None,
+        **optional,
         metavar="ADDRESS",
         help="Run on a Ray cluster: its address, auto for the running one, local for a new one on this machine.",
     )
@@ -71,13 +64,14 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
+    from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.lock import StudyLock
     from lightning_fl.study.ray_workers import RayWorkers
-    from lightning_fl.study.report import print_results, write_markdown
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.shard import Shard
     from lightning_fl.study.study_file import load_study
-    from lightning_fl.study.workers import Workers
+    from lightning_fl.study.study_tables import print_results, write_markdown
+    from lightning_fl.study.workers import Runner, run_cells
 
     study = load_study(find_study(config.study), config.scale)
     if config.seeds:
@@ -85,42 +79,40 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     out = Path(config.out) if config.out is not None else Path("runs") / study.name / study.scale
     cells = make_cells(study, out)
     chosen = _chosen(config.only, {"arm": study.run_arms, **study.run_grid})
-    asked = [cell for cell in cells if all({"arm": cell.arm, **cell.place}[key] in chosen[key] for key in chosen)]
-    if not asked:
+    all_asked = [cell for cell in cells if all({"arm": cell.arm, **cell.place}[key] in chosen[key] for key in chosen)]
+    if not all_asked:
         raise ConfigurationError(f"--only {' '.join(config.only)}: the study has no such cell; see --dry-run.")
     shard = None if config.shard is None else Shard.parse(config.shard)
-    all_asked, asked = asked, asked if shard is None else shard.select(asked)
+    asked = all_asked if shard is None else shard.select(all_asked)
     if config.dry_run:
         for cell in asked:
             print(f"{CellResult.of(cell, study.metric, out).status:8}{cell.name}")
         return 0
-    left = [cell for cell in asked if cell.finished() is None]
-    if changed := sum(cell.ran_on_other_data() for cell in left):
+    waiting = [cell for cell in asked if cell.finished() is None]
+    if changed := sum(cell.ran_on_other_data() for cell in waiting):
         print(f"data files have changed since {changed} of these cells were run: they are run again", file=sys.stderr)
-    workers: Workers | RayWorkers
-    if config.ray is None:
-        workers = Workers(config.workers, left)
-    else:
-        workers = RayWorkers(config.ray, config.workers, left, out)
+    local = LocalWorkers(config.workers, waiting if config.ray is None else [])  # recipes are checked here in any case
+    runner: Runner = local if config.ray is None else RayWorkers(config.ray, config.workers, waiting, out)
 
     def check_metric(*_: "Cell") -> None:
-        """Refuse a metric that no run has, as soon as the first has come to its end."""
+        """Refuse a metric that no run has, as soon as the first run has finished."""
         done = [finished for other in cells if (finished := other.finished()) is not None]
         if done and not any(study.metric in finished.metric_names(study.split) for finished in done):
             done[0].metric(study.metric, study.split)
 
-    lock = StudyLock(out)
-    if shard is not None:
+    lock, made, signal_number = StudyLock(out), [], None
+    if shard is None:
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    else:
         lock = StudyLock(out, shard.lock_name(all_asked), lambda name: shard.is_compatible(name, all_asked))
-    made = [] if shard is not None else [folder for folder in (out, *out.parents) if not folder.exists()]
     with lock:
         check_metric()
         environment = describe_environment()
         waiting = [cell for cell in asked if cell.finished() is None]
         if waiting:
-            display = StudyDisplay(asked, workers.num_workers)
+            display = StudyDisplay(asked, runner.num_workers)
             try:
-                workers.check(waiting)
+                local.check(waiting)
             except ConfigurationError:
                 if made:  # by this start, which is refused
                     shutil.rmtree(out, ignore_errors=True)
@@ -129,26 +121,26 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
                         folder.rmdir()
                 raise
             with display:
-                workers.run(waiting, display, cells, environment["commit"], check=check_metric)
+                signal_number = run_cells(runner, waiting, display, cells, environment["commit"], check_metric)
         failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
         with lock.exclusive():
-            open_elsewhere = [cell for cell in all_asked if cell.finished() is None and cell.failure() is None]
-            if shard is None or not open_elsewhere:
+            num_open = sum(cell.finished() is None and cell.failure() is None for cell in all_asked)
+            if shard is None or not num_open:
                 results = StudyResults.of(study, cells, out, environment)
                 results.write(out)
                 write_markdown(results, out)
                 write_html(results, out)
                 print_results(results, out)
             else:
-                print(_said_of_share(asked, failed, len(open_elsewhere), out))
-    if workers.interrupted_by is not None:
+                print(_shard_summary(asked, failed, num_open, out))
+    if signal_number is not None:
         print(f"To resume: {shlex.join(['lightning-fl', 'study', *arguments])}", file=sys.stderr)
-        return 128 + workers.interrupted_by
+        return 128 + signal_number
     return 1 if failed else 0
 
 
-def _said_of_share(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:
-    """How far a share is, where others are not at their end."""
+def _shard_summary(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:
+    """Progress of a shard while others are still running."""
     done = sum(cell.finished() is not None for cell in asked)
     lines = [f"{cell.name}: {cell.failure()}; log: {cell.log}" for cell in failed]
     more = f", {len(failed)} failed" if failed else ""

@@ -1,22 +1,18 @@
-"""Reader of a finished run's models and recipe, which can instantiate its module and data again.
+"""Finished run with its saved models, which can instantiate its module and data again."""
 
-For record and curves only, see :class:`lightning_fl.study.finished_run.FinishedRun`.
-"""
-
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.core.escaping import printable_values
 from lightning_fl.files.names import client_files
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
+from lightning_fl.study.finished_run import FinishedRun, read_record
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -47,41 +43,55 @@ class Made:
 
 
 @dataclass(frozen=True)
-class TrainedRun:
-    """A finished run of ``lightning-fl fit``.
+class TrainedRun(FinishedRun):
+    """A finished run of ``lightning-fl fit`` with its models.
 
     Attributes:
-        folder: ``version_N``.
-        recipe: the resolved ``config.yaml``.
-        summary: content of ``summary.json``.
         shared: files of the shared models, in order.
     """
 
-    folder: Path
-    recipe: dict[str, Any] = field(repr=False)
-    summary: dict[str, Any] = field(repr=False)
     shared: tuple[Path, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> "TrainedRun":
+    def read(cls, folder: str | Path) -> "TrainedRun":
         """Read a run.
 
         Raises:
             ConfigurationError: no such run, or it is not finished, was started from Python or saved no models.
-            CheckpointError: its summary is damaged, or a model is missing.
+            CheckpointError: its record is damaged, or a model is missing.
         """
-        recipe, summary, shared = _read(folder)
-        return cls(folder, recipe, summary, tuple(shared))
+        path = Path(folder)
+        config, record = path / "config.yaml", path / "summary.json"
+        if not path.is_dir():
+            raise ConfigurationError(f"{path} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
+        if not config.is_file():
+            below = sorted(file.parent for file in path.glob("*/config.yaml"))
+            remedy = (
+                f"name one of its runs, such as {below[-1]}"
+                if below
+                else "name the folder that lightning-fl fit printed; for a run started from Python use"
+                " lightning_fl.inference.personalization.personalize"
+            )
+            raise ConfigurationError(f"{path} is not a run of lightning-fl fit, config.yaml is missing: {remedy}.")
+        summary = read_record(record) if record.is_file() else {}
+        if "rounds" not in summary:
+            last = path / "checkpoints" / "last.ckpt"
+            resume = f"lightning-fl fit --config {config}{f' --ckpt_path {last}' if last.is_file() else ''}"
+            raise ConfigurationError(
+                f"the run {path} is not finished, it has no summary.json{' of a fit' if summary else ''}: finish it"
+                f" with {resume} and use the folder that this prints."
+            )
+        recipe = load_recipe(config)
+        if not isinstance(recipe.get("trainer") or {}, dict) or not (recipe.get("model") and recipe.get("data")):
+            raise ConfigurationError(f"{config} has no model, no data or no mapping trainer: copy the file again.")
+        return cls(path, summary, recipe, tuple(_shared_models(path / "models", summary.get("num_models"))))
 
     @property
     def clients(self) -> dict[str, Path]:
         """Models of clients: name -> file, for those that have one."""
-        names = self.summary.get("client_names")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise CheckpointError(f"{self.folder / 'summary.json'} lacks client_names: copy it again, or train again.")
-        folder = self.folder / "models"
-        files = {name: folder / f"{stem}.ckpt" for name, stem in zip(names, client_files(names), strict=True)}
-        return {name: path for name, path in files.items() if path.is_file()}
+        files = zip(self.client_names, client_files(self.client_names), strict=True)
+        found = {name: self.folder / "models" / f"{stem}.ckpt" for name, stem in files}
+        return {name: path for name, path in found.items() if path.is_file()}
 
     @property
     def snapshots(self) -> dict[str, Path]:
@@ -94,8 +104,7 @@ class TrainedRun:
     @property
     def personal_layers(self) -> Any:
         """Layers that were not shared (``PersonalLayers``, ``PrivateHeads``); ``None`` if all were."""
-        trainer = self.recipe.get("trainer")
-        callbacks = (trainer.get("callbacks") if isinstance(trainer, dict) else None) or []
+        callbacks = (self.recipe.get("trainer") or {}).get("callbacks") or []
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
             name = callback.get("class_path", "") if isinstance(callback, dict) else ""
             if str(name).rpartition(".")[2] in ("PersonalLayers", "PrivateHeads"):
@@ -103,7 +112,7 @@ class TrainedRun:
         return None
 
     def refuse_personal_layers(self, remedy: str) -> None:
-        """Refuse to use shared models whose personal layers are untrained.
+        """Refuse to use shared models with untrained personal layers.
 
         Raises:
             ConfigurationError: the run has personal layers; ``remedy`` ends the message.
@@ -160,9 +169,24 @@ class TrainedRun:
         fit = make_parser("fit", own_modules=trust)  # imports torch without its warnings
         settings = {key: value for key, value in (self.recipe.get("trainer") or {}).items() if key in _KEPT_SETTINGS}
         named["trainer"] = {**settings, "accelerator": accelerator, "devices": 1, "logger": False}
-        with seeded_as(self.summary["seed"]), nullcontext() if trust else own_classes_only(place):
+        with seeded_as(self.seed), nullcontext() if trust else own_classes_only(place):
             made = instantiate(fit, fit.parse_object(named))
         return Made(made.model, made.data, settings)
+
+
+def _shared_models(folder: Path, count: int | None) -> list[Path]:
+    """Files of the shared models; their number is missing in runs of older versions."""
+    found = {int(match[1]): path for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
+    if not found:
+        raise ConfigurationError(
+            f"{folder} has no shared_*.ckpt: train with ModelCheckpoint.save_models and trainer.enable_checkpointing"
+            " set to true."
+        )
+    models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
+    for path in models:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: copy the run again.")
+    return models
 
 
 #: Files and folders of a run that must not be overwritten.
@@ -191,55 +215,3 @@ def check_out(out: Path, run: Path, *reads: Path, named: bool, replace: bool) ->
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "is not writable" if folder.is_dir() else "is not a folder"
         raise ConfigurationError(f"{out} cannot be written, {folder} {reason}: choose another file with --out.")
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
-    """The recipe, the summary and the shared models."""
-    if not folder.is_dir():
-        raise ConfigurationError(f"{folder} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
-    if not (folder / "config.yaml").is_file():
-        below = sorted(path.parent for path in folder.glob("*/config.yaml"))
-        remedy = (
-            f"name one of its runs, such as {below[-1]}"
-            if below
-            else "name the folder that lightning-fl fit printed; for a run started from Python use"
-            " lightning_fl.inference.personalization.personalize"
-        )
-        raise ConfigurationError(f"{folder} is not a run of lightning-fl fit, config.yaml is missing: {remedy}.")
-    summary_file = folder / "summary.json"
-    try:
-        text = summary_file.read_text(encoding="utf-8") if summary_file.is_file() else "{}"
-        summary = printable_values(json.loads(text))
-        if not isinstance(summary, dict):
-            raise TypeError("not a mapping")
-        finished = "rounds" in summary and "data" in summary
-        if finished and not (isinstance(summary["data"], dict) and isinstance(summary.get("seed"), int)):
-            raise TypeError("seed or data is missing")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        raise CheckpointError(f"{summary_file} is damaged ({reason}): copy it again, or train again.") from error
-    if not finished:
-        last = folder / "checkpoints" / "last.ckpt"
-        resume = f"lightning-fl fit --config {folder / 'config.yaml'}{f' --ckpt_path {last}' if last.is_file() else ''}"
-        raise ConfigurationError(
-            f"the run {folder} is not finished, it has no summary.json{' of a fit' if summary else ''}: finish it with"
-            f" {resume} and use the folder that this prints."
-        )
-    found = {int(match[1]): path for path in folder.glob("models/*") if (match := _SHARED.fullmatch(path.name))}
-    if not found:
-        raise ConfigurationError(
-            f"{folder / 'models'} has no shared_*.ckpt: train with ModelCheckpoint.save_models and"
-            " trainer.enable_checkpointing set to true."
-        )
-    known = summary.get("num_models")  # missing in runs of older versions
-    shared = range(known if isinstance(known, int) and known > 0 else max(found) + 1)
-    if (missing := next((k for k in shared if k not in found), None)) is not None:
-        raise CheckpointError(f"{folder / 'models' / f'shared_{missing}.ckpt'} is missing: copy the run again.")
-    recipe = load_recipe(folder / "config.yaml")
-    if not isinstance(recipe.get("trainer") or {}, dict):
-        raise ConfigurationError(f"{folder / 'config.yaml'}: trainer must be a mapping. Copy the file again.")
-    if lacking := [key for key in ("model", "data") if not recipe.get(key)]:
-        raise ConfigurationError(
-            f"{folder / 'config.yaml'} has no {' and no '.join(lacking)}: it was edited. Copy it again, or train again."
-        )
-    return recipe, summary, [found[k] for k in shared]

@@ -75,8 +75,8 @@ def _data_differences(run: FinishedRun, other: FinishedRun, *, between_seeds: bo
             yield f"data.{field}", ours, theirs
     if run.data_source != other.data_source and run.data.get("source") == other.data.get("source"):
         yield "data_source", run.data_source, other.data_source
-    if run.clients != other.clients and run.data.get("client_names") == other.data.get("client_names"):
-        yield "client_names", run.clients, other.clients
+    if run.client_names != other.client_names and run.data.get("client_names") == other.data.get("client_names"):
+        yield "client_names", run.client_names, other.client_names
 
 
 def _following_seed(run: FinishedRun, other: FinishedRun) -> set[str]:
@@ -97,7 +97,7 @@ def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Ite
     """Differences within a row, whose mean would mix algorithms."""
     if run.algorithm != other.algorithm:
         yield f"algorithm of row {label!r}", run.algorithm, other.algorithm
-    settings, others = recipe_settings(run.config), recipe_settings(other.config)
+    settings, others = recipe_settings(run.recipe), recipe_settings(other.recipe)
     for name in dict.fromkeys([*settings, *others]):
         if settings.get(name) != others.get(name):
             ours, theirs = (json.loads(found.get(name, "null")) for found in (settings, others))

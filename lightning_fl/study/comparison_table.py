@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.core.errors import ConfigurationError, listed
-from lightning_fl.core.metrics import direction_is_known, gains, summarize_gains
+from lightning_fl.core.metrics import gains, summarize_gains
 from lightning_fl.study.comparability import same_data
 from lightning_fl.study.finished_run import FinishedRun, RunMetric, number_or_nan
 from lightning_fl.study.intervals import paired_interval
@@ -77,7 +77,7 @@ def comparison_table(
         ConfigurationError: unknown metric or baseline, a group without runs or with a repeated seed, or a reference
             without a matching run.
     """
-    check_groups(groups)
+    _check_groups(groups)
     if baseline is not None and baseline not in groups:
         raise ConfigurationError(f"baseline={baseline!r} is not a row. The rows are {listed(groups)}.")
     names = list(dict.fromkeys(metrics)) or [default_comparison_metric(groups, split)]
@@ -109,19 +109,19 @@ def client_comparison(
         ``metric``, ``label``, ``seed``, ``split``, ``higher_is_better``, ``source``, ``run`` (its folder), ``client``,
         ``value`` and ``gain`` (NaN without a reference).
     """
-    check_groups(groups)
+    _check_groups(groups)
     rows = []
     for name in list(dict.fromkeys(metrics)) or [default_comparison_metric(groups, split)]:
         for label, runs in groups.items():
             for run in runs:
                 metric = run.metric(name, split)
-                found = client_gains(run, metric, split, reference)
+                found = _client_gains(run, metric, split, reference)
                 about = {
                     "metric": name,
                     "label": label,
                     "seed": run.seed,
                     "split": split,
-                    "higher_is_better": known_direction(metric),
+                    "higher_is_better": metric.direction,
                     "source": run.data_source,
                     "run": str(run.folder),
                 }
@@ -132,12 +132,7 @@ def client_comparison(
     return pd.DataFrame(rows)
 
 
-def known_direction(metric: RunMetric) -> bool | None:
-    """Whether higher is better; ``None`` if unknown."""
-    return metric.higher_is_better if direction_is_known(metric.name, metric.higher_is_better) else None
-
-
-def client_gains(
+def _client_gains(
     run: FinishedRun, metric: RunMetric, split: str, reference: Sequence[FinishedRun] | None
 ) -> dict[str, float] | None:
     """Client -> gain, positive for better; ``None`` without a reference and for the reference itself."""
@@ -155,7 +150,7 @@ def client_gains(
     return {client: found[number] for client, number in numbers.items() if number in found}
 
 
-def check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
+def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
     """Refuse groups that are empty or have two runs with the same seed."""
     if not groups:
         raise ConfigurationError("there are no runs to compare: name at least one.")
@@ -173,7 +168,7 @@ def check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
 
 def _about(label: str, runs: Sequence[FinishedRun], name: str, split: str) -> dict[str, object]:
     found = [run.metric(name, split) for run in runs]
-    directions = {known_direction(metric) for metric in found}
+    directions = {metric.direction for metric in found}
     return {
         "metric": name,
         "label": label,
@@ -207,17 +202,16 @@ def _gain_over(
 def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[FinishedRun] | None) -> dict[str, float]:
     """One run's :data:`STATISTICS`."""
     metric = run.metric(name, split)
-    found = client_gains(run, metric, split, reference)
-    gain = None
-    if found is not None:
+    gain = dict.fromkeys(("mean", "ipr", "rsd", "harmed"), math.nan)
+    if (found := _client_gains(run, metric, split, reference)) is not None:
         numbered = dict(enumerate(found.values()))
-        gain = summarize_gains(numbered, dict.fromkeys(numbered, 0.0), higher_is_better=True)
+        summary = summarize_gains(numbered, dict.fromkeys(numbered, 0.0), higher_is_better=True)
+        gain = {part: getattr(summary, part) for part in gain}
     return {
-        **{name: getattr(metric, name) for name in ("mean", "worst", "std", "best")},
-        "gain": math.nan if gain is None else gain.mean,
-        **{name: math.nan if gain is None else getattr(gain, name) for name in ("ipr", "rsd", "harmed")},
-        "megabytes_sent": number_or_nan(run.bytes_sent) / 1e6,
-        "megabytes_received": number_or_nan(run.bytes_received) / 1e6,
+        **{part: getattr(metric, part) for part in ("mean", "worst", "std", "best")},
+        **{"gain" if part == "mean" else part: value for part, value in gain.items()},
+        "megabytes_sent": run.megabytes("sent"),
+        "megabytes_received": run.megabytes("received"),
         "rounds": number_or_nan(run.rounds),
         "seconds": number_or_nan(run.seconds),
     }
@@ -238,12 +232,9 @@ def _differences(
 ) -> dict[str, float | int]:
     row: dict[str, float | int] = {}
     for name in ("mean", "worst"):
-        pairs = [of_run[name] - baseline[seed][name] for seed, of_run in figures.items() if seed in baseline]
-        interval = paired_interval(pairs)
-        row["difference_num_seeds"] = interval.n
-        row[f"{name}_difference"] = interval.mean
-        row[f"{name}_difference_low"] = interval.low
-        row[f"{name}_difference_high"] = interval.high
+        found = paired_interval([own[name] - baseline[seed][name] for seed, own in figures.items() if seed in baseline])
+        row |= {"difference_num_seeds": found.n, f"{name}_difference": found.mean}
+        row |= {f"{name}_difference_low": found.low, f"{name}_difference_high": found.high}
     return row
 
 

@@ -65,6 +65,11 @@ class TableLayout:
     percent: bool = False
     digits: int = 3
 
+    @property
+    def unit(self) -> float:
+        """Factor from the metric to the table."""
+        return 100.0 if self.percent else 1.0
+
 
 @dataclass(frozen=True)
 class Published:

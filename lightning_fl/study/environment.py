@@ -1,5 +1,6 @@
 """Versions, commit and machine of a study. Imports nothing heavy."""
 
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -7,10 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.study.workers import usable_cores
 from lightning_fl.version import __version__
 
-__all__ = ["describe_environment", "package_commit"]
+__all__ = ["describe_environment", "package_commit", "usable_cores"]
 
 _PACKAGES = ("torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy", "scipy", "scikit-learn")
 
@@ -27,6 +27,11 @@ def describe_environment() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": usable_cores(),
     }
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def package_commit() -> str:

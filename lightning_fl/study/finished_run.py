@@ -1,4 +1,4 @@
-"""Reader of a finished run's record, settings and curves. Imports no torch."""
+"""Reader of a finished run's record, recipe and curves. Imports no torch."""
 
 import json
 import math
@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, did_you_mean, listed
 from lightning_fl.core.escaping import printable_values
+from lightning_fl.core.metrics import direction_is_known
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
 
-__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"]
+__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan", "read_record"]
 
 #: Callbacks that change no result: those with ``Callback.only_shows`` (importing them would import torch; a test
 #: compares the two), and ``LocalReference``.
@@ -36,6 +37,7 @@ _OPTIONAL = {
     "communication": dict,
     "gains_over_local_training": dict,
     "last_rounds": dict,
+    "num_models": int,
     "interrupted": bool,
     "rounds": int,
     "wall_time_seconds": int | float,
@@ -66,6 +68,11 @@ class RunMetric:
     higher_is_better: bool
     clients: dict[str, float]
 
+    @property
+    def direction(self) -> bool | None:
+        """Whether higher is better; ``None`` if unknown."""
+        return self.higher_is_better if direction_is_known(self.name, self.higher_is_better) else None
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -74,12 +81,12 @@ class FinishedRun:
     Args:
         folder: the ``version_N`` folder.
         summary: content of ``summary.json``.
-        config: the resolved recipe; empty for a run started from Python.
+        recipe: the resolved ``config.yaml``; empty for a run started from Python.
     """
 
     folder: Path
     summary: dict[str, Any] = field(repr=False)
-    config: dict[str, Any] = field(repr=False)
+    recipe: dict[str, Any] = field(repr=False)
 
     @classmethod
     def read(cls, folder: str | Path) -> "FinishedRun":
@@ -101,7 +108,7 @@ class FinishedRun:
             refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
         exists = recipe.exists() or recipe.is_symlink()  # a broken one is refused by load_recipe
-        return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
+        return cls(path, read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
 
     @property
     def seed(self) -> int:
@@ -119,7 +126,7 @@ class FinishedRun:
         return self.summary["data"]
 
     @property
-    def clients(self) -> list[str]:
+    def client_names(self) -> list[str]:
         """Names of the clients, in order."""
         return list(self.summary["client_names"])
 
@@ -144,15 +151,9 @@ class FinishedRun:
         """Wall time of the training in seconds."""
         return self.summary.get("wall_time_seconds")
 
-    @property
-    def bytes_sent(self) -> int | None:
-        """Bytes sent by all clients; ``None`` if not counted."""
-        return self.summary.get("communication", {}).get("bytes_sent")
-
-    @property
-    def bytes_received(self) -> int | None:
-        """Bytes received by all clients; ``None`` if not counted."""
-        return self.summary.get("communication", {}).get("bytes_received")
+    def megabytes(self, direction: Literal["sent", "received"]) -> float:
+        """Megabytes (10^6 bytes) of all clients; NaN if not counted."""
+        return number_or_nan(self.summary.get("communication", {}).get(f"bytes_{direction}")) / 1e6
 
     def splits(self) -> list[str]:
         """Evaluated splits, test first."""
@@ -280,7 +281,8 @@ def _is_finished_fit(folder: Path) -> bool:
         return True  # damaged: read() raises
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """Read and check a ``summary.json``; raises CheckpointError if it is damaged."""
     try:
         summary = printable_values(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Ray task of a study: one ``lightning-fl fit`` in a subprocess. Imports nothing heavy."""
+"""Ray task of a study: one ``lightning-fl fit`` in a subprocess. Imports nothing heavy on the nodes."""
 
 import ctypes
 import os
@@ -15,10 +15,8 @@ _POLL_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
-def run_command(
-    arguments: list[str], log: str, folder: str, environment: Mapping[str, str], stop: str, node: str = ""
-) -> int:
-    """Run ``lightning-fl ARGUMENTS``; returns its exit code, negative for a signal.
+def run_command(arguments: list[str], log: str, folder: str, environment: Mapping[str, str], stop: str) -> int:
+    """Run ``lightning-fl ARGUMENTS`` in a subprocess; returns its exit code, negative for a signal.
 
     Args:
         arguments: of the command line.
@@ -26,9 +24,11 @@ def run_command(
         folder: the working directory.
         environment: additional environment variables.
         stop: when this file appears, the run is asked to finish its round and save it.
-        node: the node's name, for the log.
     """
+    import ray
+
     with Path(log).open("ab") as file:
+        node = ray.get_runtime_context().get_node_id()
         file.write(f"$ lightning-fl {' '.join(arguments)}\n# on Ray node {node}\n".encode())
         file.flush()
         process = subprocess.Popen(

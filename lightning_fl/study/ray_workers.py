@@ -7,26 +7,26 @@ import os
 import secrets
 import signal
 import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError, cut
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.study.cells import Cell
+from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.ray_task import run_command
-from lightning_fl.study.workers import Job, Workers, usable_cores
+from lightning_fl.study.workers import TICK_SECONDS
 
 __all__ = ["RayWorkers"]
 
-_TICK_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 #: Environment variables that a run depends on.
 _PASSED_ON = ("PYTHONPATH", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE")
 
 
-class RayWorkers(Workers):
-    """Ray tasks that run cells; recipes are checked locally.
+class RayWorkers:
+    """Ray tasks that run cells, a :class:`~lightning_fl.study.workers.Runner`.
 
     A task takes a CPU, and a GPU if the cluster has some and its cell may use one.
 
@@ -42,7 +42,6 @@ class RayWorkers(Workers):
 
     def __init__(self, address: str, num_workers: int | None, cells: Sequence[Cell], out: Path) -> None:
         expect_extra("ray", "ray", f"--ray {address}")
-        super().__init__(1 if num_workers is None else num_workers)
         self._stop = out.absolute() / f".stop-{secrets.token_hex(4)}"
         # Under `uv run` Ray would send the working directory to every node and build the environment there anew, which
         # takes longer than it waits for a worker. Nodes have the environment.
@@ -66,43 +65,37 @@ class RayWorkers(Workers):
         self._use_gpus = bool(resources.get("GPU")) and any(cell.accelerator != "cpu" for cell in cells)
         self.num_workers = num_workers or max(1, int(resources.get("GPU" if self._use_gpus else "CPU", 1)))
 
-    def _start(self, cell: Cell) -> bool:
+    def start(self, cell: Cell) -> Any:
+        """Start a cell's task."""
         gpus = 1 if self._use_gpus and cell.accelerator != "cpu" else 0
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"OMP_NUM_THREADS": "1"}
-        task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_on_node)
-        ref = task.remote(cell.arguments(), str(cell.log), os.getcwd(), environment, str(self._stop))
-        self._jobs.append(Job(cell, ref, time.monotonic()))
-        return True
+        task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_command)
+        return task.remote(cell.arguments(), str(cell.log), os.getcwd(), environment, str(self._stop))
 
-    def _ended(self) -> list[tuple[Job, int]]:
-        refs = [job.handle for job in self._jobs]
-        ready, _ = self._ray.wait(refs, num_returns=1, timeout=_TICK_SECONDS) if refs else ([], [])
-        return [(job, self._code(job)) for job in self._jobs if job.handle in ready]
+    def ended(self, jobs: Collection[Any]) -> dict[Any, int]:
+        """Tasks that have ended, with the exit codes of their runs; a lost node counts as a kill."""
+        ready, _ = self._ray.wait(list(jobs), num_returns=1, timeout=TICK_SECONDS) if jobs else ([], [])
+        return {job: self._exit_code(job) for job in ready}
 
-    def _code(self, job: Job) -> int:
-        """Exit code of a job; a lost node counts as a kill."""
+    def _exit_code(self, job: Any) -> int:
         try:
-            return int(self._ray.get(job.handle))
+            return int(self._ray.get(job))
         except self._ray.exceptions.RayTaskError:
             raise  # a bug of this package, not of the run
         except self._ray.exceptions.RayError:
             return -int(signal.SIGKILL)
 
-    def _ask_to_stop(self) -> None:
-        self._stop.touch()  # polled by tasks
+    def ask_to_stop(self, jobs: Collection[Any]) -> None:
+        """Create the file that tasks poll."""
+        self._stop.touch()
 
-    def _kill(self) -> None:
-        for job in self._jobs:
-            self._ray.cancel(job.handle, force=True)
+    def kill(self, jobs: Collection[Any]) -> None:
+        """Cancel the tasks."""
+        for job in jobs:
+            self._ray.cancel(job, force=True)
 
-    def _close(self) -> None:
-        self._kill()
-        self._jobs.clear()
+    def close(self, jobs: Collection[Any]) -> None:
+        """Cancel the tasks and leave the cluster."""
+        self.kill(jobs)
         self._stop.unlink(missing_ok=True)
         self._ray.shutdown()
-
-
-def _on_node(arguments: list[str], log: str, folder: str, environment: dict[str, str], stop: str) -> int:
-    import ray
-
-    return run_command(arguments, log, folder, environment, stop, ray.get_runtime_context().get_node_id())

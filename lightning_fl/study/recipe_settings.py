@@ -50,8 +50,8 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
     for label, run in runs:
         if label is not None:
             key: tuple[str, ...] = ("label", label)
-        elif run.config:
-            settings = recipe_settings(run.config)
+        elif run.recipe:
+            settings = recipe_settings(run.recipe)
             key = ("recipe", run.algorithm, json.dumps(settings, sort_keys=True))
         else:
             key = ("folder", str(run.folder))
@@ -91,7 +91,7 @@ def recipe_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> dict[str,
     Args:
         groups: label -> runs.
     """
-    settings = {label: recipe_settings(runs[0].config) for label, runs in groups.items() if runs[0].config}
+    settings = {label: recipe_settings(runs[0].recipe) for label, runs in groups.items() if runs[0].recipe}
     names = dict.fromkeys(name for of_row in settings.values() for name in of_row)
     table = {name: {label: of_row.get(name) for label, of_row in settings.items()} for name in names}
     return {name: values for name, values in table.items() if len(set(values.values())) > 1}

@@ -1,40 +1,62 @@
-"""A comparison as text for terminal, Markdown and LaTeX, from the frame of ``comparison_table``."""
+"""Comparisons as tables for terminal, Markdown and LaTeX, made from the frame of ``comparison_table``."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
-from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.core.escaping import markdown
 from lightning_fl.core.terminal import terminal
-from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.study.table_columns import Column, has_stand_in, make_columns, make_rows, table_notes, table_title
+from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.study.table import Column, Table, Value, latex, markdown_table, print_table
 
-__all__ = ["to_latex", "to_markdown", "to_terminal"]
+__all__ = [
+    "DIRECTIONS",
+    "best_values",
+    "comparison_tables",
+    "direction_text",
+    "to_latex",
+    "to_markdown",
+    "to_terminal",
+]
 
-#: Columns that a narrow terminal leaves out, in this order.
-_LEFT_OUT = (
+#: Key -> header, in the order of the table.
+_HEADERS = {
+    "mean": "mean",
+    "worst": "worst\nclient",
+    "mean_difference": "mean minus\nbaseline",
+    "worst_difference": "worst minus\nbaseline",
+    "std": "std over\nclients",
+    "best": "best\nclient",
+    "gain": "mean\ngain",
+    "ipr": "IPR",
+    "rsd": "RSD",
+    "harmed": "harmed",
+    "megabytes_sent": "MB\nsent",
+    "megabytes_received": "MB\nreceived",
+    "rounds": "rounds",
+    "seconds": "time\n[s]",
+}
+#: Columns that a narrow terminal omits, in this order.
+_OMITTED = (
     *("best", "seconds", "rsd", "rounds", "megabytes_received", "harmed", "worst_difference", "std"),
     *("megabytes_sent", "gain", "ipr", "mean_difference"),
 )
-_WIDEST_LABEL = 24
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-} | {character: f"\\{character}" for character in "&%$#_{}"}
+_MEGABYTES = ("megabytes_sent", "megabytes_received")
+_PERCENT = ("ipr", "harmed")
+#: Numbers with more digits before the point are written with an exponent.
+_MAX_DIGITS = 7
+#: Whether higher is better, independent of the metric. Times of different machines are not comparable.
+DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": False, "ari": True} | dict.fromkeys(
+    _MEGABYTES, False
+)
 
 
 def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: Sequence[str] = ()) -> None:
-    """Print a table per metric with the best values in green; columns that do not fit are left out.
+    """Print a table per metric with the best values in green; columns that do not fit are omitted.
 
     Args:
         frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
@@ -44,119 +66,160 @@ def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: S
     console = console or terminal()
     for warning in warnings:
         console.print(Text(f"warning: {warning}", "yellow"))
-    for number, of_metric in enumerate(_by_metric(frame)):
+    for number, table in enumerate(comparison_tables(frame)):
         if number:
             console.print()
-        if has_stand_in(of_metric):
-            console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-        # Printed separately: rich wraps a table's title to its width.
-        console.print(Text(table_title(of_metric), "bold"))
-        columns = make_columns(of_metric)
-        left_out: list[Column] = []
-        table = _terminal_table(of_metric, columns)
-        for key in _LEFT_OUT:
-            if Measurement.get(console, console.options.update(width=10_000), table).minimum <= console.width:
-                break
-            left_out += [column for column in columns if column.key == key]
-            columns = [column for column in columns if column.key != key]
-            table = _terminal_table(of_metric, columns)
-        console.print(table)
-        for note in table_notes(of_metric):
-            console.print(Text(note))
-        if left_out:
-            names = ", ".join(column.name for column in left_out)
-            console.print(Text(f"The terminal is too narrow for: {names}. --out FOLDER writes them."))
+        print_table(table, console)
 
 
 def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
     """A table per metric with title and notes, the best values bold. Arguments as in :func:`to_terminal`."""
     parts = ["\n".join(f"> **Warning:** {markdown(warning)}  " for warning in warnings)] if warnings else []
-    for of_metric in _by_metric(frame):
-        columns, rows = make_columns(of_metric), make_rows(of_metric)
-        seeds = ["seeds"] if any(row.seeds for row in rows) else []
-        header = ["", *seeds, *(markdown(column.name) for column in columns)]
-        lines = [f"**{STAND_IN_LABEL}**\n"] if has_stand_in(of_metric) else []
-        lines += [
-            f"{markdown(table_title(of_metric))}\n",
-            f"| {' | '.join(header)} |",
-            f"|{'|'.join(['---', *['---:'] * (len(header) - 1)])}|",
-        ]
-        for number, row in enumerate(rows):
-            cells = [markdown(row.label), *([row.seeds] if seeds else [])]
-            cells += [
-                f"**{column.cell(number)}**" if column.best[number] else column.cell(number) for column in columns
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-        notes = [f"- {markdown(note)}" for note in table_notes(of_metric)]
-        parts.append("\n".join([*lines, *([""] if notes else []), *notes]))
+    for table in comparison_tables(frame):
+        parts += [f"**{STAND_IN_LABEL}**"] if table.is_stand_in else []
+        parts += [markdown(table.title), markdown_table(table.columns)]
+        parts += ["\n".join(f"- {markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
 
 
 def to_latex(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
-    """A LaTeX ``table`` per metric (booktabs, graphicx), the best values bold; warnings and notes in the caption."""
-    parts = [r"% \usepackage{booktabs,graphicx}"]
-    for of_metric in _by_metric(frame):
-        columns, rows = make_columns(of_metric), make_rows(of_metric)
-        seeds = ["seeds"] if any(row.seeds for row in rows) else []
-        label = [f"{STAND_IN_LABEL}."] if has_stand_in(of_metric) else []
-        caption = " ".join(
-            [
-                *label,
-                *(f"Warning: {warning}." for warning in warnings),
-                f"{table_title(of_metric)}.",
-                *table_notes(of_metric),
-            ]
+    """A LaTeX ``table`` per metric (booktabs, graphicx). Arguments as in :func:`to_terminal`."""
+    tables = [latex(table, warnings) for table in comparison_tables(frame)]
+    return "\n\n".join([r"% \usepackage{booktabs,graphicx}", *tables]) + "\n"
+
+
+def comparison_tables(frame: pd.DataFrame) -> list[Table]:
+    """One table per metric of a frame."""
+    found = [group.reset_index(drop=True) for _, group in frame.groupby("metric", sort=False)]
+    return [Table(_title(one), _columns(one), _notes(one), _is_stand_in(one)) for one in found]
+
+
+def _columns(frame: pd.DataFrame) -> list[Column]:
+    """Labels, seeds if the rows differ in them, and the statistics of which any row has a value."""
+    labels = frame["label"] + (" [" + frame["source"] + "]" if frame["source"].nunique() > 1 else "")
+    columns = [Column("", list(map(Value, labels)), is_label=True, min_width=10)]
+    if frame["seeds"].nunique() > 1:
+        columns.append(Column("seeds", [Value(_short_seeds(seeds)) for seeds in frame["seeds"]]))
+    directions = DIRECTIONS | dict.fromkeys(("mean", "worst", "best"), _direction(frame))
+    for key, header in _HEADERS.items():
+        if key in frame and (frame[key].notna().any() or key in ("mean", "worst")):
+            texts, spreads = _format_column(frame, key)
+            best = best_values([float(value) for value in frame[key]], texts, directions.get(key))
+            omit = _OMITTED.index(key) + 1 if key in _OMITTED else 0
+            columns.append(Column(header, list(map(Value, texts, spreads, best)), omit=omit))
+    return columns
+
+
+def _title(frame: pd.DataFrame) -> str:
+    """Split, metric, direction, clients, seeds and data source."""
+    first = frame.iloc[0]
+    direction = f" ({text})" if (text := direction_text(_direction(frame))) else ""
+    clients = sorted(set(frame["num_clients"]))
+    seeds = ""
+    if frame["seeds"].nunique() == 1:
+        seeds = f", seed{'s' if first['num_seeds'] > 1 else ''} {_short_seeds(first['seeds'])}"
+    sources = " and ".join(dict.fromkeys(frame["source"]))
+    count = " to ".join(map(str, dict.fromkeys((clients[0], clients[-1]))))
+    return f"{first['split']} {first['metric']}{direction}, {count} clients{seeds}, data: {sources}"
+
+
+def _notes(frame: pd.DataFrame) -> list[str]:
+    notes = []
+    if (frame["num_seeds"] > 1).any():
+        notes.append("±: standard deviation over seeds.")
+    if "baseline" in frame:
+        counts = sorted(set(frame.loc[frame["label"] != frame["baseline"], "difference_num_seeds"]))
+        pairs = " or ".join(map(str, counts)) or "0"
+        notes.append(
+            f"minus baseline: row minus {frame['baseline'].iloc[0]}, paired by seed ({pairs} pairs), with a 95 %"
+            " t-interval for two or more pairs."
         )
-        header = ["", *map(_escape_latex, seeds), *(_escape_latex(column.name) for column in columns)]
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_escape_latex(caption)}}}",
-            # Shrink only tables that are wider than the page.
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"\toprule",
-            f"{' & '.join(header)} \\\\",
-            r"\midrule",
-        ]
-        for number, row in enumerate(rows):
-            cells = [_escape_latex(row.label), *([_escape_latex(row.seeds)] if seeds else [])]
-            cells += [_latex_cell(column, number) for column in columns]
-            lines.append(f"{' & '.join(cells)} \\\\")
-        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"]))
-    return "\n\n".join(parts) + "\n"
+    if over := [text for text in dict.fromkeys(frame["gain_over"]) if text]:
+        notes.append(
+            f"gain (positive is better), IPR (share of clients that gain), harmed (share that lose), RSD (standard"
+            f" deviation of gains): over {' or '.join(over)}."
+        )
+    if frame["seeds"].nunique() > 1:
+        notes.append("The rows have different seeds.")
+    if frame["num_clients"].nunique() > 1:
+        of_rows = map("{} in {}".format, frame["num_clients"], frame["label"])
+        notes.append(f"The rows have values for different numbers of clients: {', '.join(of_rows)}.")
+    if broken := list(frame["label"][~np.isfinite(frame["mean"])]):
+        notes.append(f"Not finite in at least one run: {', '.join(broken)}.")
+    if _direction(frame) is None:
+        notes.append(f"No best value is marked: the direction of {frame['metric'].iloc[0]} is unknown.")
+    if frame[list(_MEGABYTES)].isna().all(axis=None):
+        notes.append("Communication was not counted.")
+    return notes
 
 
-def _by_metric(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    for metric in dict.fromkeys(frame["metric"]):
-        yield frame[frame["metric"] == metric].reset_index(drop=True)
+def _is_stand_in(frame: pd.DataFrame) -> bool:
+    return any(STAND_IN in source.split(", ") for source in frame["source"])
 
 
-def _terminal_table(frame: pd.DataFrame, columns: Sequence[Column]) -> Table:
-    """A narrow table with spreads below the values."""
-    rows = make_rows(frame)
-    table = Table()
-    longest = max(cell_len(word) for row in rows for word in row.label.split())
-    table.add_column("", min_width=min(max(longest, 10), _WIDEST_LABEL), overflow="fold")
-    seeds = any(row.seeds for row in rows)
-    if seeds:
-        table.add_column("seeds", justify="right", no_wrap=True)
-    for column in columns:
-        texts = [*column.header.splitlines(), *(line for number in range(len(rows)) for line in column.lines(number))]
-        table.add_column(Text(column.header), justify="right", no_wrap=True, min_width=max(map(len, texts)))
-    for number, row in enumerate(rows):
-        cells = [Text(row.label), *([Text(row.seeds)] if seeds else [])]
-        cells += [Text("\n".join(column.lines(number)), "green" if column.best[number] else "") for column in columns]
-        table.add_row(*cells)
-    return table
+def direction_text(higher_is_better: bool | None) -> str:
+    """ "higher is better", "lower is better", or "" if unknown."""
+    return {True: "higher is better", False: "lower is better", None: ""}[higher_is_better]
 
 
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+def _format_column(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
+    """Values and spreads as texts."""
+    is_difference, percent = key.endswith("_difference"), key in _PERCENT
+    ends = [f"{key}_low", f"{key}_high"] if is_difference else [f"{key}_seed_std"]
+    numbers = frame[[key, *ends]].to_numpy(dtype=float) * (100.0 if percent else 1.0)
+    digits = 0 if percent else _digits(numbers)
+    if key == "seconds" and digits is not None:
+        digits = min(digits, 1)
+    if key == "rounds" and all(value.is_integer() for value in numbers[:, 0] if math.isfinite(value)):
+        digits = 0
+
+    def text(value: float, sign: str = "") -> str:
+        if math.isnan(value):
+            return "-"
+        return (f"{value:{sign}.4g}" if digits is None else f"{value:{sign}.{digits}f}") + ("%" if percent else "")
+
+    texts = [text(value, "+" if is_difference or key == "gain" else "") for value in numbers[:, 0]]
+    if is_difference:
+        spreads = ["" if math.isnan(low) else f"[{text(low, '+')}, {text(high, '+')}]" for low, high in numbers[:, 1:]]
+    elif key in ("rounds", *_MEGABYTES) and not (numbers[:, 1] > 0).any():
+        spreads = [""] * len(texts)  # usually equal for every seed
+    else:
+        spreads = ["" if math.isnan(deviation) else f"± {text(deviation)}" for deviation in numbers[:, 1]]
+    return texts, spreads
 
 
-def _latex_cell(column: Column, row: int) -> str:
-    text = column.cell(row, r" \pm ").replace("%", r"\%").replace(" [", r"\ [")
-    if text == "-":
-        return "--"
-    return rf"$\mathbf{{{text}}}$" if column.best[row] else f"${text}$"
+def _digits(values: np.ndarray) -> int | None:
+    """Decimals that show the largest value with four significant digits (three below 1); ``None`` if too large."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    if largest == 0:
+        return 0
+    exponent = math.floor(math.log10(largest))
+    if exponent >= _MAX_DIGITS:
+        return None
+    return max(3 - exponent, 0) if exponent >= 0 else 2 - exponent
+
+
+def best_values(values: Sequence[float], texts: Sequence[str], higher: bool | None) -> list[bool]:
+    """Mark the rows whose text equals that of the best value, unless all texts are equal."""
+    finite = [(value, text) for value, text in zip(values, texts, strict=True) if math.isfinite(value)]
+    if higher is None or len({text for _, text in finite}) < 2:
+        return [False] * len(texts)
+    _, best = (max if higher else min)(finite)
+    return [math.isfinite(value) and text == best for value, text in zip(values, texts, strict=True)]
+
+
+def _direction(frame: pd.DataFrame) -> bool | None:
+    """Whether higher is better; ``None`` if unknown or if rows disagree."""
+    found = set(frame["higher_is_better"])
+    return bool(found.pop()) if found in ({True}, {False}) else None
+
+
+def _short_seeds(seeds: str) -> str:
+    """ "0, 1, 2, 5" as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in map(int, seeds.split(", ")):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)

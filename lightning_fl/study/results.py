@@ -31,7 +31,7 @@ _GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """Result of one cell.
+    """Result of one cell; its fields are the columns of ``results.csv``.
 
     Args:
         arm: its arm.
@@ -147,11 +147,10 @@ class StudyResults:
     def from_cells(cls, study: Study, cells: list[CellResult], environment: dict[str, Any]) -> "StudyResults":
         """Answer the claims from the results of cells."""
         by_key = {cell.key: cell for cell in cells}
-        unit = 100.0 if study.table.percent else 1.0
 
         def value(statistic: str, arm: str, place: Mapping[str, str], seed: int) -> float | None:
             cell = by_key.get((arm, tuple(sorted(place.items())), seed))
-            return None if cell is None else unit * cell.values[statistic]
+            return None if cell is None else study.table.unit * cell.values[statistic]
 
         grid = study.run_grid
         answers = [answer for claim in study.claims for answer in answer_claim(claim, study.run_seeds, grid, value)]
@@ -186,16 +185,17 @@ class StudyResults:
         """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json`` into the study's folder."""
         text = dump_yaml(self.study.as_dict())
         write_whole(out / "study.yaml", f"# lightning-fl {self.environment.get('lightning-fl', '')}, resolved\n{text}")
-        write_whole(out / "results.csv", _csv([_row(cell) for cell in self.cells]))
+        rows = [{name: getattr(cell, name) for name in CellResult.__dataclass_fields__} for cell in self.cells]
+        write_whole(out / "results.csv", _csv([_flat(row) for row in rows]))
         claims = [
             {
                 "claim": answer.claim,
                 "at": cell_name("", answer.axes),
                 "verdict": answer.verdict,
                 "verdict_holm": answer.corrected,
-                **{name: _text(number) for name, number in asdict(answer.interval).items()},
-                "p_value_holm": _text(answer.corrected_p_value),
-                "seeds_needed": str(answer.seeds_needed or ""),
+                **asdict(answer.interval),
+                "p_value_holm": answer.corrected_p_value,
+                "seeds_needed": answer.seeds_needed,
                 "reason": answer.reason,
             }
             for answer in self.answers
@@ -214,51 +214,36 @@ class StudyResults:
         return [cell for cell in self.cells if cell.status == "failed"]
 
 
-def _row(cell: CellResult) -> dict[str, str]:
-    return {
-        "arm": cell.arm,
-        **cell.place,
-        "seed": str(cell.seed),
-        "status": cell.status,
-        **{name: _text(value) for name, value in cell.values.items()},
-        "higher_is_better": "" if cell.higher_is_better is None else str(cell.higher_is_better),
-        "data_source": cell.data_source,
-        "rounds": _text(cell.rounds),
-        "seconds": _text(cell.seconds),
-        "commit": cell.commit,
-        "run_folder": cell.run_folder,
-        "failure": cell.failure,
-        "log": cell.log,
-        "clients_with_gain": "" if cell.clients_with_gain is None else str(cell.clients_with_gain),
-    }
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the entries of its dicts as columns of their own."""
+    pairs = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in row.items())
+    return {name: value for part in pairs for name, value in part}
 
 
 def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
-    status = next(status for status in get_args(Status) if status == row["status"])
+    def number(name: str, kind: type) -> Any:
+        return kind(row[name]) if row.get(name) else None
+
     return CellResult(
-        arm=row["arm"],
+        **{name: row[name] for name in ("arm", "data_source", "commit", "run_folder", "failure", "log")},
         place={axis: row[axis] for axis in axes},
         seed=int(row["seed"]),
-        status=status,
+        status=next(status for status in get_args(Status) if status == row["status"]),
         values={name: float(row.get(name) or "nan") for name in STATISTICS},
         higher_is_better={"True": True, "False": False}.get(row["higher_is_better"]),
-        data_source=row["data_source"],
-        rounds=int(row["rounds"]) if row["rounds"] else None,
-        seconds=float(row["seconds"]) if row["seconds"] else None,
-        commit=row["commit"],
-        run_folder=row["run_folder"],
-        failure=row["failure"],
-        log=row["log"],
-        clients_with_gain=int(row["clients_with_gain"]) if row.get("clients_with_gain") else None,
+        rounds=number("rounds", int),
+        seconds=number("seconds", float),
+        clients_with_gain=number("clients_with_gain", int),
     )
 
 
-def _csv(rows: Sequence[Mapping[str, str]]) -> str:
-    return csv_text([list(rows[0]), *(row.values() for row in rows)]) if rows else ""
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    def text(value: Any) -> str:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        return value if isinstance(value, str) else repr(value)
 
-
-def _text(number: float | None) -> str:
-    return "" if number is None or math.isnan(number) else repr(number)
+    return csv_text([list(rows[0]), *(map(text, row.values()) for row in rows)]) if rows else ""
 
 
 def _below(path: Path, out: Path) -> str:

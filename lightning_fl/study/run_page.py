@@ -3,23 +3,20 @@
 import base64
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.core.escaping import page_environment
-from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.trust import predict_command
 from lightning_fl.runtime.drawing import BAD, GOOD
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
-from lightning_fl.study.hover import add_tooltips
-from lightning_fl.study.html_report import images_of
+from lightning_fl.study.page import Part, Picture, add_tooltips, draw_pictures, facts, source_badge, write_page
+from lightning_fl.study.table import Column, Value, label_column
 
 __all__ = ["write_run_page"]
 
@@ -34,7 +31,8 @@ _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mean", "average", {"color": GOOD, "marker": "o"}),
     ("worst", "worst", {"color": BAD, "marker": "s", "linestyle": "--"}),
 )
-_SPLITS = {"test": "Test", "val": "Validation", "train": "Training"}
+_SPLITS = {"test": "Test", "val": "Validation"}
+_STATISTICS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
 #: Linked files of a run.
 _FILES = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "*.csv", "figures/*.png", "models/*.ckpt")
 
@@ -48,30 +46,33 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
     """
     run = FinishedRun.read(folder)
     summary = run.summary
-    method = summary.get("method", run.algorithm)
-    environment = page_environment()
-    page = environment.get_template("run.html.j2").render(
-        title=f"{method}: {summary.get('title', run.folder.name)}",
-        subtitle=f"{len(run.clients)} clients, seed {run.seed} · {run.folder}",
-        source=run.data_source,
-        stand_in_label=STAND_IN_LABEL,
-        interrupted=run.interrupted,
-        rounds=run.rounds,
-        best_round=summary.get("best_round"),
-        tables=[_table(run, split) for split in run.splits() if split != "train"],
-        figures=[*images_of("curves on validation data", lambda: _draw_curves(run)), *_pictures(run.folder)],
-        facts=_facts(run),
-        recipe=dump_yaml(run.config, width=110) if run.config else "",
-        versions=summary.get("versions", {}),
-        repeat=_repeat(run),
-        files=_files(run.folder),
+    after = "" if run.rounds is None else f" after {run.rounds} rounds"
+    badges = dict([source_badge(run.data_source)])
+    badges[f"{'interrupted' if run.interrupted else 'finished'}{after}"] = "cut off" if run.interrupted else "done"
+    if summary.get("best_round"):
+        badges[f"best round: {summary['best_round']}"] = ""
+    pictures = draw_pictures({"curves on validation data": lambda: _draw_curves(run)})
+    pictures += [_image(path, run.folder) for path in sorted(run.folder.glob("figures/*.png"))]
+    files = {path.relative_to(run.folder).as_posix(): None for name in _FILES for path in sorted(run.folder.glob(name))}
+    settings = [Part(table=facts(_facts(run)))]
+    if run.recipe:
+        settings.append(Part(code=dump_yaml(run.recipe, width=110), summary="full recipe"))
+    return write_page(
+        out or run.folder / "report.html",
+        f"{summary.get('method', run.algorithm)}: {summary.get('title', run.folder.name)}",
+        f"{len(run.client_names)} clients, seed {run.seed} · {run.folder}",
+        badges,
+        {
+            **{title: _table(run, split) for split, title in _SPLITS.items() if split in run.splits()},
+            "Figures": [Part(pictures=pictures) if pictures else Part("No figures.")],
+            "Settings": [*settings, Part(table=facts(summary.get("versions", {})), summary="versions")],
+            "Commands": [Part(code="\n".join(_commands(run)))],
+            "Files": [Part(links=list(files))],
+        },
     )
-    path = out or run.folder / "report.html"
-    write_whole(path, page)
-    return path
 
 
-def _table(run: FinishedRun, split: str) -> dict[str, Any]:
+def _table(run: FinishedRun, split: str) -> list[Part]:
     """A row per client and per statistic; bold where a model is better than the local one or the other way round."""
     evaluated, names = str(run.summary.get("evaluated", "the shared model")), run.metric_names(split)
     if split == "val" and run.rounds is not None and run.summary.get("best_round") not in (None, run.rounds):
@@ -79,49 +80,37 @@ def _table(run: FinishedRun, split: str) -> dict[str, Any]:
         evaluated = f"the models of round {run.rounds}, the last"
         names = [name for name in names if not name.startswith("local/")]
     metrics = {name: run.metric(name, split) for name in names[:_MAX_METRICS]}
-
-    def row(title: str, numbers: Sequence[float]) -> dict[str, Any]:
-        values = dict(zip(metrics, numbers, strict=True))
-        better = [_is_better(value, _rival(name, values), metrics[name]) for name, value in values.items()]
-        return {"name": title, "cells": [_cell(*pair) for pair in zip(numbers, better, strict=True)]}
-
-    rows = [row(name, [metric.clients.get(name, math.nan) for metric in metrics.values()]) for name in run.clients]
-    rows += [row(word, [getattr(metric, part) for metric in metrics.values()]) for part, word in _PARTS.items()]
-    arrows = [f"{name} {'↑' if metric.higher_is_better else '↓'}" for name, metric in metrics.items()]
-    compares = any(_rival(name, dict.fromkeys(metrics, 0.0)) is not None for name in metrics)
-    more = f"; {len(names) - _MAX_METRICS} more metrics are in summary.json" if len(names) > _MAX_METRICS else ""
-    return {
-        "split": split,
-        "title": _SPLITS[split],
-        "note": f"Evaluated: {evaluated}{more}." + (" Bold: better than the other, local or not." if compares else ""),
-        "header": arrows,
-        "rows": rows,
+    numbers = {
+        name: [metric.clients.get(client, math.nan) for client in run.client_names]
+        + [getattr(metric, statistic) for statistic in _STATISTICS]
+        for name, metric in metrics.items()
     }
+    columns = [label_column("client", [*run.client_names, *_STATISTICS.values()])]
+    columns += [_column(metric, numbers) for metric in metrics.values()]
+    note = f"Evaluated: {evaluated}."
+    if len(names) > _MAX_METRICS:
+        note += f" {len(names) - _MAX_METRICS} more metrics are in summary.json."
+    if any(f"local/{name}" in metrics for name in metrics):
+        note += " Bold: better than the other, local or not."
+    return [Part(note), Part(table=columns)]
 
 
-_PARTS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
-
-
-def _rival(name: str, values: Mapping[str, float]) -> float | None:
-    """Value of the local model for a metric of the other, and the other way round."""
-    other = name.removeprefix("local/") if name.startswith("local/") else f"local/{name}"
-    return values.get(other)
-
-
-def _is_better(value: float, rival: float | None, metric: RunMetric) -> bool:
-    return rival is not None and (value > rival if metric.higher_is_better else value < rival)
-
-
-def _cell(value: float, best: bool) -> dict[str, Any]:
-    if math.isnan(value):
-        return {"text": "-", "exact": "not measured", "best": False}
-    return {"text": f"{value:.4g}", "exact": repr(value), "best": best}
+def _column(metric: RunMetric, numbers: Mapping[str, list[float]]) -> Column:
+    other = metric.name.removeprefix("local/") if metric.name.startswith("local/") else f"local/{metric.name}"
+    own = numbers[metric.name]
+    sign = 1 if metric.higher_is_better else -1
+    values = [
+        Value("-", title="not measured")
+        if math.isnan(value)
+        else Value(f"{value:.4g}", best=sign * value > sign * rival, title=repr(value))  # False for NaN
+        for value, rival in zip(own, numbers.get(other, [math.nan] * len(own)), strict=True)
+    ]
+    return Column(f"{metric.name} {'↑' if metric.higher_is_better else '↓'}", values)
 
 
 def _draw_curves(run: FinishedRun) -> Figure | None:
     """Mean and worst client of the first validation metrics over rounds; ``None`` without curves."""
-    curves = {name: run.curve(name) for name in run.metric_names("val")[:_MAX_CURVES]}
-    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
+    curves = {name: curve for name in run.metric_names("val")[:_MAX_CURVES] if len(curve := run.curve(name)) > 1}
     if not curves:
         return None
     figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
@@ -142,17 +131,15 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
     return figure
 
 
-def _pictures(folder: Path) -> list[dict[str, Any]]:
-    found = []
-    for path in sorted(folder.glob("figures/*.png")):
-        data = base64.b64encode(refuse_link_out(path, folder).read_bytes()).decode("ascii")
-        found.append({"title": path.stem.replace("_", " "), "source": f"data:image/png;base64,{data}", "wide": False})
-    return found
+def _image(path: Path, folder: Path) -> Picture:
+    data = base64.b64encode(refuse_link_out(path, folder).read_bytes()).decode("ascii")
+    return Picture(path.stem.replace("_", " "), source=f"data:image/png;base64,{data}")
 
 
 def _facts(run: FinishedRun) -> dict[str, str]:
-    summary = run.summary
-    facts = {
+    summary, sent, received = run.summary, run.megabytes("sent"), run.megabytes("received")
+    moved = "" if math.isnan(sent + received) else f"{sent:.1f} MB and {received:.1f} MB"
+    found = {
         "method": summary.get("method", run.algorithm),
         "strategy": summary["strategy"],
         "callbacks": ", ".join(summary.get("callbacks") or []),
@@ -161,33 +148,24 @@ def _facts(run: FinishedRun) -> dict[str, str]:
         "seed": str(run.seed),
         "device": f"{summary.get('device', '')}, {summary.get('num_processes', 1)} process(es)",
         "wall time": "" if run.seconds is None else f"{run.seconds:.1f} s",
-        "sent and received by all clients": ""
-        if run.bytes_sent is None or run.bytes_received is None
-        else f"{run.bytes_sent / 1e6:.1f} MB and {run.bytes_received / 1e6:.1f} MB",
+        "sent and received by all clients": moved,
         "resumed from": str(summary.get("resumed_from") or ""),
     }
-    return {name: value for name, value in facts.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
-def _repeat(run: FinishedRun) -> list[str]:
-    if not run.config:
+def _commands(run: FinishedRun) -> list[str]:
+    if not run.recipe:
         return ["# started from Python: run the script again with the seed above"]
     folder = str(run.folder)
     again = ["lightning-fl", "fit", "--config", f"{folder}/config.yaml"]
     lines = [shlex.join(again)]
     if run.interrupted:
         lines.append(shlex.join([*again, "--ckpt_path", f"{folder}/checkpoints/last.ckpt"]))
-    predict = predict_command(run.folder, run.config, run.summary)
+    predict = predict_command(run.folder, run.recipe, run.summary)
     return [
         *lines,
         *([] if predict is None else [predict]),
         shlex.join(["lightning-fl", "compare", folder, "OTHER_RUN"]),
         shlex.join(["tensorboard", "--logdir", folder]),
     ]
-
-
-def _files(folder: Path) -> list[str]:
-    found: dict[str, None] = {}
-    for pattern in _FILES:
-        found.update(dict.fromkeys(path.relative_to(folder).as_posix() for path in sorted(folder.glob(pattern))))
-    return list(found)

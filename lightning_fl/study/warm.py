@@ -1,6 +1,9 @@
 """Preloaded ``lightning-fl fit`` with its parser, from which workers are forked."""
 
+import os
 from importlib import import_module
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of a worker; before torch is imported
 
 from lightning_fl.recipe.parser import make_parser
 

@@ -143,7 +143,7 @@ def test_faults_of_the_run(run, fault, tmp_path):
     content = json.loads(record.read_text())
     record.write_text("{")
     assert "summary.json is damaged" in fault(run, "new.csv")
-    record.write_text(json.dumps({"data": {}}))
+    record.write_text(json.dumps({key: value for key, value in content.items() if key != "rounds"}))
     assert "is not finished, it has no summary.json of a fit" in fault(run, "new.csv")
     record.unlink()
     assert f"--ckpt_path {run / 'checkpoints' / 'last.ckpt'}" in fault(run, "new.csv")
@@ -247,7 +247,7 @@ def test_a_record_that_was_changed_is_named(run, fault):
     lacking = {key: value for key, value in content.items() if key != "seed"}
     for changed in (lacking, content | {"data": []}, [content]):
         record.write_text(json.dumps(changed))
-        assert "summary.json is damaged (" in fault(run, "new.csv")
+        assert "summary.json is not a run's record" in fault(run, "new.csv")
     data = {key: value for key, value in content["data"].items() if key != "target_names"}
     record.write_text(json.dumps(content | {"data": data}))
     assert "'target_names'" in fault(run, "new.csv")
@@ -256,7 +256,7 @@ def test_a_record_that_was_changed_is_named(run, fault):
     config.write_text(yaml.safe_dump({"data": recipe["data"]}))
     assert "config.yaml has no model" in fault(run, "new.csv")
     config.write_text(yaml.safe_dump(recipe | {"trainer": [1]}))
-    assert "config.yaml: trainer" in fault(run, "new.csv")
+    assert "config.yaml has no model, no data or no mapping trainer" in fault(run, "new.csv")
 
 
 @pytest.mark.slow

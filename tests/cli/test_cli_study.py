@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.study.local_workers import LocalWorkers
 from lightning_fl.study.lock import StudyLock
-from lightning_fl.study.workers import Workers
 
 STUDY = {
     "title": "Tiny",
@@ -157,7 +157,7 @@ def test_one_study_at_a_time_in_a_folder(tmp_path):
 def test_a_system_that_cannot_fork(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(ConfigurationError, match="use Linux or macOS"):
-        Workers(1)
+        LocalWorkers(1)
 
 
 # -- shares ------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command):
     table = Path("out/table.md").read_text()
     assert "| broken | failed | failed |" in table
     assert "- broken, seed 4: " in table
-    assert "| mean(broken) > 0 |  | undecided |" in Path("out/claims.md").read_text()
+    assert "| mean(broken) > 0 | undecided |" in Path("out/claims.md").read_text()
     found = {cell.name.rpartition("-")[0]: metrics_of(cell) for cell in cells("out") if cell.name[0] != "b"}
     wide = ["--model.hidden_dim", "12", "--trainer.max_rounds", "2"]
     for seed in ("0", "4"):

@@ -5,8 +5,8 @@ import pytest
 
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.drawing import PALETTE
-from lightning_fl.study.comparison_figures import draw_client_distribution, draw_client_values, draw_comparison_curves
 from lightning_fl.study.comparison_table import client_comparison
+from lightning_fl.study.figures import draw_client_values, draw_curves, draw_distributions
 
 
 def curves(mean, worst, megabytes=None):
@@ -21,8 +21,9 @@ def legend(figure):
 
 
 def drawn(axes):
-    """The lines with points, as lists."""
-    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines if len(line.get_xdata())]
+    """The visible lines with points, as lists."""
+    lines = [line for line in axes.lines if line.get_alpha() != 0]
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in lines if len(line.get_xdata())]
 
 
 class TestCurves:
@@ -31,7 +32,7 @@ class TestCurves:
             make_run("0", [1.0], curves=curves([0.25, 0.5], [0.0, 0.25])),
             make_run("1", [1.0], seed=1, curves=curves([0.5, 1.0, 1.0], [0.25, 0.5, 0.5])),
         ]
-        figure = draw_comparison_curves({"a": runs}, "acc")
+        figure = draw_curves({"": {"a": runs}}, "acc")
         (axes,) = figure.axes
         # The third round is the second seed's only.
         assert drawn(axes) == [([1.0, 2.0], [0.375, 0.75]), ([1.0, 2.0], [0.125, 0.375])]
@@ -46,26 +47,26 @@ class TestCurves:
     def test_by_megabytes_where_any_run_counted_them(self, make_run):
         counted = make_run("a", [1.0], curves=curves([0.25, 0.5], [0.0, 0.25], [1.0, 2.0]))
         other = make_run("b", [1.0], curves=curves([0.5, 0.5], [0.0, 0.25]))
-        figure = draw_comparison_curves({"a": [counted], "b": [other]}, "acc")
+        figure = draw_curves({"": {"a": [counted], "b": [other]}}, "acc")
         by_round, by_megabytes = figure.axes
         assert len(drawn(by_round)) == 4
         assert drawn(by_megabytes) == [([2.0, 4.0], [0.25, 0.5]), ([2.0, 4.0], [0.0, 0.25])]
         assert by_megabytes.get_xlabel() == "sent and received by all clients, MB"
-        assert len(draw_comparison_curves({"b": [other]}, "acc").axes) == 1
+        assert len(draw_curves({"": {"b": [other]}}, "acc").axes) == 1
 
     def test_no_curves(self, make_run):
         run = make_run("a", [1.0])
-        assert draw_comparison_curves({"a": [run]}, "acc") is None
+        assert draw_curves({"": {"a": [run]}}, "acc") is None
         with_curves = make_run("b", [1.0], curves=curves([0.5], [0.25]))
-        figure = draw_comparison_curves({"a": [run], "b": [with_curves]}, "acc")
+        figure = draw_curves({"": {"a": [run], "b": [with_curves]}}, "acc")
         assert legend(figure)[0] == "b"
         assert figure.axes[0].lines[0].get_color() == PALETTE[1]  # the row's own in all pictures
 
     def test_stand_ins_have_their_label(self, make_run):
         run = make_run("a", [1.0], data_source="stand-in", curves=curves([0.5], [0.25]))
         measured = make_run("b", [1.0])
-        assert draw_comparison_curves({"a": [run]}, "acc")._supxlabel.get_text() == STAND_IN_LABEL
-        figure = draw_comparison_curves({"a": [run], "b": [measured]}, "acc")
+        assert draw_curves({"": {"a": [run]}}, "acc")._supxlabel.get_text() == STAND_IN_LABEL
+        figure = draw_curves({"": {"a": [run], "b": [measured]}}, "acc")
         assert figure._supxlabel.get_text() == f"{STAND_IN_LABEL} and measured"
 
 
@@ -107,8 +108,8 @@ class TestClients:
 
     def test_distribution(self, make_run):
         runs = [make_run("0", [0.25, 0.5]), make_run("1", [0.5, 1.0], seed=1)]
-        figure = draw_client_distribution(client_comparison({"a": runs}))
-        (line,) = figure.axes[0].lines
+        figure = draw_distributions({"": {"a": runs}}, "acc")
+        line = figure.axes[0].lines[0]
         shares = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
         assert (shares[0.25], shares[0.5], shares[1.0]) == (0.25, 0.75, 1.0)
         assert legend(figure) == ["a"]
@@ -120,8 +121,8 @@ def test_many_rows_keep_apart_and_the_legend_has_room(make_run, tmp_path):
         f"FedAvg + DROClientSampling + LocalMixup alpha={number}": [make_run(str(number), [0.1 * number] * 100)]
         for number in range(12)
     }
-    figure = draw_client_distribution(client_comparison(groups))
-    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    figure = draw_distributions({"": groups}, "acc")
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines if line.get_alpha() != 0}
     assert len(styles) == 12
     figure.savefig(tmp_path / "figure.png")
     assert figure.legends[0].get_window_extent().height < figure.bbox.height

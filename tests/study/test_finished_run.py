@@ -14,10 +14,10 @@ def test_a_run_as_its_folder_has_it(make_run):
         communication={"bytes_sent": 10, "bytes_received": 20},
     )
     assert (run.seed, run.data_source, run.rounds, run.seconds, run.interrupted) == (7, "measured", 5, 12.5, False)
-    assert (run.bytes_sent, run.bytes_received, run.clients) == (10, 20, ["c0", "c1"])
+    assert (run.megabytes("sent"), run.megabytes("received"), run.client_names) == (1e-5, 2e-5, ["c0", "c1"])
     assert run.algorithm == "FedAvg + LocalMixup"
     assert run.data["name"] == "digits"
-    assert run.config["trainer"]["max_rounds"] == 5
+    assert run.recipe["trainer"]["max_rounds"] == 5
     assert (run.splits(), run.metric_names("test"), run.metric_names("val")) == (["test"], ["acc"], [])
     metric = run.metric("acc")
     assert (metric.mean, metric.worst, metric.best, metric.std, metric.higher_is_better) == (0.75, 0.5, 1.0, 0.25, True)
@@ -26,7 +26,8 @@ def test_a_run_as_its_folder_has_it(make_run):
 
 def test_what_a_run_did_not_write(make_run):
     run = make_run("version_0", [math.nan, 1.0], config=False)
-    assert (run.bytes_sent, run.bytes_received, run.config, run.gains("acc")) == (None, None, {}, None)
+    assert (run.recipe, run.gains("acc")) == ({}, None)
+    assert math.isnan(run.megabytes("sent"))
     assert math.isnan(run.metric("acc").mean)
     assert math.isnan(run.metric("acc").clients["c0"])
     assert len(run.curves) == len(run.curve("acc")) == 0

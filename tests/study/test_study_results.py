@@ -7,11 +7,23 @@ from rich.console import Console
 from study_tiny import finish, results_of, tiny_cells
 
 from lightning_fl.study.environment import describe_environment, package_commit
-from lightning_fl.study.pivot import make_pivot, markdown_table, terminal_tables
-from lightning_fl.study.report import print_results, write_markdown
 from lightning_fl.study.results import CellResult, StudyResults
+from lightning_fl.study.study_tables import print_results, results_table, write_markdown
+from lightning_fl.study.table import Table
 
 PUBLISHED = {"source": "A paper", "values": {"b": {"left": {"mean": [60, 1]}}}}
+
+
+def header(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
+
+
+def rows(table: Table) -> list[list[str]]:
+    return [list(map(str, row)) for row in table.rows]
+
+
+def best(table: Table) -> list[list[bool]]:
+    return [[value.best for value in row] for row in table.rows]
 
 
 def test_a_cell_gives_what_its_run_recorded(tmp_path):
@@ -55,7 +67,7 @@ def test_the_last_rounds_stand_beside_the_best_one(tmp_path):
     results = StudyResults.of(study, cells, tmp_path / "out", {})
     assert (results.cells[0].values["last_mean"], results.cells[0].values["mean"]) == (0.3, 0.5)
     assert results.answers[0].verdict == "holds"  # 0.45, 0.46, 0.47 against 0.4
-    assert make_pivot(results).rows[0][1:3] == ["0.500 ± 0.000", "0.300 ± 0.000"]
+    assert rows(results_table(results))[0][1:3] == ["0.500 ± 0.000", "0.300 ± 0.000"]
     results.write(tmp_path / "out")
     assert StudyResults.read(tmp_path / "out").cells[0].values["last_worst"] == 0.45
 
@@ -90,9 +102,9 @@ def test_the_table(tmp_path):
     results = results_of(
         tmp_path, published=PUBLISHED, table={"statistics": ["mean", "ipr"], "percent": True, "digits": 2}
     )
-    pivot = make_pivot(results)
-    assert pivot.header == ["arm", "left mean", "left mean, published", "left ipr", "right mean", "right ipr"]
-    assert pivot.rows == [
+    pivot = results_table(results)
+    assert header(pivot) == ["arm", "left mean", "left mean, published", "left ipr", "right mean", "right ipr"]
+    assert rows(pivot) == [
         ["a", "52.00 ± 2.00", "", "–", "52.00 ± 2.00", "–"],
         # 60, 62.1, 64.2; on the right without the last: 2.1 / sqrt(2)
         [
@@ -105,7 +117,7 @@ def test_the_table(tmp_path):
         ],
     ]
     # of several arms alone; a has no gains
-    assert pivot.best == [[False] * 6, [False, True, False, False, True, False]]
+    assert best(pivot) == [[False] * 6, [False, True, False, False, True, False]]
     assert pivot.notes == [
         "acc on test data in percent, higher is better; mean ± standard deviation over 3 seeds (0, 1, 2), scale full.",
         "ipr: with Wilson's 95 % interval over the clients of all seeds, taken as independent.",
@@ -115,10 +127,10 @@ def test_the_table(tmp_path):
 
 
 def test_other_layouts(tmp_path):
-    both = make_pivot(results_of(tmp_path, table={"rows": ["data", "arm"], "statistics": ["worst"], "digits": 2}))
-    assert both.header == ["data", "arm", "worst"]
-    assert [row[:2] for row in both.rows] == [["left", "a"], ["left", "b"], ["right", "a"], ["right", "b"]]
-    assert both.rows[0][2] == "0.42 ± 0.02"
+    both = results_table(results_of(tmp_path, table={"rows": ["data", "arm"], "statistics": ["worst"], "digits": 2}))
+    assert header(both) == ["data", "arm", "worst"]
+    assert [row[:2] for row in rows(both)] == [["left", "a"], ["left", "b"], ["right", "a"], ["right", "b"]]
+    assert rows(both)[0][2] == "0.42 ± 0.02"
 
 
 def test_rows_that_are_not_run_are_left_out_and_those_that_failed_say_so(tmp_path):
@@ -128,12 +140,12 @@ def test_rows_that_are_not_run_are_left_out_and_those_that_failed_say_so(tmp_pat
         cell.record_start(False, "x" if cell.place["data"] == "left" else "y")
     cells[0].record_end(1.0, 2)
     finish(cells[1], 0.5, source="simulated")
-    pivot = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {}))
-    assert pivot.rows == [["b", "failed", "failed", "0.500 §", "0.400 §"]]
+    pivot = results_table(StudyResults.of(study, cells, tmp_path / "out", {}))
+    assert rows(pivot) == [["b", "failed", "failed", "0.500 §", "0.400 §"]]
     assert pivot.notes[0].endswith("higher is better; of 1 seed (0), scale full.")
     assert pivot.notes[1] == "§ simulated data."
     _, cells = tiny_cells(tmp_path)
-    notes = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {})).notes
+    notes = results_table(StudyResults.of(study, cells, tmp_path / "out", {})).notes
     assert notes[-1] == "10 of 12 cells are not done."
 
 
@@ -142,21 +154,21 @@ def test_runs_of_several_commits_are_named(tmp_path):
     for cell, commit in zip(cells, ("b", "a"), strict=False):
         finish(cell, 0.5)
         cell.record_start(False, commit)
-    notes = make_pivot(StudyResults.of(study, cells, tmp_path / "out", {})).notes
+    notes = results_table(StudyResults.of(study, cells, tmp_path / "out", {})).notes
     assert "The runs used 2 commits of the package: a, b." in notes
 
 
 def test_the_best_value_is_the_highest_or_the_lowest_of_the_arms_at_a_place(tmp_path):
     for name in "12":
         (tmp_path / name).mkdir()
-    by_place = make_pivot(results_of(tmp_path / "1", table={"rows": ["data", "arm"], "statistics": ["mean", "std"]}))
+    by_place = results_table(results_of(tmp_path / "1", table={"rows": ["data", "arm"], "statistics": ["mean", "std"]}))
     # std is 0.1 everywhere: no value is better than the others
-    assert [row[2:] for row in by_place.best] == [[False, False], [True, False], [False, False], [True, False]]
-    across = make_pivot(
+    assert [row[2:] for row in best(by_place)] == [[False, False], [True, False], [False, False], [True, False]]
+    across = results_table(
         results_of(tmp_path / "2", table={"rows": ["data"], "columns": ["arm"], "statistics": ["mean"]})
     )
-    assert across.header == ["data", "a mean", "b mean"]
-    assert across.best == [[False, False, True]] * 2
+    assert header(across) == ["data", "a mean", "b mean"]
+    assert best(across) == [[False, False, True]] * 2
 
 
 def test_best_values_are_bold_in_markdown(tmp_path):
@@ -178,10 +190,6 @@ def test_how_settings_were_chosen_is_told(tmp_path):
     assert StudyResults.read(out).study.chosen == results.study.chosen
 
 
-def test_markdown():
-    assert markdown_table(["x", "y"], [["a|b", "1"]]) == "| x | y |\n| --- | ---: |\n| a\\|b | 1 |"
-
-
 def test_all_is_written_and_read_back(tmp_path):
     results, out = results_of(tmp_path, published=PUBLISHED), tmp_path / "out"
     results.write(out)
@@ -195,7 +203,7 @@ def test_all_is_written_and_read_back(tmp_path):
     assert text.startswith("# A tiny study\n\n| arm | left mean | left mean, published | left worst |")
     assert "- b, data=right, seed 2: &lt;b>it broke&lt;/b> & fell (cells/" in text
     claims = (out / "claims.md").read_text()
-    assert "| mean(b) > mean(a) | data=left | holds | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |  |" in claims
+    assert "| mean(b) > mean(a) | data=left | holds | holds | +0.1010 [+0.0985, +0.1035] | 3 |  |" in claims
     assert (
         (out / "claims.csv")
         .read_text()
@@ -243,22 +251,18 @@ def test_remarks_stand_below_the_claims_so_that_80_columns_hold_them(tmp_path, c
 
 @pytest.mark.parametrize("width", [30, 44, 60, 80, 200])
 def test_a_wide_table_is_cut_between_columns(tmp_path, capsys, width):
-    results = results_of(tmp_path, published=PUBLISHED)
-    pivot = make_pivot(results)
-    console = Console(width=width)
-    tables = list(terminal_tables(pivot, width))
-    headers = [[str(column.header).replace("\n", " ") for column in table.columns] for table in tables]
-    assert [name for names in headers for name in names[pivot.num_labels :]] == pivot.header[pivot.num_labels :]
-    assert all(names[: pivot.num_labels] == pivot.header[: pivot.num_labels] for names in headers)
-    assert not any(names[pivot.num_labels].endswith(", published") for names in headers)
-    for table in tables:
-        console.print(table)
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= width
+    results = results_of(tmp_path, published=PUBLISHED, claims=[])
+    print_results(results, Path("out"), Console(width=width))
+    lines = capsys.readouterr().out.partition("acc on test data")[0].splitlines()
+    assert max(map(len, lines)) <= width
+    out = "\n".join(lines)
+    num_tables = out.count("┏")
+    assert (num_tables == 1) == (width == 200)
+    assert out.count("arm") == num_tables
     if width >= 44:
         assert "…" not in out
-        assert all(value in out for row in pivot.rows for value in row)
-    assert (len(tables) == 1) == (width == 200)
+        assert all(value in out for row in rows(results_table(results)) for value in row)
+        assert all("60.000 ± 1.000" not in line or "0.621" in line for line in lines)  # published beside measured
 
 
 def test_the_environment_is_of_plain_values():

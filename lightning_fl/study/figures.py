@@ -1,0 +1,251 @@
+"""Figures of comparisons and studies. A row has the same colour in all of them. Imports neither pyplot nor torch."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.runtime.drawing import PALETTE
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.page import add_tooltips
+from lightning_fl.study.render import direction_text
+
+__all__ = ["Panels", "draw_client_values", "draw_curves", "draw_distributions", "panel_grid", "row_style", "value_axis"]
+
+#: Title of a panel -> label of a row -> runs.
+Panels = Mapping[str, Mapping[str, Sequence[FinishedRun]]]
+
+_PANELS_ACROSS = 3
+_LABEL_WIDTH = 28
+#: Tooltips of a line.
+_MAX_TOOLTIPS = 40
+
+
+def draw_curves(
+    panels: Panels, metric: str, split: str = "val", *, percent: bool = False, title: str = ""
+) -> Figure | None:
+    """Draw a metric over rounds and, for a single panel, over the megabytes moved by all clients, if counted.
+
+    Solid lines show the mean over clients, dashed lines the worst client, both averaged over seeds for the rounds that
+    all seeds have. Bands show one standard deviation over seeds.
+
+    Args:
+        panels: the runs.
+        metric: name without the split.
+        split: of the curves.
+        percent: multiply by a hundred.
+        title: of the figure.
+
+    Returns:
+        ``None`` if no run logged the metric by round.
+    """
+    curves = {
+        panel: {row: [curve for run in runs if len(curve := run.curve(metric, split))] for row, runs in rows.items()}
+        for panel, rows in panels.items()
+    }
+    curves = {panel: rows for panel, rows in curves.items() if any(rows.values())}
+    if not curves:
+        return None
+    shown = [(panel, rows, "round") for panel, rows in curves.items()]
+    if len(shown) == 1 and any(curve["megabytes"].notna().any() for found in shown[0][1].values() for curve in found):
+        shown.append(("", shown[0][1], "megabytes"))
+    figure, grid = panel_grid(len(shown), _sources(panels), title, sharey=len(curves) == 1)
+    styles = row_style(panels)
+    for axes, (panel, rows, along) in zip(grid, shown, strict=True):
+        for row, found in rows.items():
+            if found:
+                _draw_curve(axes, [curve.dropna(subset=along) for curve in found], along, row, styles[row], percent)
+        axes.set(title=panel, xlabel="round" if along == "round" else "sent and received by all clients, MB")
+        if along == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[0].set_ylabel(value_axis(metric, _direction(panels, metric), percent))
+    grid[0].plot([], [], color="0.3", label="mean over clients")
+    grid[0].plot([], [], color="0.3", linewidth=1.0, linestyle="--", label="worst client")
+    if any(len(found) > 1 for rows in curves.values() for found in rows.values()):
+        grid[0].fill_between([], [], [], color="0.3", alpha=0.2, linewidth=0, label="± std over seeds")
+    _legend(figure, grid)
+    return figure
+
+
+def draw_distributions(
+    panels: Panels, metric: str, split: str = "test", *, percent: bool = False, title: str = ""
+) -> Figure | None:
+    """Draw the cumulative distribution over the clients of all seeds, a line per row. Arguments as in draw_curves.
+
+    Returns:
+        ``None`` without a value.
+    """
+    unit = 100.0 if percent else 1.0
+    values = {
+        panel: {
+            row: np.sort([unit * value for run in runs for value in run.metric(metric, split).clients.values()])
+            for row, runs in rows.items()
+        }
+        for panel, rows in panels.items()
+    }
+    values = {panel: {row: of[np.isfinite(of)] for row, of in rows.items()} for panel, rows in values.items()}
+    values = {panel: rows for panel, rows in values.items() if any(map(len, rows.values()))}
+    if not values:
+        return None
+    figure, grid = panel_grid(len(values), _sources(panels), title)
+    styles = row_style(panels)
+    for axes, (panel, rows) in zip(grid, values.items(), strict=True):
+        for row, clients in rows.items():
+            if len(clients):
+                color, dash = styles[row]
+                axes.ecdf(clients, color=color, linestyle=dash, linewidth=1.6, label=_wrapped(row))
+                shares = np.arange(1, len(clients) + 1) / len(clients)
+                pairs = zip(clients, shares, strict=True)
+                texts = [f"{row}: {share:.0%} of clients up to {value:.4g}" for value, share in pairs]
+                add_tooltips(axes, clients, shares, texts, most=_MAX_TOOLTIPS)
+        axes.set(title=panel, xlabel=value_axis(metric, _direction(panels, metric), percent), ylim=(0, 1.02))
+    grid[0].set_ylabel("share of clients with at most this value")
+    _legend(figure, grid)
+    return figure
+
+
+def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> Figure:
+    """Draw a dot per client and seed, a row per group, with marks for the mean and the worst dot.
+
+    Args:
+        clients: rows of one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
+        gain_over: draw gains over this reference instead of values; dots of harmed clients are hollow.
+    """
+    gains = gain_over is not None
+    shown = "gain" if gains else "value"
+    styles = _styles(list(dict.fromkeys(clients["label"])))
+    clients = clients[np.isfinite(clients[shown])]
+    labels = list(dict.fromkeys(clients["label"]))
+    metric, split, higher = (clients[name].iloc[0] for name in ("metric", "split", "higher_is_better"))
+    title = f"Every client's {f'gain in {split} {metric}' if gains else f'{split} {metric}'}"
+    axis = f"gain in {metric} over {gain_over}, positive is better" if gains else value_axis(metric, higher)
+    figure = _figure((8.5, max(1.8 + 0.55 * len(labels), 3.2)), list(dict.fromkeys(clients["source"])), title)
+    axes = figure.add_subplot()
+    if gains:
+        axes.axvline(0, color="black", linewidth=0.8)
+    for place, label in enumerate(labels):
+        values = np.sort(clients.loc[clients["label"] == label, shown].to_numpy(dtype=float))
+        color, at = styles[label][0], place + _spread(len(values))
+        harmed = values < 0 if gains else np.zeros(len(values), dtype=bool)
+        size = 22 if len(values) <= 40 else 12
+        axes.scatter(values[~harmed], at[~harmed], s=size, color=color, alpha=0.75, linewidths=0)
+        axes.scatter(values[harmed], at[harmed], s=size, facecolors="none", edgecolors=color, linewidths=0.9)
+        axes.plot([values.mean()] * 2, [place - 0.36, place + 0.36], color="black", linewidth=1.8, zorder=3)
+        if gains or higher is not None:
+            worst = values[0] if gains or higher else values[-1]
+            axes.scatter([worst], [place + 0.42], marker="^", s=30, color="black", zorder=3, linewidths=0)
+    axes.set_yticks(range(len(labels)), [_wrapped(label) for label in labels])
+    axes.set(ylim=(len(labels) - 0.4, -0.6), xlabel=axis)
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.plot([], [], color="black", linewidth=1.8, label="mean")
+    if gains or higher is not None:
+        axes.scatter([], [], marker="^", s=30, color="black", linewidths=0, label="worst dot")
+    if gains:
+        axes.scatter([], [], s=22, facecolors="none", edgecolors="0.3", linewidths=0.9, label="harmed")
+    _legend(figure, [axes])
+    return figure
+
+
+def panel_grid(
+    count: int, sources: Sequence[str], title: str = "", *, height: float = 4.3, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side, up to three in a row, and the sources of its data below."""
+    across = min(count, _PANELS_ACROSS)
+    down = -(-count // across)
+    width = 4.8 if across < _PANELS_ACROSS else 3.4
+    figure = _figure((width * across + 3.0, height * down + 0.5), sources, title)
+    grid = list(figure.subplots(down, across, squeeze=False, sharey=sharey).flat)
+    for axes in grid:
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.title.set_fontsize(10)
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    return figure, grid[:count]
+
+
+def row_style(panels: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
+    """Row -> colour and dashes, in the order of the rows."""
+    return _styles(list(dict.fromkeys(row for rows in panels.values() for row in rows)))
+
+
+def value_axis(metric: str, higher_is_better: bool | None, percent: bool = False) -> str:
+    """Label of an axis: "acc in %, higher is better"."""
+    return ", ".join(filter(None, [metric + (" in %" if percent else ""), direction_text(higher_is_better)]))
+
+
+def _draw_curve(
+    axes: Axes, curves: Sequence[pd.DataFrame], along: str, row: str, style: tuple[str, str], percent: bool
+) -> None:
+    """Draw means over seeds for the rounds that all seeds have."""
+    rounds = set.intersection(*(set(curve["round"]) for curve in curves))
+    table = pd.concat([curve[curve["round"].isin(rounds)] for curve in curves])
+    if table.empty:
+        return
+    unit = 100.0 if percent else 1.0
+    by_round = table.groupby("round")
+    mean, worst = unit * by_round["mean"].mean(), unit * by_round["worst"].mean()
+    x = mean.index.to_numpy() if along == "round" else by_round[along].mean().to_numpy()
+    color, dash = style
+    marker = "." if len(x) == 1 else ""
+    name = _wrapped(row) if along == "round" else None
+    axes.plot(x, mean, color=color, linestyle=dash, marker=marker, linewidth=1.6, label=name)
+    axes.plot(x, worst, color=color, marker=marker, linewidth=1.0, linestyle="--", alpha=0.8)
+    if len(curves) > 1:
+        deviation = unit * by_round["mean"].std(ddof=1)
+        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
+    texts = [f"{row}, round {step:g}: {value:.4g}" for step, value in mean.items()]
+    add_tooltips(axes, x, mean, texts, most=_MAX_TOOLTIPS)
+
+
+def _styles(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Further rows repeat the colours with another dash."""
+    return {row: (PALETTE[n % len(PALETTE)], "-" if n < len(PALETTE) else "-.") for n, row in enumerate(rows)}
+
+
+def _spread(count: int) -> np.ndarray:
+    """Vertical offsets that separate dots: multiples of the golden ratio modulo 1."""
+    return (np.arange(1, count + 1) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.56
+
+
+def _sources(panels: Panels) -> list[str]:
+    return list(dict.fromkeys(run.data_source for rows in panels.values() for runs in rows.values() for run in runs))
+
+
+def _direction(panels: Panels, metric: str) -> bool | None:
+    for run in (run for rows in panels.values() for runs in rows.values() for run in runs):
+        for split in run.splits():
+            if metric in run.metric_names(split):
+                return run.metric(metric, split).direction
+    return None
+
+
+def _figure(size: tuple[float, float], sources: Sequence[str], title: str) -> Figure:
+    figure = Figure(figsize=size, layout="constrained")
+    standin = STAND_IN in sources
+    names = [STAND_IN_LABEL] * standin + [source for source in sources if source != STAND_IN]
+    note = f"{'' if standin else 'data: '}{(' and ' if standin else ', ').join(names)}"
+    if title:
+        figure.suptitle(title, fontsize=11)
+    figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
+    return figure
+
+
+def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
+    """Add a legend next to the panels and fit the figure's height to it."""
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    width, height = figure.get_size_inches()
+    lines = sum(label.count("\n") + 1 for label in handles)
+    figure.set_size_inches(width, max(height, 0.8 + 0.16 * lines + 0.05 * len(handles)))
+    figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False, fontsize=8)
+
+
+def _wrapped(label: str) -> str:
+    return "\n".join(textwrap.wrap(label, _LABEL_WIDTH))

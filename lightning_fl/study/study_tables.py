@@ -1,0 +1,225 @@
+"""Tables of a study: statistics over seeds next to published results, claims, tuned settings."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from lightning_fl.core.escaping import markdown
+from lightning_fl.core.terminal import terminal
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.study.cell_names import cell_name
+from lightning_fl.study.claims import SHARES, Answer
+from lightning_fl.study.declaration import Study
+from lightning_fl.study.intervals import share_interval
+from lightning_fl.study.render import DIRECTIONS, best_values, direction_text
+from lightning_fl.study.results import CellResult, StudyResults
+from lightning_fl.study.table import Column, Table, Value, label_column, markdown_table, print_table
+
+__all__ = [
+    "CLAIM_NOTES",
+    "Labels",
+    "chosen_columns",
+    "claims_table",
+    "group_cells",
+    "print_results",
+    "results_table",
+    "write_markdown",
+]
+
+#: Labels of a row or column of the table.
+Labels = tuple[str, ...]
+
+#: Data source -> mark of its numbers.
+_MARKS = {"measured": "", "stand-in": "†", "synthetic": "‡"}
+_OTHER_MARK = "§"
+CLAIM_NOTES = (
+    "answer: by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
+    "needs: seeds that would decide a difference of this size and spread with a probability of 80 %.",
+)
+
+
+def group_cells(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]]:
+    """Column -> row -> cells of all seeds, in the order of the declaration; a list is empty where nothing is run."""
+    layout, labels = results.study.table, {"arm": results.study.run_arms, **results.study.run_grid}
+    found: dict[tuple[Labels, Labels], list[CellResult]] = {}
+    for cell in results.cells:
+        at = {"arm": cell.arm, **cell.place}
+        column, row = (tuple(at[part] for part in parts) for parts in (layout.columns, layout.rows))
+        found.setdefault((column, row), []).append(cell)
+    columns, rows = (
+        [key for key in itertools.product(*(labels[part] for part in parts)) if key in {pair[side] for pair in found}]
+        for side, parts in enumerate((layout.columns, layout.rows))
+    )
+    return {column: {row: found.get((column, row), []) for row in rows} for column in columns}
+
+
+def results_table(results: StudyResults) -> Table:
+    """Statistics in the layout of the study, each next to its published value, the best of the arms marked."""
+    study, grouped = results.study, group_cells(results)
+    rows = list(next(iter(grouped.values()), {}))
+    columns = [label_column(part, [row[place] for row in rows]) for place, part in enumerate(study.table.rows)]
+    for column, of_rows in grouped.items():
+        for statistic in study.table.statistics:
+            name = f"{', '.join(column)} {statistic}".strip()
+            texts = {row: _format_cell(study, cells, statistic) for row, cells in of_rows.items()}
+            best = _best_places(results, grouped, statistic)
+            columns.append(Column(name, [Value(texts[row], best=(column, row) in best) for row in rows]))
+            published = [study.published.values.get((", ".join(row), ", ".join(column), statistic)) for row in rows]
+            if any(published):
+                shown = [Value("" if one is None else _with_spread(*one, study.table.digits)) for one in published]
+                columns.append(Column(f"{name}, published", shown, published=True))
+    return Table(study.title, columns, _notes(results))
+
+
+def _best_places(
+    results: StudyResults, grouped: Mapping[Labels, Mapping[Labels, Sequence[CellResult]]], statistic: str
+) -> set[tuple[Labels, Labels]]:
+    """Columns and rows with the best value among those that differ in the arm only."""
+    groups: dict[str, list[tuple[tuple[Labels, Labels], float, str]]] = {}
+    for column, of_rows in grouped.items():
+        for row, cells in of_rows.items():
+            if cells:
+                values = [value for cell in cells if not math.isnan(value := cell.values[statistic])]
+                mean = statistics.fmean(values) if values else math.nan
+                text = _format_cell(results.study, cells, statistic).split()[0]  # without spread
+                groups.setdefault(cell_name("", cells[0].place), []).append(((column, row), mean, text))
+    direction = DIRECTIONS.get(statistic, results.higher_is_better)
+    best = set()
+    for group in groups.values():
+        places, means, texts = zip(*group, strict=True)
+        best |= set(itertools.compress(places, best_values(means, texts, direction)))
+    return best
+
+
+def _format_cell(study: Study, cells: Sequence[CellResult], statistic: str) -> str:
+    """ "0.944 ± 0.010" over the finished seeds, with their number if some are missing."""
+    if not cells:
+        return ""
+    done = [cell for cell in cells if not math.isnan(cell.values[statistic])]
+    if not done:
+        return "failed" if all(cell.status == "failed" for cell in cells) else "–"
+    unit, digits = study.table.unit, study.table.digits
+    values = [unit * cell.values[statistic] for cell in done]
+    mean = statistics.fmean(values)
+    if statistic in SHARES and all(cell.clients_with_gain for cell in done):
+        totals = [cell.clients_with_gain or 0 for cell in done]
+        count = sum(round(cell.values[statistic] * total) for cell, total in zip(done, totals, strict=True))
+        low, high = (unit * bound for bound in share_interval(count, sum(totals)))
+        text = f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    else:
+        text = _with_spread(mean, statistics.stdev(values) if len(values) > 1 else None, digits)
+    marks = "".join(sorted({_MARKS.get(cell.data_source, _OTHER_MARK) for cell in done}))
+    return " ".join(filter(None, [text, f"(n={len(done)})" if len(done) < len(cells) else "", marks]))
+
+
+def _with_spread(value: float, spread: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _notes(results: StudyResults) -> list[str]:
+    study, seeds = results.study, results.study.run_seeds
+    measured = f"{study.metric} on {study.split} data{' in percent' if study.table.percent else ''}"
+    measured = ", ".join(filter(None, [measured, direction_text(results.higher_is_better)]))
+    over = "mean ± standard deviation over" if len(seeds) > 1 else "of"
+    count = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))})"
+    notes = [f"{measured}; {over} {count}, scale {study.scale}."]
+    if shares := " and ".join(name for name in study.table.statistics if name in SHARES):
+        notes.append(f"{shares}: with Wilson's 95 % interval over the clients of all seeds, taken as independent.")
+    for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
+        explanation = ": embedded examples, not the measured data" if source == "stand-in" else ""
+        notes.append(f"{_MARKS.get(source, _OTHER_MARK)} {source} data{explanation}.")
+    if study.published.values:
+        notes.append(f"Published: {study.published.source}.")
+    commits = sorted({cell.commit for cell in results.cells if cell.commit})
+    if len(commits) > 1:
+        notes.append(f"The runs used {len(commits)} commits of the package: {', '.join(commits)}.")
+    if waiting := sum(cell.status in ("open", "cut off") for cell in results.cells):
+        notes.append(f"{waiting} of {len(results.cells)} cells are not done.")
+    return notes
+
+
+def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, int] | None = None) -> Table:
+    """A row per answer; columns without content are left out.
+
+    Args:
+        answers: at least one.
+        digits: of the study's table; differences get one more.
+        remarks: text -> number that replaces it, for a terminal.
+    """
+
+    def answer_text(answer: Answer) -> str:
+        return f"{answer.verdict} ({remarks[answer.reason]})" if remarks and answer.reason else answer.verdict
+
+    def difference(answer: Answer) -> str:
+        mean, *bounds = (
+            "" if math.isnan(value) else f"{value:+.{digits + 1}f}"
+            for value in (answer.interval.mean, answer.interval.low, answer.interval.high)
+        )
+        return f"{mean} [{', '.join(bounds)}]" if all(bounds) else mean
+
+    columns = {
+        "claim": [Value(answer.claim) for answer in answers],
+        "at": [Value(cell_name("", answer.axes)) for answer in answers],
+        "answer": [Value(answer_text(answer), state=answer.verdict) for answer in answers],
+        "all together": [Value(answer.corrected, state=answer.corrected) for answer in answers],
+        "difference [95 % interval]": [Value(difference(answer)) for answer in answers],
+        "n": [Value(str(answer.interval.n)) for answer in answers],
+        "needs": [Value(str(answer.seeds_needed or "")) for answer in answers],
+        "remark": [Value(answer.reason if remarks is None else "") for answer in answers],
+    }
+    shown = [Column(name, values, is_label=True) for name, values in columns.items() if any(map(str, values))]
+    return Table("claims", shown, CLAIM_NOTES)
+
+
+def chosen_columns(study: Study) -> list[Column]:
+    """Table of the tuned hyperparameters."""
+    rows = [(one.setting, one.value, ", ".join(one.candidates), one.by, one.seeds) for one in study.chosen]
+    columns = dict(zip(("setting", "chosen", "of", "by", "seeds"), zip(*rows, strict=True), strict=True))
+    columns["seeds"] = tuple(", ".join(map(str, seeds)) for seeds in columns["seeds"])
+    return [label_column(name, texts) for name, texts in columns.items()]
+
+
+def write_markdown(results: StudyResults, out: Path) -> None:
+    """Write ``table.md`` and ``claims.md`` into the study's folder."""
+    table, study = results_table(results), results.study
+    parts = [f"# {markdown(study.title)}", markdown_table(table.columns), *map(markdown, table.notes)]
+    if study.chosen:
+        parts += ["Settings chosen before, on other seeds:", markdown_table(chosen_columns(study))]
+    if results.failed:
+        failed = [f"{cell.name}: {cell.failure} ({cell.log})" for cell in results.failed]
+        parts.append("\n".join(["Failed:", "", *(f"- {markdown(text)}" for text in failed)]))
+    write_whole(out / "table.md", "\n\n".join(parts) + "\n")
+    parts = [f"# {markdown(study.title)}: claims"]
+    if results.answers:
+        parts += [markdown_table(claims_table(results.answers, study.table.digits).columns), *CLAIM_NOTES]
+    else:
+        parts.append("The study has no claims.")
+    write_whole(out / "claims.md", "\n\n".join(parts) + "\n")
+
+
+def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
+    """Print the table, the claims and the failed cells.
+
+    Args:
+        results: of the study.
+        out: its folder.
+        console: defaults to standard output.
+    """
+    console = console or terminal()
+    print_table(results_table(results), console)
+    if results.answers:
+        # Numbered: their texts are too wide for a column.
+        reasons = dict.fromkeys(answer.reason for answer in results.answers if answer.reason)
+        remarks = {text: number for number, text in enumerate(reasons, 1)}
+        print_table(claims_table(results.answers, results.study.table.digits, remarks), console)
+        for text, number in remarks.items():
+            console.print(Text(f"({number}) {text}."))
+    for cell in results.failed:
+        console.print(Text(f"failed: {cell.name}: {cell.failure}", "red"))
+        console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
+    console.print(Text(f"study: {out}"), soft_wrap=True)
