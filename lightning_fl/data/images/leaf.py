@@ -82,18 +82,15 @@ def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, n
             content = json.load(stream, parse_float=_Floats().__getitem__)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({' '.join(str(error).split())}): {_REMEDY}.") from error
-    keys = {"users": list, "num_samples": list, "user_data": dict}
-    for key, kind in keys.items():
-        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-            raise DataError(f"{path} has no {kind.__name__} {key!r}: LEAF's files have {', '.join(keys)}; {_REMEDY}.")
-    users, sizes, data = (content[key] for key in keys)
+    _require(content, {"users": list, "num_samples": list, "user_data": dict}, str(path))
+    users, sizes, data = list(map(str, content["users"])), content["num_samples"], content["user_data"]
     if len(users) != len(sizes):
         raise DataError(f"{path} has {len(users)} users and {len(sizes)} num_samples: {_REMEDY}.")
     # LEAF lists writers with fewer than two images only in user_data, without images
-    for writer in data.keys() - set(map(str, users)):
+    for writer in data.keys() - set(users):
         if not isinstance(data[writer], dict) or data[writer].get("y"):
             raise DataError(f"{path}: writer {writer} is in user_data, but not among the users: {_REMEDY}.")
-    for writer, size in zip(map(str, users), sizes, strict=True):
+    for writer, size in zip(users, sizes, strict=True):
         if writer not in data:
             raise DataError(f"{path}: writer {writer} is among the users twice or has no user_data: {_REMEDY}.")
         images, labels = _read_writer(card, data.pop(writer), size, f"{path}, writer {writer}")
@@ -103,23 +100,20 @@ def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, n
 
 def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.ndarray, np.ndarray]:
     """Read a writer's images, bytes [n, size * size], and classes [n]."""
-    for key in ("x", "y"):
-        if not isinstance(data, Mapping) or not isinstance(data.get(key), list):
-            raise DataError(f"{place} has no list {key!r}: {_REMEDY}.")
+    _require(data, {"x": list, "y": list}, place)
     rows, classes = data["x"], data["y"]
     if not len(rows) == len(classes) == size:
         raise DataError(f"{place} has {len(rows)} images, {len(classes)} labels and num_samples {size}: {_REMEDY}.")
-    pixels = card.size**2
-    for number, row in enumerate(rows):
+    pixels, last = card.size**2, len(card.classes) - 1
+    for number, (row, label) in enumerate(zip(rows, classes, strict=True)):
+        fault = ""
         if not isinstance(row, list) or len(row) != pixels:
             found = f"{len(row)} values" if isinstance(row, list) else repr(row)
-            raise DataError(f"{place}: image {number} has {found}, not {card.size} x {card.size}: {_REMEDY}.")
-    for number, label in enumerate(classes):
-        if type(label) is not int or not 0 <= label < len(card.classes):
-            raise DataError(
-                f"{place}: image {number} has the label {label!r}, not a whole number in 0..{len(card.classes) - 1}:"
-                f" {_REMEDY}."
-            )
+            fault = f"has {found}, not {card.size} x {card.size}"
+        elif type(label) is not int or not 0 <= label <= last:
+            fault = f"has the label {label!r}, not a whole number in 0..{last}"
+        if fault:
+            raise DataError(f"{place}: image {number} {fault}: {_REMEDY}.")
     try:
         values = np.array(rows, dtype=np.float32).reshape(len(rows), pixels)
     except (TypeError, ValueError) as error:
@@ -131,3 +125,9 @@ def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.
             f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_REMEDY}."
         )
     return np.rint(values * 255).astype(np.uint8), np.array(classes, dtype=np.int64)
+
+
+def _require(content: Any, keys: Mapping[str, type], place: str) -> None:
+    for key, kind in keys.items():
+        if not isinstance(content, Mapping) or not isinstance(content.get(key), kind):
+            raise DataError(f"{place} has no {kind.__name__} {key!r}: LEAF's files have {', '.join(keys)}; {_REMEDY}.")

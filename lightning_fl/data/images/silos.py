@@ -109,46 +109,42 @@ class ImageFolders(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Determine silos and classes from the names of folders, without opening images."""
         if self._names is None:
-            self._names = sorted(path.name for path in _folders(Path(self.root).expanduser(), "root"))
+            self._names = [path.name for path in _folders(Path(self.root).expanduser(), "root")]
             if not self._names:
                 raise DataError(f"root={self.root!r} has no folders: it must have one folder per silo.")
         if self._classes is None:
-            self._classes = sorted(set().union(*(self._class_folders(name) for name in self._names)))
+            self._classes = sorted(set().union(*map(self._class_folders, self._names)))
             if len(self._classes) < 2:
                 raise DataError(
                     f"root={self.root!r}: the silos' class folders are {self._classes}, but there must be two or more."
                 )
 
-    def _folder(self, silo: str) -> Path:
-        return Path(self.root).expanduser() / silo
-
     def _class_folders(self, silo: str) -> set[str]:
         """Names of a silo's class folders."""
-        folder = self._folder(silo)
-        folders = _folders(folder, f"silo {silo}")
-        if not folders and list(folder.glob("*.npz")):
+        folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
+        if not _folders(folder, what) and list(folder.glob("*.npz")):
             raise DataError(
-                f"silo {silo} is a .npz file, whose classes are unknown without opening it: name the classes 0, 1, ..."
-                " in classes."
+                f"{what} is a .npz file, whose classes are unknown without opening it: name the classes 0, 1, ... in"
+                " classes."
             )
-        names = {path.name for part in _parts(folder, silo).values() for path in _folders(part, f"silo {silo}")}
+        names = {path.name for part in _parts(folder, what).values() for path in _folders(part, what)}
         if not names:
             raise DataError(
-                f"silo {silo}: {folder} has neither class folders nor a .npz file: add a folder of images for every"
-                " class, or leave it out of silos."
+                f"{what}: {folder} has neither class folders nor a .npz file: add a folder of images for every class,"
+                " or leave it out of silos."
             )
         return names
 
     @property
     def num_clients(self) -> int:
         """Number of silos; after ``setup`` if ``silos`` is ``None``."""
-        return len(self._known_names)
+        return len(self.client_names())
 
-    @property
-    def _known_names(self) -> list[str]:
+    def client_names(self) -> list[str]:
+        """Return the names of the silos."""
         if self._names is None:
             raise DataError("the silos are not known yet: call setup() first, or give silos.")
-        return self._names
+        return list(self._names)
 
     @property
     def class_names(self) -> list[str]:
@@ -166,10 +162,6 @@ class ImageFolders(FederatedDataModule):
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width."""
         return self.channels, self.size, self.size
-
-    def client_names(self) -> list[str]:
-        """Return the names of the silos."""
-        return list(self._known_names)
 
     def client_data(self, client: int, split: Split) -> Subset | None:
         """Return a view of a silo's images, which are read once; ``None`` if it has none in this split."""
@@ -189,76 +181,66 @@ class ImageFolders(FederatedDataModule):
         return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
 
     def _splits(self, client: int) -> dict[Split, Subset]:
+        """Read a silo's images, once, and divide them."""
         if client not in self._opened:
-            self._opened[client] = self._open(client)
+            parts = self._read(Path(self.root).expanduser() / self.client_names()[client])
+            held = {split: part.tensors() for split, part in parts.items()}
+            seed = run_seed() if self.split_seed is None else self.split_seed
+            labels = parts["train"].targets if self.stratified else None
+            indices: dict[Split, Tensor] = {split: torch.arange(len(part)) for split, part in held.items()}
+            indices |= cut_splits(indices["train"], self.split, seed, client, own=list(held), labels=labels)
+            self._opened[client] = {
+                split: Subset(held[split if split in held else "train"], of_split.tolist())
+                for split, of_split in indices.items()
+            }
         return self._opened[client]
-
-    def _open(self, client: int) -> dict[Split, Subset]:
-        """Read and divide a silo's images."""
-        silo = self._known_names[client]
-        parts = self._read(silo)
-        held = {split: part.tensors() for split, part in parts.items()}
-        seed = run_seed() if self.split_seed is None else self.split_seed
-        labels = parts["train"].targets
-        indices: dict[Split, Tensor] = {split: torch.arange(len(part)) for split, part in held.items()}
-        indices |= cut_splits(
-            indices["train"], self.split, seed, client, own=list(held), labels=labels if self.stratified else None
-        )
-        return {
-            split: Subset(held[split if split in held else "train"], of_split.tolist())
-            for split, of_split in indices.items()
-        }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
         """Read the folder of a new silo, all its parts."""
         self._classes = record["classes"]
-        # an absolute path is independent of root
-        parts = self._read(str(Path(path).expanduser().absolute()))
+        parts = self._read(Path(path).expanduser())
         return ImageDataset.joined(list(parts.values()), place=f"silo {path}").tensors()
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Read a folder of images, or a ``.npz`` file."""
         return unlabelled_images(source, reading, self.image_shape, size=self.size, channels=self.channels)
 
-    def _read(self, silo: str) -> dict[Split, ImageDataset]:
-        folder = self._folder(silo)
-        files = sorted(folder.glob("*.npz"))
-        if files:
-            if len(files) > 1 or _folders(folder, f"silo {silo}"):
-                raise DataError(
-                    f"silo {silo}: {folder} has several .npz files, or folders too: keep one file, or class folders."
-                )
-            read = read_npz(files[0], classes=self.class_names, place=f"silo {silo}, {files[0].name}")
-            return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
-        return {split: self._read_folder(part, silo) for split, part in _parts(folder, silo).items()}
+    def _read(self, folder: Path) -> dict[Split, ImageDataset]:
+        what, files = f"silo {folder.name}", sorted(folder.glob("*.npz"))
+        if not files:
+            return {split: self._read_folder(part, what) for split, part in _parts(folder, what).items()}
+        if len(files) > 1 or _folders(folder, what):
+            raise DataError(
+                f"{what}: {folder} has several .npz files, or folders too: keep one file, or class folders."
+            )
+        read = read_npz(files[0], classes=self.class_names, place=f"{what}, {files[0].name}")
+        return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
 
-    def _read_folder(self, folder: Path, silo: str) -> ImageDataset:
+    def _read_folder(self, folder: Path, what: str) -> ImageDataset:
         """Read the images of the class folders in a folder."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-        places = {name: number for number, name in enumerate(self.class_names)}
-        present = [path.name for path in _folders(folder, f"silo {silo}")]
-        unknown = [name for name in present if name not in places]
-        if unknown:
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        present = [path.name for path in _folders(folder, what)]
+        if unknown := [name for name in present if name not in numbers]:
             raise DataError(
-                f"silo {silo}: {folder} has folders {', '.join(unknown)} that are not classes"
-                f" ({', '.join(places)}): rename them, or add them to classes."
+                f"{what}: {folder} has folders {', '.join(unknown)} that are not classes ({', '.join(numbers)}): rename"
+                " them, or add them to classes."
             )
         # allow_empty: a silo may lack images of a class
-        found = {name: places[name] for name in present}
+        found = {name: numbers[name] for name in present}
         samples = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         files = [Path(path) for path, _ in samples]
         for name in found:
-            refuse_folders(folder / name, IMG_EXTENSIONS, f"silo {silo}")
-        warn_of_unread_files(folder, files, f"silo {silo}")
+            refuse_folders(folder / name, IMG_EXTENSIONS, what)
+        warn_of_unread_files(folder, files, what)
         if not files:
             raise DataError(
-                f"silo {silo}: no images in the class folders of {folder}: files must end in"
-                f" {', '.join(IMG_EXTENSIONS)}."
+                f"{what}: no images in the class folders of {folder}: files must end in {', '.join(IMG_EXTENSIONS)}."
             )
-        images = read_images(files, self.size, self.channels, f"silo {silo}", resize=True)
+        images = read_images(files, self.size, self.channels, what, resize=True)
         targets = torch.tensor([target for _, target in samples])
-        return ImageDataset(images, targets, classes=self.class_names, place=f"silo {silo}")
+        return ImageDataset(images, targets, classes=self.class_names, place=what)
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
         """Convert bytes to normalised floats, augmented in training."""
@@ -277,17 +259,17 @@ class ImageFolders(FederatedDataModule):
         }
 
 
-def _parts(folder: Path, silo: str) -> dict[Split, Path]:
+def _parts(folder: Path, what: str) -> dict[Split, Path]:
     """Folders of a silo's splits, whatever the case of their names; the silo's own folder for train without these."""
-    folders = _folders(folder, f"silo {silo}")
+    folders = _folders(folder, what)
     named = [(SPLIT_NAMES.get(path.name.lower()), path) for path in folders]
     found = {split: path for split, path in named if split is not None}
-    if not any(_folders(path, f"silo {silo}") for path in found.values()):  # these are classes, whatever their names
+    if not any(_folders(path, what) for path in found.values()):  # these are classes, whatever their names
         return {"train": folder}
     if "train" not in found or len(found) < len(folders):
         raise DataError(
-            f"silo {silo}: {folder} has the folders {', '.join(path.name for path in folders)}: it must have train, and"
-            " val and test if separate, each once and with class folders; or only class folders."
+            f"{what}: {folder} has the folders {', '.join(path.name for path in folders)}: it must have train, and val"
+            " and test if separate, each once and with class folders; or only class folders."
         )
     return {split: found[split] for split in SPLITS if split in found}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.images.dataset import ImageDataset, resize_images
+from lightning_fl.data.images.dataset import convert_channels, resize_images
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.listing import warn_of_unread_files
 from lightning_fl.data.images.npz import REMEDY, read_npz_images
@@ -64,22 +64,20 @@ def _read_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None
     if not files:
         raise DataError(f"{folder} has no images: it must have files that end in {', '.join(IMG_EXTENSIONS)}.")
     warn_of_unread_files(folder, files, str(folder))
-    names = [path.relative_to(folder).as_posix() for path in files]
     for start in range(0, len(files), rows):
-        part = range(start, min(start + rows, len(files)))
-        images: list[Tensor] = []
-        kept: list[int] = []
+        part = files[start : start + rows]
+        images: dict[int, Tensor] = {}
         errors: dict[int, str] = {}
-        for row, number in enumerate(part):
+        for row, path in enumerate(part):
             try:
-                image = _resize(read_image_file(files[number], shape[0], "new images")[None], shape, size)
+                image = read_image_file(path, shape[0], "new images")[None]
+                images[row] = _fitting(image, shape, size, "it")
             except DataError as error:
                 errors[row] = str(error)
-                continue
-            images.append(image[0])
-            kept.append(row)
-        frame = pd.DataFrame({"file": names[part.start : part.stop]}, index=part, dtype=object)
-        yield Unlabelled(frame, _dataset(torch.stack(images)) if images else None, kept, errors)
+        frame = pd.DataFrame({"file": [path.relative_to(folder).as_posix() for path in part]}, dtype=object)
+        frame.index += start
+        data = _dataset(torch.cat(list(images.values()))) if images else None
+        yield Unlabelled(frame, data, list(images), errors)
 
 
 def _read_arrays(
@@ -87,11 +85,8 @@ def _read_arrays(
 ) -> Iterator[Unlabelled]:
     import pandas as pd
 
-    arrays = {
-        name: read_npz_images(array, name, str(path))
-        for name, array in read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",)).items()
-        if name.endswith("images")
-    }
+    found = read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",))
+    arrays = {name: read_npz_images(array, name, str(path)) for name, array in found.items() if name.endswith("images")}
     if not any(map(len, arrays.values())):
         raise DataError(
             f"{path} has no images: name one of its arrays images, uint8 of shape [N, H, W] or [N, H, W, C]."
@@ -100,32 +95,28 @@ def _read_arrays(
     for name, images in arrays.items():
         for start in range(0, len(images), rows):
             part = images[start : start + rows]
-            labels = torch.zeros(len(part), dtype=torch.long)
-            converted = ImageDataset(part, labels, classes=["none"]).converted(size=size, channels=channels).images
-            if list(converted.shape[1:]) != list(shape):
-                raise DataError(
-                    f"{path}: the images have the shape {list(converted.shape[1:])} (channels, height, width), but"
-                    f" those of the run {list(shape)}: convert them first."
-                )
-            frame: pd.DataFrame = pd.DataFrame({"array": name, "index": range(start, start + len(part))})
-            frame.index = range(done, done + len(part))  # type: ignore[assignment]
+            converted = part if channels is None else convert_channels(part, channels)
+            converted = _fitting(converted, shape, size, f"{path}: an image")
+            frame = pd.DataFrame({"array": name, "index": range(start, start + len(part))})
+            frame.index += done
             done += len(part)
             yield Unlabelled(frame, _dataset(converted), list(range(len(part))))
 
 
-def _resize(image: Tensor, shape: Sequence[int], size: int | None) -> Tensor:
-    """Resize an image [1, C, H, W] to the run's size.
+def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) -> Tensor:
+    """Resize images [n, C, H, W] to the run's size.
 
     Raises:
-        DataError: it has another size, and the run resized none.
+        DataError: they have another size, and the run resized none, or another number of channels.
     """
-    if list(image.shape[1:]) == list(shape):
-        return image
-    if size is None:
+    if size is not None and list(images.shape[2:]) != [size, size]:
+        images = resize_images(images, size)
+    if list(images.shape[1:]) != list(shape):
         raise DataError(
-            f"it has {image.shape[2]} x {image.shape[3]} pixels, the run's images {shape[1]} x {shape[2]}: resize it"
+            f"{what} has the shape {list(images.shape[1:])} (channels, height, width), the run's images {list(shape)}:"
+            " convert it first."
         )
-    return resize_images(image, size)
+    return images
 
 
 def _dataset(images: Tensor) -> TensorDataset:

@@ -1,7 +1,7 @@
 """Tables with a target for every row: reading, checking, and conversion of columns to numbers."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -43,7 +43,7 @@ MISSING = "?"
 _MAX_VALUES = 1000
 #: Largest number; beyond it, float64 cannot hold the sum of the squares of some millions.
 _LARGEST = 1e150
-_NOT_NUMBERS = "are not finite numbers"
+_NOT_NUMBERS = f"not finite numbers up to {_LARGEST:g}"
 _REMEDY = "Correct them, or leave the rows out"
 
 
@@ -54,7 +54,6 @@ class TableSchema:
     Attributes:
         numeric: the Q numeric columns.
         categories: categorical column -> its sorted values, with :data:`MISSING` last if a value is missing anywhere.
-            somewhere.
     """
 
     numeric: tuple[str, ...]
@@ -84,12 +83,11 @@ class TableSchema:
             numbers, wrong = read_numbers(cells)
             if _is_numeric(numbers, wrong) if categorical is None else name not in categorical:
                 refuse_values(
-                    wrong,
+                    pd.concat([wrong, cells[numbers.abs() > _LARGEST]]),
                     f"{place}, column {name!r}",
-                    _NOT_NUMBERS,
+                    f"are {_NOT_NUMBERS}",
                     "Correct them, or name all columns of categories, including this one, in categorical",
                 )
-                _refuse_large(cells, numbers, f"{place}, column {name!r}")
                 numeric.append(name)
                 continue
             if categorical is None:
@@ -120,28 +118,25 @@ class TableSchema:
             DataError: a column is missing, a value is not a number, or not one of the categories.
         """
         require_columns(frame, [*self.numeric, *self.categories], place)
-        for name in self.numeric:
-            numbers, wrong = read_numbers(frame[name])
-            refuse_values(wrong, f"{place}, column {name!r}", _NOT_NUMBERS, _REMEDY)
-            _refuse_large(frame[name], numbers, f"{place}, column {name!r}")
-        for name, known in self.categories.items():
-            cells = _match(frame[name], known)
-            fault = "are not among the values of the training data"
-            refuse_values(cells[~cells.isin(known)], f"{place}, column {name!r}", fault, _REMEDY)
+        for name, wrong, fault in self._misfits(frame):
+            refuse_values(wrong, f"{place}, column {name!r}", f"are {fault}", _REMEDY)
 
     def faults(self, frame: pd.DataFrame) -> dict[int, str]:
         """Explain which rows do not fit the schema: row, counted from 0 -> first reason. All columns must exist."""
         found: dict[int, str] = {}
+        for name, wrong, fault in self._misfits(frame.reset_index(drop=True)):
+            for row, value in wrong.items():
+                found.setdefault(int(str(row)), f"{name}: {cut(repr(value))} is {fault}")
+        return found
+
+    def _misfits(self, frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series, str]]:
+        """Yield every column, its cells that do not fit, and what is wrong with them."""
         for name in self.numeric:
             numbers, wrong = read_numbers(frame[name])
-            bad = frame.index.isin(wrong.index) | (numbers.abs() > _LARGEST).to_numpy()
-            for row in np.flatnonzero(bad).tolist():
-                found.setdefault(row, f"{name}: {cut(repr(frame[name].iloc[row]))} is not a finite number of use")
+            yield name, pd.concat([wrong, frame[name][numbers.abs() > _LARGEST]]), _NOT_NUMBERS
         for name, known in self.categories.items():
             cells = _match(frame[name], known)
-            for row in np.flatnonzero(~cells.isin(known).to_numpy()).tolist():
-                found.setdefault(row, f"{name}: {cut(repr(cells.iloc[row]))} is none of the values in training")
-        return found
+            yield name, cells[~cells.isin(known)], "not among the values of the training data"
 
     def one_hot(self, frame: pd.DataFrame) -> Tensor:
         """Convert the categorical columns to one-hot, float32 [n, K]."""
@@ -183,12 +178,8 @@ class TableDataset(Dataset):
         """
         require_columns(self.frame, [name], self.place)
         values = self.frame[name]
-        if (missing := values.isna()).any():
-            rows = [int(row) for row in self.frame.index[missing]]
-            raise DataError(
-                f"{self.place}, column {name!r} has no value in {len(rows)} rows:"
-                f" {list_rows(rows, [MISSING] * len(rows))}. Fill them, or choose another column."
-            )
+        missing = values[values.isna()].fillna(MISSING)
+        refuse_values(missing, f"{self.place}, column {name!r}", "are missing", "Fill them, or choose another column")
         return values.tolist()
 
 
@@ -287,11 +278,6 @@ def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) 
         )
 
 
-def _refuse_large(cells: pd.Series, numbers: pd.Series, place: str) -> None:
-    fault = f"are above {_LARGEST:g}, where no standard deviation can be computed"
-    refuse_values(cells[numbers.abs() > _LARGEST], place, fault, "Choose a smaller unit")
-
-
 def class_names(column: pd.Series, place: str) -> list[str]:
     """List the classes of a target column: whole numbers in numerical order, or sorted texts.
 
@@ -323,11 +309,8 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
         DataError: a value is missing or not one of the classes.
     """
     codes = pd.Categorical(column, categories=list(classes)).codes.astype(np.int64)
-    if (wrong := codes < 0).any():
-        raise DataError(
-            f"{place}, target column {column.name!r}: {int(wrong.sum())} values are not classes ({listed(classes)}):"
-            f" {list_rows(list(map(int, column.index[wrong])), column[wrong].tolist())}. {_REMEDY}."
-        )
+    fault = f"are not classes ({listed(classes)})"
+    refuse_values(column[codes < 0], f"{place}, target column {column.name!r}", fault, _REMEDY)
     return torch.from_numpy(codes)
 
 
@@ -339,7 +322,7 @@ def target_numbers(column: pd.Series, place: str) -> Tensor:
     """
     targets = torch.from_numpy(read_numbers(column)[0].to_numpy(copy=True)).float()
     wrong = column[~targets.isfinite().numpy()].fillna(MISSING)
-    refuse_values(wrong, f"{place}, target column {column.name!r}", _NOT_NUMBERS, _REMEDY)
+    refuse_values(wrong, f"{place}, target column {column.name!r}", "are not finite numbers", _REMEDY)
     return targets[:, None]
 
 

@@ -135,19 +135,16 @@ class TableData(SharedDataModule):
         return table
 
     @property
-    def classes(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``."""
         return self._table.classes
 
-    @property
-    def class_names(self) -> list[str]:
-        """The classes, under the name that all data modules of classes have."""
-        return self.classes
+    classes = class_names
 
     @property
     def num_classes(self) -> int:
         """Number of classes."""
-        return len(self.classes)
+        return len(self.class_names)
 
     @property
     def feature_names(self) -> list[str]:
