@@ -26,12 +26,9 @@ __all__ = [
     "direction_is_known",
     "gains",
     "higher_is_better",
-    "incentivized_participation_rate",
     "lightning_names",
     "metric_name",
     "monitored_metric",
-    "reward_standard_deviation",
-    "share_harmed",
     "summarize",
     "summarize_gains",
 ]
@@ -137,7 +134,7 @@ class MetricSummary:
     last: float | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, clients: dict[int, float], *, higher_is_better: bool, to_logger: bool = True) -> "MetricSummary":
+    def of(cls, clients: dict[int, float], *, higher_is_better: bool, **others: Any) -> "MetricSummary":
         """Summarise one value per client. NaN (nothing to measure) leaves a client out; all NaN gives NaN."""
         present = _present(clients)
         return cls(
@@ -146,7 +143,7 @@ class MetricSummary:
             std=_std(present),
             clients=clients,
             higher_is_better=higher_is_better,
-            to_logger=to_logger,
+            **others,
         )
 
     def named(self, names: Sequence[str]) -> "MetricSummary":
@@ -180,12 +177,14 @@ class MetricSummary:
 
 @dataclass(frozen=True)
 class GainSummary:
-    """Gains of clients over a reference, such as their local training.
+    """Gains of clients over a reference, such as their local training; NaN where no client has a gain.
 
     Args:
-        ipr: :func:`incentivized_participation_rate`.
-        rsd: :func:`reward_standard_deviation`.
-        harmed: :func:`share_harmed`.
+        ipr: incentivised participation rate, share of clients with a gain strictly above 0 (FedCollab, equation 11,
+            after Cho et al. 2022).
+        rsd: reward standard deviation of the gains over clients (equation 12). It divides by N, as ``numpy.std``: the
+            paper does not say which, and the clients are the population, not a sample. NaN if a gain is infinite.
+        harmed: share of clients with a gain strictly below 0 (negative transfer).
         mean: unweighted mean gain over clients.
         worst: smallest gain of a client.
         clients: client -> gain, without clients that have none.
@@ -331,17 +330,15 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
     summaries = ClientMetrics(names=client_names)
     for name in names:
         logged = {client: values[name] for client, values in reports.items() if name in values}
-        clients = {client: value.value for client, value in logged.items()}
-        stated = next((value.higher_is_better for value in logged.values() if value.higher_is_better is not None), None)
-        better = higher_is_better(name, stated)
-        summary = MetricSummary.of(
-            clients, higher_is_better=better, to_logger=any(value.to_logger for value in logged.values())
-        )
-        last = [value.last for value in logged.values() if value.last is not None]
-        summaries[name] = replace(
-            summary,
-            prog_bar=any(value.prog_bar for value in logged.values()),
-            forked=any(value.forked for value in logged.values()),
+        every = logged.values()
+        stated = next((value.higher_is_better for value in every if value.higher_is_better is not None), None)
+        last = [value.last for value in every if value.last is not None]
+        summaries[name] = MetricSummary.of(
+            {client: value.value for client, value in logged.items()},
+            higher_is_better=higher_is_better(name, stated),
+            to_logger=any(value.to_logger for value in every),
+            prog_bar=any(value.prog_bar for value in every),
+            forked=any(value.forked for value in every),
             last=_mean(last) if last else None,
         ).named(client_names)
     return summaries
@@ -366,51 +363,22 @@ def gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is
     return {client: gain for client, gain in differences.items() if not math.isnan(gain)}
 
 
-def incentivized_participation_rate(gains: Mapping[int, float]) -> float:
-    """IPR, share of clients with a gain strictly above 0 (FedCollab, equation 11, after Cho et al. 2022).
-
-    NaN gains are left out; NaN if none remain.
-    """
-    return _share([gain > 0 for gain in _present(gains)])
-
-
-def share_harmed(gains: Mapping[int, float]) -> float:
-    """Share of clients with a gain strictly below 0 (negative transfer).
-
-    With :func:`incentivized_participation_rate` it sums to 1, less the clients with a gain of exactly 0.
-    """
-    return _share([gain < 0 for gain in _present(gains)])
-
-
-def reward_standard_deviation(gains: Mapping[int, float]) -> float:
-    """RSD, standard deviation of the gains over clients (FedCollab, equation 12).
-
-    It divides by N, as ``numpy.std``: the paper does not say which, and the clients are the population, not a sample.
-    NaN gains are left out; NaN if none remain or a gain is infinite.
-    """
-    return _std(_present(gains))
-
-
 def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> GainSummary:
     """Compute :func:`gains` and their statistics."""
     found = gains(values, reference, higher_is_better)
     present = list(found.values())
     return GainSummary(
-        ipr=incentivized_participation_rate(found),
-        rsd=reward_standard_deviation(found),
-        harmed=share_harmed(found),
+        ipr=_mean([float(gain > 0) for gain in present]),
+        rsd=_std(present),
+        harmed=_mean([float(gain < 0) for gain in present]),
         mean=_mean(present),
-        worst=min(present) if present else math.nan,
+        worst=min(present, default=math.nan),
         clients=found,
     )
 
 
 def _present(clients: Mapping[int, float]) -> list[float]:
     return [value for value in clients.values() if not math.isnan(value)]
-
-
-def _share(chosen: list[bool]) -> float:
-    return sum(chosen) / len(chosen) if chosen else math.nan
 
 
 def _std(values: list[float]) -> float:

@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 from lightning_fl.core.metrics import (
     LoggedValue,
     default_metric,
-    gains,
     higher_is_better,
-    incentivized_participation_rate,
     metric_name,
     monitored_metric,
-    reward_standard_deviation,
-    share_harmed,
     summarize,
     summarize_gains,
 )
@@ -136,25 +132,19 @@ REFERENCE = {0: 0.5, 3: 0.75, 4: 0.75, 8: 0.125}
 
 class TestGains:
     def test_by_hand(self):
-        found = gains(VALUES, REFERENCE, higher_is_better=True)
-        assert found == {0: pytest.approx(0.4), 3: -0.25, 4: 0.0, 8: 0.125}
-        assert incentivized_participation_rate(found) == 2 / 4  # a gain of 0 is no reason to take part
-        assert share_harmed(found) == 1 / 4
-        assert reward_standard_deviation(found) == pytest.approx(np.std([0.4, -0.25, 0.0, 0.125]))
+        summary = summarize_gains(VALUES, REFERENCE, higher_is_better=True)
+        assert summary.clients == {0: pytest.approx(0.4), 3: -0.25, 4: 0.0, 8: 0.125}
+        # a gain of 0 is no reason to take part
+        assert (summary.ipr, summary.harmed, summary.worst) == (2 / 4, 1 / 4, -0.25)
+        assert summary.mean == pytest.approx((0.4 - 0.25 + 0.125) / 4)
+        assert summary.rsd == pytest.approx(np.std([0.4, -0.25, 0.0, 0.125]))
 
     def test_where_lower_is_better_the_sign_turns(self):
-        upwards = gains(VALUES, REFERENCE, higher_is_better=True)
-        downwards = gains(VALUES, REFERENCE, higher_is_better=False)
-        assert downwards == {client: -gain for client, gain in upwards.items()}
-        assert share_harmed(downwards) == incentivized_participation_rate(upwards)
-        assert reward_standard_deviation(downwards) == pytest.approx(reward_standard_deviation(upwards))
-
-    def test_the_summary_says_the_same(self):
-        summary = summarize_gains(VALUES, REFERENCE, higher_is_better=True)
-        assert summary.clients == gains(VALUES, REFERENCE, higher_is_better=True)
-        assert (summary.ipr, summary.harmed, summary.worst) == (0.5, 0.25, -0.25)
-        assert summary.mean == pytest.approx((0.4 - 0.25 + 0.125) / 4)
-        assert summary.rsd == reward_standard_deviation(summary.clients)
+        upwards = summarize_gains(VALUES, REFERENCE, higher_is_better=True)
+        downwards = summarize_gains(VALUES, REFERENCE, higher_is_better=False)
+        assert downwards.clients == {client: -gain for client, gain in upwards.clients.items()}
+        assert downwards.harmed == upwards.ipr
+        assert downwards.rsd == pytest.approx(upwards.rsd)
 
     def test_clients_without_two_values_are_left_out(self):
         values = {0: 1.0, 1: math.nan, 2: 2.0, 3: 3.0, 4: math.inf}
@@ -162,12 +152,6 @@ class TestGains:
         summary = summarize_gains(values, reference, higher_is_better=True)
         assert summary.clients == {0: 0.5}
         assert (summary.ipr, summary.rsd, summary.harmed) == (1.0, 0.0, 0.0)
-
-    def test_gains_that_are_nan_do_not_count(self):
-        found = {0: 1.0, 1: math.nan, 2: -1.0}
-        assert incentivized_participation_rate(found) == 0.5
-        assert share_harmed(found) == 0.5
-        assert reward_standard_deviation(found) == 1.0
 
     def test_nobody(self):
         summary = summarize_gains({}, {}, higher_is_better=True)
@@ -183,14 +167,15 @@ class TestGains:
     @pytest.mark.slow
     @given(st.dictionaries(st.integers(0, 50), st.floats(-10, 10), min_size=1), st.floats(-5, 5))
     def test_for_any_gains(self, found, shift):
-        ipr, harmed = incentivized_participation_rate(found), share_harmed(found)
-        assert 0 <= ipr <= 1
+        zeros = dict.fromkeys(found, 0.0)
+        summary = summarize_gains(found, zeros, higher_is_better=True)
+        assert 0 <= summary.ipr <= 1
         unmoved = sum(gain == 0 for gain in found.values()) / len(found)
-        assert ipr + harmed + unmoved == pytest.approx(1)
+        assert summary.ipr + summary.harmed + unmoved == pytest.approx(1)
         # The same extra gain for everyone is as fair as none.
         shifted = {client: gain + shift for client, gain in found.items()}
-        assert reward_standard_deviation(shifted) == pytest.approx(reward_standard_deviation(found), abs=1e-9)
-        assert reward_standard_deviation(found) == pytest.approx(np.std(list(found.values())), abs=1e-9)
+        assert summarize_gains(shifted, zeros, higher_is_better=True).rsd == pytest.approx(summary.rsd, abs=1e-9)
+        assert summary.rsd == pytest.approx(np.std(list(found.values())), abs=1e-9)
 
 
 def test_the_first_loss_is_the_metric_to_go_by():
