@@ -92,32 +92,25 @@ def _find(card: Card, *, fetch: bool) -> _Found:
     from lightning_fl.data.cards.lookup import find_file
     from lightning_fl.data.images.sources import find_images
 
+    accepted = [value for file in card.files for value in file.sha256]
     if isinstance(card, ImageCard):
         images = find_images(card, allow_download=fetch)
-        accepted = _accepted(card) if images.layout == "npz" else []  # the card has sums of no other layout
-        return _Found(images.place, images.sums, accepted, images.verified)
+        # the card has sums of no other layout
+        return _Found(images.place, images.sums, accepted if images.layout == "npz" else [], images.verified)
     files = [find_file(card, file, allow_download=fetch) for file in card.files]
-    return _Found(
-        ", ".join(str(file.path) for file in files),
-        ", ".join(file.sha256 for file in files),
-        _accepted(card),
-        all(file.verified for file in files),
+    place, sums = (
+        ", ".join(map(str, texts)) for texts in zip(*((file.path, file.sha256) for file in files), strict=True)
     )
-
-
-def _accepted(card: Card) -> list[str]:
-    return [value for file in card.files for value in file.sha256]
+    return _Found(place, sums, accepted, all(file.verified for file in files))
 
 
 def _whereabouts(card: Card) -> str:
     try:
         found = _find(card, fetch=False)
     except DataError:
-        return (
-            "not here"
-            + (", a stand-in is" if card.standin else "")
-            + (f"; lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "; to be fetched by hand")
-        )
+        standin = ", a stand-in is" if card.standin else ""
+        fetch = f"lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "to be fetched by hand"
+        return f"not here{standin}; {fetch}"
     return f"here: {found.place}" + (" (its sum is not one of the card's)" if found.differs else "")
 
 

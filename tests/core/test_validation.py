@@ -101,7 +101,8 @@ def _given(value: object, kind: type, name: str, annotation: str) -> object:
         return [[value]]
     if "float, float, float" in annotation:
         return [value, 0.1, 0.1]
-    if annotation.startswith(("list[", "tuple[", "collections.abc.Sequence[")) and ((kind.__name__, name) in _LISTS or "dict" not in annotation):
+    several = annotation.startswith(("list[", "tuple[", "collections.abc.Sequence["))
+    if several and ((kind.__name__, name) in _LISTS or "dict" not in annotation):
         return [value]
     return value
 
