@@ -38,12 +38,13 @@ class OpenedData:
     """Data sets and their origin.
 
     Attributes:
-        datasets: ``{"train": all}``, or training data and separate validation or test data, the training data first.
+        datasets: ``{"train": all}``, or training data and separate validation or test data, the training data first;
+            while they are being read, perhaps tables.
         source: see :attr:`~lightning_fl.data.module.FederatedDataModule.source`.
         record: the run's record of them: plain numbers, strings, lists and dicts.
     """
 
-    datasets: Mapping[Split, Dataset]
+    datasets: Mapping[Split, Any]
     source: str
     record: dict[str, Any]
 
@@ -178,7 +179,7 @@ class SharedDataModule(FederatedDataModule):
             if len(indices) == 0:
                 raise DataError(
                     f"client {name} of {num_clients} gets no {self.sample_noun} of the"
-                    f" {len(datasets['train'])}: use fewer clients or a more even partition."  # type: ignore[arg-type]
+                    f" {len(datasets['train'])}: use fewer clients or a more even partition."
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(

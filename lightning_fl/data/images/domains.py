@@ -182,7 +182,7 @@ class ImageDomains(SharedImages):
         images, records = {}, {}
         for domain, files in found.items():
             read = self.origins[domain].read_found(files)
-            images[domain] = ImageDataset.joined(list(read.parts.values()), place=f"domain {domain}")
+            images[domain] = ImageDataset.joined(list(read.datasets.values()), place=f"domain {domain}")
             records[domain] = read.record | {"images": len(images[domain])}
         return images, "measured", records
 

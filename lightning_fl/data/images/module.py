@@ -244,7 +244,7 @@ class ImageData(SharedImages):
 
     def _open(self, *, allow_download: bool) -> OpenedData:
         read = self.origin.read(allow_download=allow_download, coarse_labels=self.coarse_labels)
-        chosen = self._choose(read.parts)
+        chosen = self._choose(read.datasets)
         parts = {split: self._converted(part) for split, part in chosen.items()}
         train = parts["train"]
         if self.pooled:
@@ -258,7 +258,7 @@ class ImageData(SharedImages):
 
         def whole() -> Tensor:
             # without max_samples: mean and deviation are constants of the data set
-            return (train if chosen is read.parts else self._converted(read.parts["train"])).images
+            return (train if chosen is read.datasets else self._converted(read.datasets["train"])).images
 
         return self._opened_images(parts, whole, read.source, read.record | own)
 

@@ -2,34 +2,18 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import ImageCard, load_card
 from lightning_fl.data.cards.lookup import Source, real_or_standin
-from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.reader import ImageReader
 from lightning_fl.data.images.sources import NpzImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
-from lightning_fl.data.module import Split
+from lightning_fl.data.shared import OpenedData
 from lightning_fl.files.user_file import existing_file
 
-__all__ = ["ImageOrigin", "ReadImages"]
-
-
-@dataclass(frozen=True)
-class ReadImages:
-    """Images and where they come from.
-
-    Attributes:
-        parts: the parts of the data set, "train" first.
-        source: "measured", "stand-in" or "user".
-        record: record of the images for the run.
-    """
-
-    parts: dict[Split, ImageDataset]
-    source: str
-    record: dict[str, Any]
+__all__ = ["ImageOrigin"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +69,7 @@ class ImageOrigin:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
         return NpzImages.of_user(existing_file(self.name, argument=""))
 
-    def read(self, *, allow_download: bool, coarse_labels: bool = False) -> ReadImages:
+    def read(self, *, allow_download: bool, coarse_labels: bool = False) -> OpenedData:
         """Read the images, or make the card's stand-in, as ``source`` requires.
 
         Raises:
@@ -102,10 +86,10 @@ class ImageOrigin:
         standin = digits_standin(list(classes), size=card.size, channels=card.channels, writers=card.has_writers)
         record = {"file": None, "sha256": None, "verified": False, "layout": "scikit-learn"}
         title = f"STAND-IN ({card.standin_title}) for {card.title}"
-        return ReadImages({"train": standin}, "stand-in", card.describe() | {"title": title} | record)
+        return OpenedData({"train": standin}, "stand-in", card.describe() | {"title": title} | record)
 
-    def read_found(self, found: ImageReader, *, coarse_labels: bool = False) -> ReadImages:
+    def read_found(self, found: ImageReader, *, coarse_labels: bool = False) -> OpenedData:
         """Read the measured images found by :meth:`find`."""
         own = {} if self.card is None else self.card.describe()
         parts = found.read(coarse_labels=coarse_labels)
-        return ReadImages(parts, "user" if self.card is None else "measured", own | found.record())
+        return OpenedData(parts, "user" if self.card is None else "measured", own | found.record())

@@ -1,7 +1,6 @@
 """Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
 __all__ = ["TableData"]
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Tables of files, with ``source`` and ``record`` of :class:`~lightning_fl.data.shared.OpenedData`."""
-
-    frames: "dict[Split, pd.DataFrame]"
-    source: str
-    record: dict[str, Any]
 
 
 class TableData(SharedDataModule):
@@ -162,7 +152,7 @@ class TableData(SharedDataModule):
         from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_names
 
         read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
-        frames, place = list(read.frames.values()), self.path or f"data set {read.record['name']}"
+        frames, place = list(read.datasets.values()), self.path or f"data set {read.record['name']}"
         target = str(self.target)
         aims = [target] if self.event is None else [target, self.event]
         derived = [column.name for column in self.card.derived] if self.card is not None else []
@@ -182,7 +172,7 @@ class TableData(SharedDataModule):
         if not columns:
             raise DataError(f"{place} has no input column besides the target {target!r}: drop fewer columns.")
         read = self._leave_out_incomplete(read, columns, place)
-        frames = list(read.frames.values())
+        frames = list(read.datasets.values())
         schema = TableSchema.of(frames, columns, categorical, place)
         classes: list[str] = []
         if self._has_classes and self.card is not None and target == self.card.target:
@@ -197,10 +187,10 @@ class TableData(SharedDataModule):
                 schema=schema,
                 place=place,
             )
-            for split, frame in read.frames.items()
+            for split, frame in read.datasets.items()
         }
         own = {
-            "rows": {split: len(frame) for split, frame in read.frames.items()},
+            "rows": {split: len(frame) for split, frame in read.datasets.items()},
             "target": target,
             **({"classes": classes} if self._has_classes else {}),
             **({} if self.event is None else {"event": self.event}),
@@ -219,20 +209,20 @@ class TableData(SharedDataModule):
             return target_numbers(frame[str(self.target)], place)
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
-    def _leave_out_incomplete(self, read: _Read, columns: Sequence[str], place: str) -> _Read:
+    def _leave_out_incomplete(self, read: OpenedData, columns: Sequence[str], place: str) -> OpenedData:
         """Leave out the rows without a value in one of the columns, if ``incomplete`` requires it."""
         if self.incomplete == "keep":
             return read
-        frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.frames.items()}
+        frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
         if any(frame.empty for frame in frames.values()):
             raise DataError(
                 f"{place}: incomplete=leave_out leaves no row, as none has a value in each of {listed(columns)}."
                 " Drop columns with few values, or keep the rows."
             )
-        left_out = {split: len(read.frames[split]) - len(frame) for split, frame in frames.items()}
-        return _Read(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
+        left_out = {split: len(read.datasets[split]) - len(frame) for split, frame in frames.items()}
+        return OpenedData(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 
-    def _read_card(self, card: TableCard, allow_download: bool) -> _Read:
+    def _read_card(self, card: TableCard, allow_download: bool) -> OpenedData:
         """Read the card's files and derive its columns."""
         from lightning_fl.data.tables.dataset import read_c45, read_csv
 
@@ -248,14 +238,14 @@ class TableData(SharedDataModule):
                 frame = read_csv(found.path)
                 require_columns(frame, card.columns, str(found.path))
             frames[split] = _with_derived(frame, card)
-        return _Read(frames, "measured", card.describe() | {"files": found_files})
+        return OpenedData(frames, "measured", card.describe() | {"files": found_files})
 
-    def _read_own(self) -> _Read:
+    def _read_own(self) -> OpenedData:
         """Read the user's file."""
         from lightning_fl.data.tables.dataset import read_csv
 
         path = existing_file(str(self.path))
-        return _Read({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
+        return OpenedData({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         """Encode the rows, standardised by the rows that clients train on."""
