@@ -6,20 +6,23 @@ its own.
 
 import contextlib
 import csv
+import functools
 import io
 import re
 import shutil
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from lightning_fl.files.atomic import whole_file
 
-__all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "read_rows"]
+__all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "own_loggers", "read_rows", "rows_before"]
 
 #: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are written anew.
 _FEWEST = 10
@@ -58,10 +61,13 @@ class WholeCSVLogger(CSVLogger):
         """Rows that were logged."""
         return self._table.num_written + len(self._table.metrics)
 
-    def unwritten(self) -> list[Row]:
-        """The rows that the file does not hold yet, for a checkpoint beside it; none where the file is short."""
+    def save_small(self) -> None:
+        """Write all rows into a short file, before a checkpoint."""
         if self._table.is_small():
             self.save()
+
+    def unwritten(self) -> list[Row]:
+        """The rows that the file does not hold yet, for a checkpoint beside it."""
         return [dict(row) for row in self._table.metrics]
 
 
@@ -168,29 +174,26 @@ class _Table(ExperimentWriter):
 
 
 def read_rows(table: Path) -> list[Row | None]:
-    """The rows of ``metrics.csv`` in their order, each without what was not logged in it; ``None`` for a damaged one.
+    """The rows of ``metrics.csv`` in order, each without what was not logged in it; ``None`` for a damaged one.
 
-    The numbers are those that were written, to the bit. What is damaged from some place on ends the list.
+    The numbers are those that were written, to the bit. Damage that ends the CSV ends the list.
 
     Raises:
         OSError: the file cannot be read.
     """
     rows: list[Row | None] = []
     with table.open(encoding="utf-8", errors="replace", newline="") as file, contextlib.suppress(csv.Error):
-        reader = csv.reader(file)
-        header = next(reader, [])
-        rows.extend(_row(header, values) for values in reader)
+        rows.extend(map(_numbers, csv.DictReader(file)))
     return rows
 
 
-def _row(header: Sequence[str], values: Sequence[str]) -> Row | None:
-    if len(values) != len(header):
+def _numbers(row: dict[Any, Any]) -> Row | None:
+    if None in row or None in row.values():  # longer or shorter than the header
         return None
-    try:
-        row = {name: _number(value) for name, value in zip(header, values, strict=True) if value}
-    except ValueError:
-        return None
-    return row if isinstance(row.get("step"), int) else None
+    with contextlib.suppress(ValueError):
+        numbers = {name: _number(text) for name, text in row.items() if text}
+        return numbers if isinstance(numbers.get("step"), int) else None
+    return None
 
 
 def _number(text: str) -> int | float:
@@ -198,3 +201,45 @@ def _number(text: str) -> int | float:
         return int(text)
     except ValueError:
         return float(text)
+
+
+def rows_before(table: Path, current_round: int, state: Mapping[str, Any]) -> list[Row]:
+    """The rows of a run's curves up to a checkpoint; a warning tells how many are lost."""
+    unwritten: list[Row] = list(state.get("unwritten", []))
+    expected = state["num_rows"] - len(unwritten) if "num_rows" in state else None
+    if expected == 0:
+        return unwritten
+    try:
+        found = read_rows(table)[:expected]
+    except OSError as error:
+        why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        rank_zero_warn(f"{table} {why}: the curves begin at round {current_round + 1}.")
+        return unwritten
+    rows = [row for row in found if row is not None]
+    total = len(found) if expected is None else expected
+    if len(rows) < total:
+        rank_zero_warn(
+            f"{table} is damaged: {total - len(rows)} of {total} rows up to round {current_round} cannot be read and"
+            " are missing in this run's curves. Its models and figures are not affected."
+        )
+    if expected is None:  # a checkpoint of an older version does not know the number of rows
+        rows = [row for row in rows if row["step"] <= current_round]
+    return [*rows, *unwritten]
+
+
+def own_loggers(root: Path, run: str) -> list[Any]:
+    """The loggers of a run's folder."""
+    _quiet_writers()
+    return [OneFileTensorBoardLogger(root, run), WholeCSVLogger(root, run)]
+
+
+@functools.cache
+def _quiet_writers() -> None:
+    """Hide the traceback of TensorBoard's thread on a full disk: its next call raises the same error here."""
+    others = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+            others(args)
+
+    threading.excepthook = hook

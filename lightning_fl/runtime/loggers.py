@@ -1,26 +1,26 @@
-"""How a run reaches the loggers that people use: TensorBoard, Weights & Biases, MLflow, Comet, or one of their own.
+"""How a run reaches loggers: TensorBoard, Weights & Biases, MLflow, Comet, or one of the user's.
 
-All get the same scalars. What is no scalar (pictures, tables, files, settings) each logger takes in a way of its own:
+All get the same scalars. Pictures, tables, files and settings each logger takes in its own way:
 
 ==================  ==================  ================  =====================  ==========================
 logger              pictures            tables            files                  settings
 ==================  ==================  ================  =====================  ==========================
 TensorBoardLogger   ``add_figure``                                               ``add_hparams``, at the end
 WandbLogger         ``log_image``       ``log_table``     an artifact            the run's config
-MLFlowLogger        ``log_image``       ``log_table``     artifacts              parameters
+MLFlowLogger        ``log_image``       ``log_text``      artifacts              parameters
 CometLogger         ``log_image``       ``log_table``     assets                 parameters
 another             ``add_figure`` of                                            ``log_hyperparams``
                     its experiment
 ==================  ==================  ================  =====================  ==========================
 """
 
-import contextlib
 import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError, cut
@@ -36,19 +36,37 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 class Outlet:
-    """A logger, as a run writes to it. This one is for any logger of Lightning's.
+    """A logger, as a run writes to it. This class is for any Lightning logger.
 
     Args:
-        logger: it.
+        logger: the logger.
     """
 
-    #: What it takes from pip, and how to mend it where it cannot begin.
-    extra, mend = "", ""
+    #: The name of its extra in pip, and what to do if the logger cannot begin.
+    extra, advice = "", ""
     #: The packages whose errors are the logger's.
     packages: Sequence[str] = ()
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
+
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method below; an error of the logger's own package names the logger.
+
+        Raises:
+            ConfigurationError: ``begin`` does not reach the logger.
+            TrainingError: another method fails.
+        """
+        try:
+            getattr(self, method)(*args)
+        except Exception as error:
+            if not _is_of(error, self.packages):
+                raise
+            if method == "begin":
+                raise ConfigurationError(f"{self.name} cannot begin: {_line(error)} {self.advice}") from error
+            raise TrainingError(
+                f"{self.name} cannot log: {_line(error)} The last checkpoint is whole: go on with --ckpt_path last."
+            ) from error
 
     @property
     def name(self) -> str:
@@ -57,114 +75,101 @@ class Outlet:
 
     @property
     def uploads(self) -> bool | str:
-        """Whether it takes checkpoints: ``True`` when a fit has ended, ``"all"`` whenever one is written."""
+        """Whether it takes checkpoints: ``True`` for those after a fit, ``"all"`` for each when it is written."""
         return getattr(self.logger, "_log_model", False)
 
     def begin(self, settings: Settings) -> None:
-        """A run begins, with what is known of its settings.
-
-        Raises:
-            ConfigurationError: the logger cannot be reached.
-        """
+        """Log the settings known at the start of a run."""
 
     def log_metrics(self, scalars: Mapping[str, float], step: int) -> None:
-        """Points of curves."""
+        """Log points of curves."""
         self.logger.log_metrics(dict(scalars), step=step)
 
     def log_figure(self, name: str, figure: "Figure", picture: bytes, step: int) -> None:
-        """A picture, drawn as PNG too."""
-        if self._shows_figures:
-            with warnings.catch_warnings():  # drawn once more: what there is to warn of was said of its file
+        """Log a figure, which is also given as PNG."""
+        experiment: Any = getattr(self.logger, "experiment", None)
+        if hasattr(experiment, "add_figure"):
+            with warnings.catch_warnings():  # drawing it for the file has shown the warnings
                 warnings.simplefilter("ignore")
-                self.logger.experiment.add_figure(name, figure, step, close=False)
+                experiment.add_figure(name, figure, step, close=False)
 
-    @property
-    def _shows_figures(self) -> bool:
-        return hasattr(getattr(self.logger, "experiment", None), "add_figure")
+    def log_checkpoints(self, run: Path) -> None:
+        """Log the checkpoints in a run's folder."""
 
-    def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
-        """A table of the run's."""
+    def hand_over(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+        """Log the tables of a run's folder, its summary and settings, and, after a fit, its checkpoints.
 
-    def log_files(self, name: str, files: Sequence[Path]) -> None:
-        """Files of the run's under one name."""
+        Tables are those of the folder, without the curves, and ``clients``: a row per client with its metrics.
+        """
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
-        """The settings with what came of them, at the end of a fit and of each evaluation after it."""
+        """Log the settings with the final metrics, at the end of a fit and of each evaluation after it."""
         if hasattr(getattr(self.logger, "experiment", None), "add_hparams"):
             self.logger.log_hyperparams(dict(settings), dict(final))
         elif not isinstance(self.logger, WholeCSVLogger):
             self.logger.log_hyperparams(dict(settings))
 
-    @contextlib.contextmanager
-    def _asking(self, *, begins: bool = False) -> Iterator[None]:
-        """Say whose error it is where the logger's own package raises one."""
-        try:
-            yield
-        except Exception as error:
-            if not is_of(error, self.packages):
-                raise
-            if begins:
-                raise ConfigurationError(_unreachable(self.name, error, self.mend)) from error
-            raise TrainingError(
-                f"{self.name} cannot log: {_line(error)} The last checkpoint is whole: go on with --ckpt_path last."
-            ) from error
-
 
 class _Service(Outlet):
-    """A logger that takes everything, in its own way."""
+    """A logger that takes everything."""
 
     def begin(self, settings: Settings) -> None:
-        with self._asking(begins=True):
-            self._check()
-            self.logger.log_hyperparams(dict(settings))
-
-    def _check(self) -> None:
-        pass
-
-    def log_metrics(self, scalars: Mapping[str, float], step: int) -> None:
-        with self._asking():
-            self.logger.log_metrics(dict(scalars), step=step)
+        self.logger.log_hyperparams(dict(settings))
 
     def log_figure(self, name: str, figure: "Figure", picture: bytes, step: int) -> None:
         from PIL import Image
 
-        with self._asking(), Image.open(io.BytesIO(picture)) as image:
-            self._show(f"figures/{name}", image.convert("RGB"), step)
+        with Image.open(io.BytesIO(picture)) as image:
+            self.log_image(f"figures/{name}", image.convert("RGB"), step)
 
-    def _show(self, name: str, image: Any, step: int) -> None:
+    def log_image(self, name: str, image: Any, step: int) -> None:
+        """Log a picture."""
         raise NotImplementedError
 
     def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
-        with self._asking():
-            self._tabulate(name, table, step)
-
-    def _tabulate(self, name: str, table: "pd.DataFrame", step: int) -> None:
+        """Log a table of the run."""
         raise NotImplementedError
 
     def log_files(self, name: str, files: Sequence[Path]) -> None:
-        with self._asking():
-            self._hand_over(name, files)
-
-    def _hand_over(self, name: str, files: Sequence[Path]) -> None:
+        """Log files of the run under one name."""
         raise NotImplementedError
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
-        with self._asking():
-            self.logger.log_hyperparams(dict(settings))
+        self.logger.log_hyperparams(dict(settings))
         self.log_metrics(final, step)
+
+    def log_checkpoints(self, run: Path) -> None:
+        self.log_files("checkpoints", sorted((run / "checkpoints").glob("*.ckpt")))
+
+    def hand_over(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+        import pandas as pd
+
+        for path in sorted(run.glob("*.csv")):
+            if path.name != "metrics.csv":
+                self.log_table(path.stem, pd.read_csv(path), step)
+        names = summary["client_names"]
+        columns = {
+            f"{split}/{name}": [record["clients"].get(client) for client in names]
+            for split, metrics in summary.get("metrics", {}).items()
+            for name, record in metrics.items()
+        }
+        self.log_table("clients", pd.DataFrame({"client": names, **columns}), step)
+        self.log_files("run", [path for name in ("summary.json", "config.yaml") if (path := run / name).is_file()])
+        if fitted and self.uploads is True:
+            self.log_checkpoints(run)
 
 
 class _Wandb(_Service):
     extra, packages = "wandb", ("wandb",)
-    mend = "Log in with `wandb login`, or set WANDB_MODE=offline."
+    advice = "Log in with `wandb login`, or set WANDB_MODE=offline."
 
-    def _show(self, name: str, image: Any, step: int) -> None:
+    def log_image(self, name: str, image: Any, step: int) -> None:
         self.logger.log_image(key=name, images=[image], step=step)
 
-    def _tabulate(self, name: str, table: "pd.DataFrame", step: int) -> None:
+    def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
         self.logger.log_table(key=f"tables/{name}", dataframe=table, step=step)
 
-    def _hand_over(self, name: str, files: Sequence[Path]) -> None:
+    def log_files(self, name: str, files: Sequence[Path]) -> None:
         import wandb
 
         experiment = self.logger.experiment
@@ -177,48 +182,49 @@ class _Wandb(_Service):
 
 class _MLflow(_Service):
     extra, packages = "mlflow", ("mlflow", "requests", "urllib3", "sqlalchemy")
-    mend = "Check tracking_uri: a server's address, or a file such as sqlite:///mlflow.db, which needs none."
+    advice = "Check tracking_uri: a server's address, or a file such as sqlite:///mlflow.db, which needs none."
 
     def log_metrics(self, scalars: Mapping[str, float], step: int) -> None:
-        # Of other letters Lightning leaves the letters out, so that two clients might share a curve.
+        # Lightning drops characters that MLflow does not take, so that two clients might share a curve.
         super().log_metrics({_plain(name): value for name, value in scalars.items()}, step)
 
-    def _show(self, name: str, image: Any, step: int) -> None:
+    def log_image(self, name: str, image: Any, step: int) -> None:
         self.logger.experiment.log_image(self.logger.run_id, image, key=name, step=step)
 
-    def _tabulate(self, name: str, table: "pd.DataFrame", step: int) -> None:
-        # Its log_table adds rows to those that an earlier evaluation of the run has left; these stand for all.
+    def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
+        # MLflow's log_table would append to the rows of an earlier evaluation.
         self.logger.experiment.log_text(
             self.logger.run_id, table.to_json(orient="split", index=False), f"tables/{name}.json"
         )
 
-    def _hand_over(self, name: str, files: Sequence[Path]) -> None:
+    def log_files(self, name: str, files: Sequence[Path]) -> None:
         for file in files:
             self.logger.experiment.log_artifact(self.logger.run_id, str(file), name)
 
 
 class _Comet(_Service):
     extra, packages = "comet", ("comet_ml", "requests", "urllib3")
-    mend = "Set COMET_API_KEY, or COMET_START_ONLINE=0 to write into the folder COMET_OFFLINE_DIRECTORY."
-
-    def _check(self) -> None:
-        if getattr(self.logger, "_online", None) is False and self.logger.experiment.disabled:
-            raise ConfigurationError(
-                "CometLogger.online=false makes Lightning's logger record nothing: leave it out and set"
-                " COMET_START_ONLINE=0 and COMET_OFFLINE_DIRECTORY."
-            )
+    advice = "Set COMET_API_KEY, or COMET_START_ONLINE=0 to write into the folder COMET_OFFLINE_DIRECTORY."
 
     @property
     def uploads(self) -> bool | str:
         return False
 
-    def _show(self, name: str, image: Any, step: int) -> None:
+    def begin(self, settings: Settings) -> None:
+        if getattr(self.logger, "_online", None) is False and self.logger.experiment.disabled:
+            raise ConfigurationError(
+                "CometLogger.online=false makes Lightning's logger record nothing: leave it out and set"
+                " COMET_START_ONLINE=0 and COMET_OFFLINE_DIRECTORY."
+            )
+        super().begin(settings)
+
+    def log_image(self, name: str, image: Any, step: int) -> None:
         self.logger.experiment.log_image(image, name=name, step=step)
 
-    def _tabulate(self, name: str, table: "pd.DataFrame", step: int) -> None:
+    def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
         self.logger.experiment.log_table(f"{name}.csv", tabular_data=table)
 
-    def _hand_over(self, name: str, files: Sequence[Path]) -> None:
+    def log_files(self, name: str, files: Sequence[Path]) -> None:
         for file in files:
             self.logger.experiment.log_asset(str(file), file_name=f"{name}/{file.name}", overwrite=True)
 
@@ -237,37 +243,28 @@ def _kind(logger: type) -> type[Outlet]:
 
 
 def refused_logger(kind: type, error: Exception) -> ConfigurationError | None:
-    """What is to be said where a logger of a recipe cannot be made; ``None`` if the error is not about that.
+    """The error to raise if a recipe's logger cannot be made; ``None`` if the error has another cause.
 
     Args:
-        kind: the class.
+        kind: the logger's class.
         error: of its constructor.
     """
     outlet = _kind(kind)
-    if outlet is Outlet:
-        return None
-    if isinstance(error, ModuleNotFoundError):
+    if outlet is not Outlet and isinstance(error, ModuleNotFoundError):
         return ConfigurationError(
             f"{kind.__name__}: {outlet.packages[0]} is not installed, or too old. Install it with `pip install"
             f' "lightning-fl[{outlet.extra}]"`.'
         )
-    if is_of(error, outlet.packages):
-        return ConfigurationError(_unreachable(kind.__name__, error, outlet.mend))
+    if _is_of(error, outlet.packages):
+        return ConfigurationError(f"{kind.__name__} cannot begin: {_line(error)} {outlet.advice}")
     return None
 
 
-def is_of(error: BaseException, packages: Sequence[str]) -> bool:
+def _is_of(error: BaseException, packages: Sequence[str]) -> bool:
     """Whether an error is one of some packages, or was raised in one of them."""
-    if type(error).__module__.partition(".")[0] in packages:
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in packages
-
-
-def _unreachable(name: str, error: Exception, mend: str) -> str:
-    return f"{name} cannot begin: {_line(error)} {mend}"
+    modules = [type(error).__module__]
+    modules += [frame.f_globals.get("__name__", "") for frame, _ in list(walk_tb(error.__traceback__))[-1:]]
+    return any(module.partition(".")[0] in packages for module in modules)
 
 
 def _line(error: Exception) -> str:
@@ -276,7 +273,7 @@ def _line(error: Exception) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name of the letters that MLflow takes, another one for each name."""
+    """The name in characters that MLflow takes, distinct for each name."""
     if re.fullmatch(r"[A-Za-z0-9_/. -]+", name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

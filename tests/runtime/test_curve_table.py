@@ -43,6 +43,7 @@ def test_a_checkpoint_gets_what_the_file_lacks(tmp_path: Path, monkeypatch: pyte
     table = tmp_path / "run" / "metrics.csv"
     for step in range(400):
         logger.log_metrics({"loss": 1 / 3}, step)
+        logger.save_small()
         waiting = logger.unwritten()
         written = len(read_rows(table))
         assert written + len(waiting) == logger.num_rows == step + 1
