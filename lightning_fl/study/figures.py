@@ -28,7 +28,7 @@ _MAX_TOOLTIPS = 40
 
 
 def draw_curves(
-    panels: Panels, metric: str, split: str = "val", *, percent: bool = False, title: str = ""
+    panels: Panels, metric: str | None = None, split: str = "val", *, percent: bool = False, title: str = ""
 ) -> Figure | None:
     """Draw a metric over rounds and, for a single panel, over the megabytes moved by all clients, if counted.
 
@@ -37,7 +37,7 @@ def draw_curves(
 
     Args:
         panels: the runs.
-        metric: name without the split.
+        metric: name without the split; ``None`` if the panels' titles are metrics.
         split: of the curves.
         percent: multiply by a hundred.
         title: of the figure.
@@ -46,7 +46,7 @@ def draw_curves(
         ``None`` if no run logged the metric by round.
     """
     curves = {
-        panel: {row: [curve for run in runs if len(curve := run.curve(metric, split))] for row, runs in rows.items()}
+        panel: {row: [c for run in runs if len(c := run.curve(metric or panel, split))] for row, runs in rows.items()}
         for panel, rows in panels.items()
     }
     curves = {panel: rows for panel, rows in curves.items() if any(rows.values())}
@@ -64,7 +64,8 @@ def draw_curves(
         axes.set(title=panel, xlabel="round" if along == "round" else "sent and received by all clients, MB")
         if along == "round":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    grid[0].set_ylabel(value_axis(metric, _direction(panels, metric), percent))
+    if metric is not None:
+        grid[0].set_ylabel(value_axis(metric, _direction(panels, metric), percent))
     grid[0].plot([], [], color="0.3", label="mean over clients")
     grid[0].plot([], [], color="0.3", linewidth=1.0, linestyle="--", label="worst client")
     if any(len(found) > 1 for rows in curves.values() for found in rows.values()):

@@ -201,9 +201,8 @@ class FinishedRun:
             curves = pd.read_csv(path)
             if "step" not in curves:
                 raise ValueError("no column step")
-            invalid = [name for name in map(str, curves) if not pd.api.types.is_numeric_dtype(curves[name])]
-            if invalid:
-                raise ValueError(f"column {invalid[0][:40]!r} is not numeric")
+            for name in curves.select_dtypes(exclude="number"):
+                raise ValueError(f"column {str(name)[:40]!r} is not numeric")
         except (OSError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_REMEDY}") from error
         return curves
@@ -259,8 +258,9 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _last_finished(folder: Path) -> Path:
-    runs = [path for path in folder.glob("version_*") if (path / "summary.json").is_file()]
-    if not runs:
+    """The last finished fit below a folder, else its last run: evaluations and resumed fits have their own folders."""
+    records = sorted(folder.glob("version_*/summary.json"), key=_natural, reverse=True)
+    if not records:
         last = folder / "checkpoints" / "last.ckpt"
         remedy = (
             f"finish it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path {last}"
@@ -268,17 +268,11 @@ def _last_finished(folder: Path) -> Path:
             else "name the folder that lightning-fl fit printed"
         )
         raise ConfigurationError(f"{folder} has no finished run, summary.json is missing: {remedy}.")
-    runs.sort(key=_natural, reverse=True)
-    # Evaluations and resumed fits have folders of their own.
-    return next((path for path in runs if _is_finished_fit(path)), runs[0])
-
-
-def _is_finished_fit(folder: Path) -> bool:
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return "rounds" in summary and not summary.get("interrupted", False)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return True  # damaged: read() raises
+    for path in records:
+        summary = read_record(path)
+        if "rounds" in summary and not summary.get("interrupted"):
+            return path.parent
+    return records[0].parent
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -314,12 +308,6 @@ def _is_split(metrics: Any, inner: str) -> bool:
 
 def _reason(error: Exception) -> str:
     """Short reason why a file cannot be read."""
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8"
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON from line {error.lineno}, column {error.colno}"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return " ".join(str(error).removeprefix("Error tokenizing data. C error: ").split())

@@ -5,17 +5,15 @@ import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.trust import predict_command
-from lightning_fl.runtime.drawing import BAD, GOOD
+from lightning_fl.study.figures import draw_curves
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
-from lightning_fl.study.page import Part, Picture, add_tooltips, draw_pictures, facts, source_badge, write_page
+from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_badge, write_page
 from lightning_fl.study.table import Column, Value, label_column
 
 __all__ = ["write_run_page"]
@@ -24,13 +22,6 @@ __all__ = ["write_run_page"]
 _MAX_METRICS = 12
 #: Panels of curves.
 _MAX_CURVES = 4
-#: Tooltips of a curve.
-_MAX_TOOLTIPS = 60
-#: Column of a curve, its label and style.
-_LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("mean", "average", {"color": GOOD, "marker": "o"}),
-    ("worst", "worst", {"color": BAD, "marker": "s", "linestyle": "--"}),
-)
 _SPLITS = {"test": "Test", "val": "Validation"}
 _STATISTICS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
 #: Linked files of a run.
@@ -110,24 +101,10 @@ def _column(metric: RunMetric, numbers: Mapping[str, list[float]]) -> Column:
 
 def _draw_curves(run: FinishedRun) -> Figure | None:
     """Mean and worst client of the first validation metrics over rounds; ``None`` without curves."""
-    curves = {name: curve for name in run.metric_names("val")[:_MAX_CURVES] if len(curve := run.curve(name)) > 1}
-    if not curves:
-        return None
-    figure = Figure(figsize=(4.2 * len(curves), 3.0), layout="constrained")
-    for axes, (name, curve) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        every = max(1, len(curve) // 10)
-        for part, label, style in _LINES:
-            if curve[part].notna().any():
-                axes.plot(curve["round"], curve[part], markevery=every, label=label, **style)
-                points = zip(curve["round"], curve[part], strict=True)
-                texts = [f"{label}, round {step:g}: {value:.4g}" for step, value in points]
-                add_tooltips(axes, curve["round"], curve[part], texts, most=_MAX_TOOLTIPS)
-        if run.summary.get("best_round"):
+    figure = draw_curves({name: {run.algorithm: [run]} for name in run.metric_names("val")[:_MAX_CURVES]})
+    if figure is not None and run.summary.get("best_round"):
+        for axes in figure.axes:
             axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
-        axes.set(title=name, xlabel="round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
     return figure
 
 

@@ -247,9 +247,9 @@ def record(**changes):
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        pytest.param(b"{", "line 1, column 2", id="not JSON"),
-        pytest.param(b"\xc2PK\0", "UTF-8", id="not text"),
-        pytest.param(b"[" * 100_000, "nested", id="deep"),
+        pytest.param(b"{", "line 1 column 2", id="not JSON"),
+        pytest.param(b"\xc2PK\0", "utf-8", id="not text"),
+        pytest.param(b"[" * 100_000, "recursion", id="deep"),
         (b'{"metrics": {}}', "'data'"),
         (b"[]", "list"),
         (record(metrics=1), "'metrics'"),
@@ -282,7 +282,7 @@ def test_settings_that_are_not_a_file(make_run, kind):
         (b"round\n1\n", "column step"),
         (b"step,val/acc\n1,0.5\n2,zero\n", "'val/acc'"),
         (b"step,val/acc\n1,0.5\n2,0.5,3\n", "line 3"),
-        (b"step,val/acc\n1,\xff\n", "UTF-8"),
+        (b"step,val/acc\n1,\xff\n", "utf-8"),
         (None, "not a file"),
     ],
 )
