@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.escaping import csv_table, markdown, markdown_code
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.names import file_names
@@ -38,6 +38,7 @@ _WITHOUT = {
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
+    optional = {"type": str | None, "default": None}
     parser.add_argument(
         "runs",
         type=str,
@@ -57,22 +58,18 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
     parser.add_argument("--split", type=Literal["test", "val", "train"], default="test", help="Split of the metrics.")
     parser.add_argument(
         "--baseline",
-        type=str | None,
-        default=None,
+        **optional,
         metavar="LABEL",
         help="Row to compare the others with, seed by seed, with 95 %% t-intervals.",
     )
     parser.add_argument(
         "--reference",
-        type=str | None,
-        default=None,
+        **optional,
         metavar="RUN",
         help="Run or row that gains of clients refer to, such as local training (default: each run's own local models,"
         " trained by LocalReference).",
     )
-    parser.add_argument(
-        "--out", type=str | None, default=None, metavar="FOLDER", help="Write tables and figures (PNG and SVG) there."
-    )
+    parser.add_argument("--out", **optional, metavar="FOLDER", help="Write tables and figures (PNG and SVG) there.")
     parser.add_argument(
         "--format",
         type=Literal["md", "csv", "tex"],
@@ -107,18 +104,19 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         )
     metrics = config.metric or [default_comparison_metric(groups, config.split)]
     frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)
-    settings = _shortened(recipe_lines(groups))
-    if config.out is not None:
-        out = Path(config.out).expanduser()
-        _refuse_existing(out, metrics, overwrite=config.overwrite)
-    _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=config.out is not None)
+    settings = recipe_lines(groups)
+    if len(settings) > _MOST_SETTINGS:
+        settings[_MOST_SETTINGS:] = [f"and {len(settings) - _MOST_SETTINGS} more settings"]
+    out = None if config.out is None else Path(config.out).expanduser()
+    if out is not None and not config.overwrite:
+        _refuse_existing(out, metrics)
+    _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
-    if config.out is not None:
+    if out is not None:
         clients = client_comparison(groups, metrics, config.split, reference=reference)
         try:
-            out.mkdir(parents=True, exist_ok=True)
             _write_tables(out, frame, clients, groups, config.format, differences, settings)
             _draw(out, groups, frame, clients, config.split)
         except OSError as error:
@@ -162,8 +160,6 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
 
 def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
     """Warn of missing files, in one line for each kind."""
-    from lightning_fl.core.errors import listed
-
     without = {"config.yaml": [run for run in runs if not run.recipe]}
     if curves:
         without["metrics.csv"] = [run for run in runs if run.rounds is not None and run.curves.empty]
@@ -173,18 +169,11 @@ def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
             print(f"warning: no {name}, or nothing in it, in {folders}: {_WITHOUT[name]}", file=sys.stderr)
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    if len(lines) <= _MOST_SETTINGS:
-        return lines
-    return [*lines[:_MOST_SETTINGS], f"and {len(lines) - _MOST_SETTINGS} more settings"]
-
-
-def _refuse_existing(out: Path, metrics: Sequence[str], *, overwrite: bool) -> None:
+def _refuse_existing(out: Path, metrics: Sequence[str]) -> None:
     """Refuse to replace an earlier comparison, before anything is printed or drawn."""
     names = [*(f"table.{kind}" for kind in FORMATS), "clients.csv"]
     names += [f"{figure}_{_file_part(metric)}.png" for figure in _FIGURES for metric in metrics]
-    present = [name for name in names if (out / name).exists()]
-    if present and not overwrite:
+    if present := [name for name in names if (out / name).exists()]:
         raise ConfigurationError(
             f"{out} already contains {', '.join(present)}; give another folder with --out, or replace them with"
             " --overwrite."
@@ -202,6 +191,7 @@ def _write_tables(
 ) -> None:
     from lightning_fl.study.render import to_latex, to_markdown
 
+    out.mkdir(parents=True, exist_ok=True)
     if "csv" in formats:
         write_whole(out / "table.csv", csv_table(frame))
         write_whole(out / "clients.csv", csv_table(clients))

@@ -111,10 +111,6 @@ def _shorten(ours: object, theirs: object) -> tuple[str, str]:
         return texts[0], texts[1]
     alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
     start = max(alike - 10, 0) if alike > _MAX_LENGTH - 10 else 0
-    short = [
-        ("..." if start else "")
-        + text[start : start + _MAX_LENGTH]
-        + ("..." if len(text) > start + _MAX_LENGTH else "")
-        for text in texts
-    ]
-    return short[0], short[1]
+    end = start + _MAX_LENGTH
+    first, second = (f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}" for text in texts)
+    return first, second

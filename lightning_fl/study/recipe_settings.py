@@ -48,14 +48,9 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
     """
     rows: dict[tuple[str, ...], list[FinishedRun]] = {}
     for label, run in runs:
-        if label is not None:
-            key: tuple[str, ...] = ("label", label)
-        elif run.recipe:
-            settings = recipe_settings(run.recipe)
-            key = ("recipe", run.algorithm, json.dumps(settings, sort_keys=True))
-        else:
-            key = ("folder", str(run.folder))
-        rows.setdefault(key, []).append(run)
+        settings = json.dumps(recipe_settings(run.recipe), sort_keys=True)
+        own = ("recipe", run.algorithm, settings) if run.recipe else ("folder", str(run.folder))
+        rows.setdefault(own if label is None else ("label", label), []).append(run)
     labels = _labels(rows)
     return {labels[key]: sorted(found, key=lambda run: run.seed) for key, found in rows.items()}
 

@@ -185,8 +185,7 @@ class StudyResults:
         """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json`` into the study's folder."""
         text = dump_yaml(self.study.as_dict())
         write_whole(out / "study.yaml", f"# lightning-fl {self.environment.get('lightning-fl', '')}, resolved\n{text}")
-        rows = [{name: getattr(cell, name) for name in CellResult.__dataclass_fields__} for cell in self.cells]
-        write_whole(out / "results.csv", _csv([_flat(row) for row in rows]))
+        write_whole(out / "results.csv", _csv([_flat(asdict(cell)) for cell in self.cells]))
         claims = [
             {
                 "claim": answer.claim,
