@@ -19,7 +19,7 @@ BASES = {
     "strategies": (FederatedStrategy,),
 }
 #: What recipes do not name: bases of callbacks, and the partition that data of domains bring along.
-UNNAMED = {"DomainPartition", "HeldOutFigure", "RoundFigure"}
+UNNAMED = {"DomainPartition", "FigureCallback", "HeldOutFigure"}
 
 
 def test_every_class_that_a_recipe_may_name_is_exported_by_its_package():
