@@ -7,7 +7,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files, write_files
+from lightning_fl.recipe.shipped import write_files
+from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,7 +41,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     algorithm = config.algorithm or _ask("algorithm", "What shall clients get?", ALGORITHMS)
     found = starter_files(Answers(data, task, algorithm, config.file, config.target, config.clients, config.smiles))
     folder = Path(config.to_folder).expanduser()
-    write_files(found, folder)
+    write_files(found, folder, "--to-folder DIR")
     for name in sorted({name.partition("/")[0] for name in found}):
         print(folder / name)
     inside = "" if folder == Path() else f"cd {folder} && "

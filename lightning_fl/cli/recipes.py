@@ -1,13 +1,12 @@
 """``lightning-fl recipes``: the recipes that come with the package."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
-from lightning_fl.recipe.shipped import available_recipes, listing
+from lightning_fl.recipe.shipped import available_recipes, listing, write_files
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,35 +36,11 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
             )
         recipes = {config.name: recipes[config.name]}
     if config.copy is not None:
-        for target in copy_recipes(recipes, Path(config.copy)):
-            print(target)
+        folder = Path(config.copy)
+        write_files({f"{name}.yaml": path.read_bytes() for name, path in recipes.items()}, folder, "--copy DIR")
+        print("\n".join(str(folder / f"{name}.yaml") for name in recipes))
     elif config.name is not None:
         print(recipes[config.name].read_text(encoding="utf-8"), end="")
     else:
         print(listing(recipes))
     return 0
-
-
-def copy_recipes(recipes: dict[str, Path], folder: Path) -> list[Path]:
-    """Copy recipes into a folder, all or none.
-
-    Returns:
-        The copies.
-
-    Raises:
-        ConfigurationError: a file exists already, or the folder cannot be written.
-    """
-    targets = {name: folder / f"{name}.yaml" for name in recipes}
-    present = [str(target) for target in targets.values() if target.exists()]
-    if present:
-        raise ConfigurationError(
-            f"{', '.join(present)} already {'exists' if len(present) == 1 else 'exist'}; move the file, or give another"
-            " folder with --copy DIR."
-        )
-    try:
-        for name, target in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(recipes[name], target)
-    except OSError as error:
-        raise ConfigurationError(f"cannot copy to {folder}: {error}. Give another folder with --copy DIR.") from error
-    return list(targets.values())

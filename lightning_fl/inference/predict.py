@@ -139,15 +139,6 @@ class RunPredictor:
         Raises:
             DataError: the source is missing, damaged or empty, or no row could be predicted.
         """
-        tables = self._tables(source)
-        while True:
-            with _threads(self._num_threads):
-                table = next(tables, None)
-            if table is None:
-                return
-            yield table
-
-    def _tables(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
         asked = self._options
         reading = Reading(rows=asked.rows, workers=asked.workers, smiles_column=asked.smiles_column)
         waiting: list[Unlabelled] = []  # chunks before the first prediction, which tells the columns
@@ -156,7 +147,8 @@ class RunPredictor:
         with self.run.reading_record() as record:
             for number, chunk in enumerate(self._data.unlabelled_data(source, record, reading)):
                 first_error = first_error or next(iter(chunk.errors.values()), "")
-                columns = self._predict(chunk, number) if chunk.kept else {}
+                with _threads(self._num_threads):  # not while the caller has the last table
+                    columns = self._predict(chunk, number) if chunk.kept else {}
                 if names is None:
                     if not columns:
                         waiting.append(chunk)

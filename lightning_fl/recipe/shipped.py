@@ -3,13 +3,21 @@
 This module imports neither torch nor Lightning, so that the command line lists recipes at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.files.package_folders import package_folder
 
-__all__ = ["available_recipes", "available_studies", "find_recipe", "find_study", "listing", "recipe_headline"]
+__all__ = [
+    "available_recipes",
+    "available_studies",
+    "find_recipe",
+    "find_study",
+    "listing",
+    "recipe_headline",
+    "write_files",
+]
 
 #: The folder of the studies among the recipes.
 _STUDIES = "studies"
@@ -79,3 +87,25 @@ def recipe_headline(path: Path) -> str:
     """The first line of a recipe's head comment, or an empty string."""
     first, _, _ = path.read_text(encoding="utf-8").partition("\n")
     return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def write_files(found: Mapping[str, bytes], folder: Path, option: str) -> None:
+    """Write all files, or none if one of them or its folder exists already.
+
+    Raises:
+        ConfigurationError: naming what exists or cannot be written, and the option for another folder.
+    """
+    first = sorted({name.partition("/")[0] for name in found})
+    if present := [str(folder / name) for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
+        raise ConfigurationError(
+            f"{', '.join(present)} already {'exists' if len(present) == 1 else 'exist'}: move what is there, or give"
+            f" another folder with {option}."
+        )
+    try:
+        for name, content in found.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as file:
+                file.write(content)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {folder}: {error}. Give another folder with {option}.") from error

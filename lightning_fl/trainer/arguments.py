@@ -227,25 +227,22 @@ def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
 
 
 def _refuse_twice(callbacks: Sequence[Callback]) -> None:
-    """Refuse two callbacks of one class, or of a class and one derived from it."""
+    """Refuse callbacks of one class, or of a class and its base; those that may be several need other settings."""
     for (first, one), (second, other) in combinations(enumerate(callbacks), 2):
-        same = type(one) is type(other)
-        if Callback in (type(one), type(other)) or not (isinstance(one, type(other)) or isinstance(other, type(one))):
+        kinds = type(one), type(other)
+        if Callback in kinds or not (isinstance(one, kinds[1]) or isinstance(other, kinds[0])):
             continue
-        places = f"trainer.callbacks[{first}] and trainer.callbacks[{second}]"
-        if not (one.several and other.several):
-            kinds = f"both {type(one).__name__}" if same else f"{type(one).__name__} and {type(other).__name__}"
-            derived = "" if same else ", one of which is derived from the other"
-            raise ConfigurationError(f"{places} are {kinds}{derived}: what they do would be done twice. Keep one.")
-        if same and _settings_of(one) == _settings_of(other):
-            raise ConfigurationError(
-                f"{places} are both {type(one).__name__}, with the same settings: keep one, or make them differ."
-            )
-
-
-def _settings_of(callback: Callback) -> list[str]:
-    """Constructor arguments of a callback that it keeps under their names."""
-    return [repr(getattr(callback, name, None)) for name in signature(type(callback)).parameters]
+        settings = [
+            [repr(getattr(each, name, None)) for name in signature(kinds[0]).parameters] for each in (one, other)
+        ]
+        if one.several and other.several and (kinds[0] is not kinds[1] or settings[0] != settings[1]):
+            continue
+        shown = f"both {kinds[0].__name__}" if kinds[0] is kinds[1] else " and ".join(kind.__name__ for kind in kinds)
+        more = " with the same settings" if one.several else ""
+        raise ConfigurationError(
+            f"trainer.callbacks[{first}] and trainer.callbacks[{second}] are {shown}{more}: what they do would be done"
+            " twice. Keep one."
+        )
 
 
 def check_settings(settings: Settings) -> None:

@@ -142,11 +142,9 @@ def test_what_is_there_stays_as_it_is(command):
     Path("module.py").write_text("mine")
     words = ("init", "--data", "own", "--task", "regression", "--algorithm", "fedavg")
     code, _, err = command(*words)
-    assert (code, err) == (
-        2,
-        "error: module.py is there already and would be overwritten: move away what is there, or name another folder"
-        " with --to-folder.\n",
-    )
+    assert code == 2
+    assert err.startswith("error: module.py already exists")
+    assert "--to-folder" in err
     assert os.listdir() == ["module.py"]
     assert Path("module.py").read_text() == "mine"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.escaping import csv_text
 
-__all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files", "write_files"]
+__all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files"]
 
 #: Answer -> what it means.
 DATA = {
@@ -81,14 +81,14 @@ class Answers:
                 raise ConfigurationError(reason)
 
 
-def starter_files(answers: Answers) -> dict[str, str | bytes]:
+def starter_files(answers: Answers) -> dict[str, bytes]:
     """Make the files: name -> content.
 
     Raises:
         ConfigurationError: the answers cannot be combined, or the user's file is missing or lacks a column.
     """
     answers.check()
-    made: dict[str, str | bytes] = {}
+    made: dict[str, bytes] = {}
     path, target, clients = answers.path, answers.target, answers.clients
     channels, smiles = 3, answers.smiles or "smiles"
     if path is not None and answers.data == "images":
@@ -115,7 +115,7 @@ def starter_files(answers: Answers) -> dict[str, str | bytes]:
         "clients": clients,
     }
     names = ["recipe.yaml", "module.py", *(["data.py"] if answers.data == "own" else [])]
-    return {name: _fill(name, words) for name in names} | made
+    return {name: _fill(name, words).encode() for name in names} | made
 
 
 def _fill(name: str, words: Mapping[str, object]) -> str:
@@ -162,7 +162,7 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     return max(2, table[answers.target].dropna().nunique()), smiles
 
 
-def _made_up(answers: Answers) -> dict[str, str | bytes]:
+def _made_up(answers: Answers) -> dict[str, bytes]:
     """Example data, always the same."""
     draws, sites = random.Random(0), ("north", "south", "west")
     classes = answers.task == "classification"
@@ -172,7 +172,7 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             value = 0.3 * length + _ENDS.index(end) * 0.1 - 2
             shown = str(int(value > 0)) if classes else f"{value:.2f}"
             rows.append(["C" * length + end, shown, sites[number % 3]])
-        return {"example.csv": csv_text(rows)}
+        return {"example.csv": csv_text(rows).encode()}
     if answers.data == "table":
         rows = [["age", "dose", "kind", "site", "label" if classes else "response"]]
         for number in range(150):
@@ -180,8 +180,8 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             value = age / 80 + dose + (kind == "a")
             label = ("yes" if value > 1.5 else "no") if classes else f"{value:.3f}"
             rows.append([str(age), f"{dose:.3f}", kind, sites[number % 3], label])
-        return {"example.csv": csv_text(rows)}
-    found: dict[str, str | bytes] = {}
+        return {"example.csv": csv_text(rows).encode()}
+    found: dict[str, bytes] = {}
     if answers.data == "images":
         from PIL import Image
 
@@ -192,25 +192,3 @@ def _made_up(answers: Answers) -> dict[str, str | bytes]:
             Image.new("RGB", (32, 32), shade).save(picture, format="PNG")
             found[f"example/{site}/{name}/{number:02d}.png"] = picture.getvalue()
     return found
-
-
-def write_files(found: Mapping[str, str | bytes], folder: Path) -> None:
-    """Write all files, or none.
-
-    Raises:
-        ConfigurationError: a file exists already, or the folder cannot be written.
-    """
-    first = sorted({name.partition("/")[0] for name in found})
-    if there := [name for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
-        raise ConfigurationError(
-            f"{', '.join(str(folder / name) for name in there)} {'is' if len(there) == 1 else 'are'} there already and"
-            " would be overwritten: move away what is there, or name another folder with --to-folder."
-        )
-    try:
-        for name, content in found.items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
-                file.write(content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be written: {error}. Name another with --to-folder.") from error
