@@ -18,8 +18,8 @@ BASES = {
     "models": (LightningModule,),
     "strategies": (FederatedStrategy,),
 }
-#: What recipes do not name: bases of callbacks, and the partition that data of domains bring along.
-UNNAMED = {"DomainPartition", "FigureCallback", "HeldOutFigure"}
+#: Not named in recipes: bases of callbacks and models, and the partition that data of domains bring along.
+UNNAMED = {"DomainPartition", "FigureCallback", "HeldOutFigure", "Model"}
 
 
 def test_every_class_that_a_recipe_may_name_is_exported_by_its_package():

@@ -61,6 +61,9 @@ class ScaffoldDivision(GroupDivision):
     def __init__(self, *, balanced: bool = True) -> None:
         self.balanced = balanced
 
+    def __repr__(self) -> str:
+        return f"ScaffoldDivision(balanced={self.balanced})"  # no column
+
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The scaffold of every molecule."""
         return read_scaffolds(dataset, "ScaffoldDivision")
