@@ -48,28 +48,32 @@ def fit(*callbacks: Callback, data: Any = None, module: Any = None, **settings: 
 
 
 class Watched(Callback):
-    """Keeps what clients learned, and the models before and after the average, as vectors of four weights."""
+    """What participants of each model learned, the models before and after the average, and the shares of it."""
 
     def __init__(self) -> None:
-        self.learned: list[dict[int, Tensor]] = []
+        self.learned: list[dict[tuple[int, int], Tensor]] = []
         self.starts: list[list[Tensor]] = []
         self.models: list[list[Tensor]] = []
         self.shares: list[dict[int, dict[int, float]]] = []
-
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
-        self.learned.append({})
+        self.turns: dict[tuple[int, int | None], Tensor] = {}
 
     def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
         learned, part = vector(trainer, trainer.client_weights()), trainer.participant
+        key = (client, None if part is None else part.model)
         if part is not None and part.draw:  # the mean of the turns of a client that was drawn several times
-            learned = (self.learned[-1][client] * part.draw + learned) / (part.draw + 1)
-        self.learned[-1][client] = learned
+            learned = (self.turns[key] * part.draw + learned) / (part.draw + 1)
+        self.turns[key] = learned
 
-    def on_aggregate_end(self, trainer) -> None:
-        shares = trainer.round.shares
+    def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
         self.starts.append([vector(trainer, model) for model in trainer.round.starts])
         self.models.append([vector(trainer, model) for model in trainer.models])
-        self.shares.append({model: dict(of_model) for model, of_model in shares.items()})
+        self.shares.append({model: dict(of_model) for model, of_model in trainer.round.shares.items()})
+        learned, turns = {}, self.turns
+        for model, of_model in self.shares[-1].items():
+            for client in of_model:
+                learned[client, model] = turns[client, model] if (client, model) in turns else turns[client, None]
+        self.learned.append(learned)
+        turns.clear()
 
 
 def vector(trainer: FederatedTrainer, weights: Any) -> Tensor:
@@ -106,43 +110,97 @@ class OneWrong(TinyClients):
 # -- against plain computations ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("split", ["val", "train"])
-def test_first_order_is_the_papers_algorithm(normalized: bool, split: Any) -> None:
-    data, rewards, watched = TinyClients(), ShapleyRewards(normalized=normalized, split=split), Watched()
-    fit(rewards, watched, data=data, rounds=3)
-    assert rewards.rounds == [1, 2, 3]
-    for values, learned, starts, models in zip(
-        rewards.values, watched.learned, watched.starts, watched.models, strict=True
-    ):
-        shares = [size / sum(SIZES) for size in SIZES]
-        slope = gradient(data, range(3), models[0], split)
-        reference = models[0] if normalized else starts[0]
-        for client in range(3):
-            expected = -float(slope @ (shares[client] * (learned[client] - reference)))
-            assert values[client] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-        if normalized:
-            assert sum(values.values()) == pytest.approx(0, abs=1e-12)
+class Frozen(TinyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.bias.requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
 
-        else:  # the loss's drop to first order
-            assert sum(values.values()) == pytest.approx(float(slope @ (starts[0] - models[0])), rel=1e-4)
-    totals = {client: sum(values[client] for values in rewards.values) for client in range(3)}
+
+class Shifted(FedAvg):
+    def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
+        return loss + 0.1 * sum(parameter.square().sum() for parameter in module.parameters())
+
+
+class Tiers(Callback):
+    """Two models; one client trains both."""
+
+    role = "collaboration"
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        trainer.collaboration = Collaboration(torch.full((2, 3), 1 / 3), torch.full((3, 2), 0.5))
+
+    def select_clients(self, trainer: FederatedTrainer) -> Cohort:
+        parts = [(0, 0), (1, 0), (1, 1), (2, 1)]
+        return Cohort(tuple(Participant(client, model, 1.0 + client) for client, model in parts))
+
+    on_aggregate_end = on_fit_start  # the next round's, before or after valuation
+
+
+#: Other callbacks, and settings of ``fit``.
+FIRST_ORDER: dict[str, tuple[Any, dict[str, Any]]] = {
+    "FedAvg": (list, {"rounds": 3}),
+    "drawn clients": (lambda: [DROClientSampling(cohort_size=2)], {"rounds": 6}),
+    "coalitions of the round": (lambda: [HCCT(relative_trade_off=0.5)], {"rounds": 4, "data": TwoKinds}),
+    "two models": (lambda: [Tiers()], {}),
+    "frozen and unused parameters": (list, {"module": Frozen}),
+    "proximal term and mixup": (lambda: [LocalMixup(alpha=0.4)], {"strategy": Shifted}),
+}
+
+
+def fit_one(name: str, rewards: ShapleyRewards) -> tuple[TinyClients, Watched]:
+    others, settings = FIRST_ORDER[name]
+    made = {key: value() if callable(value) else value for key, value in ({"data": TinyClients} | settings).items()}
+    watched = Watched()
+    fit(*others(), rewards, watched, **made)
+    return made["data"], watched
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(
+    ("name", "split", "leave_own_out"),
+    [*((name, "val", False) for name in FIRST_ORDER), ("FedAvg", "train", False), ("FedAvg", "train", True)],
+)
+def test_first_order_is_the_papers_algorithm(name: str, split: Any, leave_own_out: bool, normalized: bool) -> None:
+    rewards = ShapleyRewards(normalized=normalized, split=split, leave_own_out=leave_own_out)
+    data, watched = fit_one(name, rewards)
+    size = 3 if name.startswith("frozen") else 4
+    for models, learned, starts, ends, shares in zip(
+        rewards.by_model, watched.learned, watched.starts, watched.models, watched.shares, strict=True
+    ):
+        assert {(client, model) for model, values in models.items() for client in values} == learned.keys()
+        for model, values in models.items():
+            assert sum(shares[model].values()) == pytest.approx(1)
+            after, reference = (one[model][:size] for one in (ends, ends if normalized else starts))
+            full = torch.cat([after, torch.zeros(4 - size)])
+            for client, value in values.items():
+                judges = [other for other in values if other != client] if leave_own_out else list(values)
+                slope = gradient(data, judges, full, split)[:size]
+                update = learned[client, model][:size] - reference
+                assert value == pytest.approx(-shares[model][client] * float(slope @ update), rel=1e-4, abs=1e-6)
+            if not leave_own_out:  # 0, or the loss's drop to first order
+                drop = float(slope @ (starts[model][:size] - after))
+                assert sum(values.values()) == pytest.approx(0 if normalized else drop, rel=1e-4, abs=1e-12)
+    clients = {client for values in rewards.values for client in values}
+    totals = {client: sum(values.get(client, 0.0) for values in rewards.values) for client in clients}
     assert rewards.cumulated == pytest.approx(totals)
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_without_its_own_samples_a_client_is_judged_by_the_others(normalized: bool) -> None:
-    data, watched = TinyClients(), Watched()
-    rewards = ShapleyRewards(normalized=normalized, split="train", leave_own_out=True)
-    fit(rewards, watched, data=data, rounds=2)
-    for values, learned, starts, models in zip(
-        rewards.values, watched.learned, watched.starts, watched.models, strict=True
-    ):
-        reference = models[0] if normalized else starts[0]
-        for client in range(3):
-            slope = gradient(data, [other for other in range(3) if other != client], models[0], "train")
-            expected = -float(slope @ (SIZES[client] / sum(SIZES) * (learned[client] - reference)))
-            assert values[client] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+def test_models_and_their_participants() -> None:
+    found = {}
+    for name in FIRST_ORDER:
+        rewards = ShapleyRewards()
+        _, watched = fit_one(name, rewards)
+        found[name] = [{model: sorted(values) for model, values in models.items()} for models in rewards.by_model]
+        if name == "two models":
+            assert rewards.values[0][1] == sum(values.get(1, 0.0) for values in rewards.by_model[0].values())
+            assert watched.shares[0] == {0: {0: 1 / 3, 1: 2 / 3}, 1: {1: 2 / 5, 2: 3 / 5}}
+        if name == "drawn clients":
+            assert all((2 * share) % 1 == 0 for shares in watched.shares for share in shares[0].values())
+    assert found["FedAvg"] == [{0: [0, 1, 2]}] * 3
+    assert any(len(models[0]) < 3 for models in found["drawn clients"])
+    assert sorted(found["coalitions of the round"][-1].values()) == [[0, 1, 2], [3, 4]]
+    assert found["two models"][0] == {0: [0, 1], 1: [1, 2]}
 
 
 def test_who_fits_its_own_errors_is_flattered_by_its_own_samples_only() -> None:
@@ -162,7 +220,7 @@ def test_exact_is_the_mean_over_all_orders_of_joining(normalized: bool) -> None:
     fit(rewards, watched, data=data, rounds=2)
     shares = [size / sum(SIZES) for size in SIZES]
     for turn, values in enumerate(rewards.values):
-        start, learned = watched.starts[turn][0], watched.learned[turn]
+        start, learned = watched.starts[turn][0], {client: own for (client, _), own in watched.learned[turn].items()}
 
         def value(coalition: tuple[int, ...], start: Tensor = start, learned: dict[int, Tensor] = learned) -> float:
             if not coalition:
@@ -247,23 +305,6 @@ def test_equal_clients_have_equal_values(method: Any, normalized: bool) -> None:
         assert values[2] != pytest.approx(values[0], abs=1e-6)
 
 
-def test_frozen_and_unused_parameters_have_no_part_in_it() -> None:
-    class Frozen(TinyModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear.bias.requires_grad_(False)
-            self.unused = nn.Linear(2, 2)
-
-    data, module, rewards, watched = TinyClients(), Frozen(), ShapleyRewards(), Watched()
-    fit(rewards, watched, data=data, module=module)
-    for turn, values in enumerate(rewards.values):
-        after = watched.models[turn][0][:3]
-        slope = gradient(data, range(3), torch.cat([after, torch.zeros(1)]))[:3]
-        for client, value in values.items():
-            expected = -SIZES[client] / sum(SIZES) * float(slope @ (watched.learned[turn][client][:3] - after))
-            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
 def test_one_client_alone_is_the_average_client() -> None:
     rewards = ShapleyRewards()
     fit(rewards, data=TinyClients((16,)))
@@ -337,39 +378,7 @@ def test_samples_are_drawn_anew_every_round_and_bound_the_work() -> None:
     assert few.values[0] != pytest.approx(all_of_them.values[0], rel=1e-3)
 
 
-def test_proximal_terms_and_mixup_have_no_part_in_it() -> None:
-    class Shifted(FedAvg):
-        def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
-            return loss + 0.1 * sum(parameter.square().sum() for parameter in module.parameters())
-
-    data, rewards, watched = TinyClients(), ShapleyRewards(), Watched()
-    fit(rewards, watched, LocalMixup(alpha=0.4), data=data, strategy=Shifted())
-    for turn, values in enumerate(rewards.values):
-        slope = gradient(data, range(3), watched.models[turn][0])
-        for client, value in values.items():
-            update = watched.learned[turn][client] - watched.models[turn][0]
-            assert value == pytest.approx(-SIZES[client] / sum(SIZES) * float(slope @ update), rel=1e-4, abs=1e-6)
-
-
 # -- who takes part ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["first_order", "exact"])
-def test_sampled_clients_only_are_valued_by_their_draws(method: Any) -> None:
-    data, rewards, watched = TinyClients(), ShapleyRewards(method=method, normalized=False), Watched()
-    sampling = DROClientSampling(cohort_size=2)
-    fit(rewards, watched, sampling, data=data, rounds=6)
-    assert any(len(values) < 3 for values in rewards.values)
-    for turn, values in enumerate(rewards.values):
-        shares = watched.shares[turn][0]
-        assert values.keys() == shares.keys() == watched.learned[turn].keys()
-        assert sum(shares.values()) == pytest.approx(1)
-        assert all((2 * share) % 1 == 0 for share in shares.values())
-        if method == "first_order":
-            slope = gradient(data, values, watched.models[turn][0])
-            for client, value in values.items():
-                update = watched.learned[turn][client] - watched.starts[turn][0]
-                assert value == pytest.approx(-shares[client] * float(slope @ update), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out of round")
@@ -389,7 +398,7 @@ def test_personal_layers_are_each_clients_own(method: Any) -> None:
     fit(rewards, watched, PersonalLayers(layers=["linear.bias"]), data=data)
     for turn, values in enumerate(rewards.values):
         start, after = watched.starts[turn][0], watched.models[turn][0]
-        learned = watched.learned[turn]
+        learned = {client: own for (client, _), own in watched.learned[turn].items()}
 
         def loss(shared: Tensor, learned: dict[int, Tensor] = learned) -> Tensor:
             each = [
@@ -408,21 +417,6 @@ def test_personal_layers_are_each_clients_own(method: Any) -> None:
             assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_coalitions_that_form_in_the_round_are_valued_by_themselves() -> None:
-    data, rewards, watched, hcct = TwoKinds(), ShapleyRewards(), Watched(), HCCT(relative_trade_off=0.5)
-    run = fit(hcct, rewards, watched, data=data, rounds=4)
-    assert run.collaboration.num_models == 2
-    assert {frozenset(values) for values in rewards.by_model[-1].values()} == {frozenset({0, 1, 2}), frozenset({3, 4})}
-    for turn, models in enumerate(rewards.by_model):
-        for model, values in models.items():
-            assert sum(values.values()) == pytest.approx(0, abs=1e-12)
-            shares, after = watched.shares[turn][model], watched.models[turn][model]
-            slope = gradient(data, values, after)
-            for client, value in values.items():
-                update = watched.learned[turn][client] - after
-                assert value == pytest.approx(-shares[client] * float(slope @ update), rel=1e-4, abs=1e-6)
-
-
 def test_given_coalitions_are_valued_by_themselves() -> None:
     rewards = ShapleyRewards(method="exact")
     small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
@@ -434,42 +428,6 @@ def test_given_coalitions_are_valued_by_themselves() -> None:
     }
     assert len(groups) > 1
     assert {frozenset(values) for values in rewards.by_model[0].values()} == groups
-
-
-def test_a_client_of_two_tiers_is_valued_in_both() -> None:
-    class Tiers(Callback):
-        role = "collaboration"
-
-        def on_fit_start(self, trainer: FederatedTrainer) -> None:
-            trainer.collaboration = Collaboration(torch.full((2, 3), 1 / 3), torch.full((3, 2), 0.5))
-
-        def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-            parts = [(0, 0), (1, 0), (1, 1), (2, 1)]
-            return Cohort(tuple(Participant(client, model, 1.0 + client) for client, model in parts))
-
-        def on_aggregate_end(self, trainer: FederatedTrainer) -> None:  # the next round's, before or after valuation
-            trainer.collaboration = Collaboration(torch.full((2, 3), 1 / 3), torch.full((3, 2), 0.5))
-
-    class Learned(Callback):
-        def __init__(self) -> None:
-            self.of: dict[tuple[int, int | None], Tensor] = {}
-
-        def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
-            assert trainer.participant is not None
-            self.of[client, trainer.participant.model] = vector(trainer, trainer.client_weights())
-
-    data, rewards, learned, watched = TinyClients(), ShapleyRewards(), Learned(), Watched()
-    fit(Tiers(), rewards, learned, watched, data=data, rounds=1)
-    (models,) = rewards.by_model
-    assert {model: sorted(values) for model, values in models.items()} == {0: [0, 1], 1: [1, 2]}
-    assert watched.shares == [{0: {0: 1 / 3, 1: 2 / 3}, 1: {1: 2 / 5, 2: 3 / 5}}]
-    for model, values in models.items():
-        after = watched.models[0][model]
-        slope = gradient(data, values, after)
-        for client, value in values.items():
-            expected = -watched.shares[0][model][client] * float(slope @ (learned.of[client, model] - after))
-            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert rewards.values[0][1] == pytest.approx(models[0][1] + models[1][1])
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -500,13 +458,6 @@ def test_values_are_logged_written_and_ranked(tmp_path: Path) -> None:
     assert math.isnan(curves.loc[3, "contribution/max"])
 
 
-def test_of_many_clients_only_the_range_is_logged() -> None:
-    run = fit(ShapleyRewards(normalized=False), log_per_client=False)
-    names = {name for name in run.round_metrics if name.startswith("contribution")}
-    assert names == {"contribution/mean", "contribution/min", "contribution/max"}
-    assert run.round_metrics["contribution/mean"] != 0
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -522,8 +473,7 @@ def test_clients_without_held_out_data_are_refused_and_have_training_data_instea
 
 
 def test_too_many_participants_for_enumeration_are_refused_before_training() -> None:
-    message = "method='exact'.* 11"
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match="method='exact'.* 11"):
         fit(
             ShapleyRewards(method="exact"),
             hooks(on_client_start=lambda trainer, client: pytest.fail("a client trains")),
