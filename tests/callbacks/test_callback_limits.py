@@ -24,6 +24,7 @@ from lightning_fl.callbacks import (
     LocalMixup,
     LocalReference,
     LocalTraining,
+    PFedGraph,
     ShapleyRewards,
     SoftAveraging,
     TierBidding,
@@ -80,6 +81,11 @@ EQUAL: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "CFL, no split": (lambda: [CFL(mean_norm=1e-9)], list, KINDS),
     "HCCT, alone": (lambda: [HCCT(relative_trade_off=0.0)], lambda: [LocalTraining()], KINDS),
     "KMeans, N": (lambda: [KMeans(num_clusters=5)], lambda: [LocalTraining()], {**KINDS, "max_rounds": 4}),
+    "pFedGraph, small alpha": (
+        lambda: [PFedGraph(alpha=1e-3, lam=0.0, threshold=1.0)],
+        lambda: [LocalTraining()],
+        KINDS,
+    ),
     "graph, no budget": (lambda: [CollaborationGraph(budget=0)], lambda: [LocalTraining()], NORM),
     "soft averaging, 1": (lambda: [SoftAveraging(num_models=1)], list, {}),
     "tokens of one tier": (
@@ -113,6 +119,7 @@ EQUAL: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 NEARLY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "HCCT, together": (lambda: [HCCT(relative_trade_off=1e6)], list, KINDS),
     "KMeans, 1": (lambda: [KMeans(num_clusters=1)], list, {**KINDS, "max_rounds": 4}),
+    "pFedGraph, large alpha": (lambda: [PFedGraph(alpha=1e12, lam=0.0)], list, KINDS),
     "graph, full": (lambda: [CollaborationGraph(graph="full")], list, NORM),
 }
 

@@ -30,7 +30,6 @@ from lightning_fl.callbacks import (
     LocalTraining,
     PersonalLayers,
     ShapleyRewards,
-    SoftAveraging,
     TierBidding,
     Tokens,
     UniformSampling,
@@ -104,19 +103,6 @@ def test_every_turn_of_fedavg_receives_and_sends_a_model(tmp_path: Path) -> None
         assert curves[f"communication/megabytes_{way}"].tolist() == pytest.approx(
             [i * N * SIZE / 1e6 for i in (1, 2, 3)]
         )
-
-
-def test_who_is_not_drawn_moves_nothing() -> None:
-    turns = Turns()
-    run = fit(UniformSampling(cohort_size=2), turns)
-    assert received(run) == sent(run) == turns.of_all()
-    assert sum(turns.of_all()) == 6
-
-
-def test_buffers_move_and_padding_does_not() -> None:
-    run = fit(module=TinyModule(norm=True), data=TinyClients(), max_rounds=1)
-    # linear 3 + 1, normalisation 4 x 3, of four bytes each; its counter has eight
-    assert received(run, 16 + 48 + 8) == sent(run, 16 + 48 + 8) == [1] * 3
 
 
 def test_half_precision_takes_half_the_bytes() -> None:
@@ -270,15 +256,6 @@ def test_contributions_take_gradients_or_models_of_coalitions(method: str, model
     assert received(run, 72) == [1 + 2 * models] * 3
     gradients = 2 * 40 if method == "first_order" else 0  # 4 + 2 x 3 trainable parameters
     assert sent(run, 1) == [2 * 72 + gradients] * 3
-
-
-def test_soft_averaging_compares_all_models() -> None:
-    soft = SoftAveraging(num_models=2, every_n_rounds=2, num_samples=None)
-    run = fit(soft, max_rounds=4)
-    assert all(0 < share < 1 for share in soft.importance[0].flatten().tolist())
-    # the initial model, two for the estimate after round 1; a mixture in round 3, two for the estimate after it
-    assert received(run) == [1 + 2 + 1 + 2] * N
-    assert sent(run) == [4] * N
 
 
 @pytest.mark.slow

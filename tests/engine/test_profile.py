@@ -14,7 +14,7 @@ from rich.console import Console
 from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer, same_bits, weights_of
 
 from lightning_fl import FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, CollaborationGraph, ModelCheckpoint
+from lightning_fl.callbacks import Callback, ModelCheckpoint
 from lightning_fl.engine.profile import RoundProfiler, _after_kernels, profile_table, timed_items
 
 
@@ -251,21 +251,6 @@ def test_results_have_the_same_bits(keep: str, tmp_path: Path) -> None:
         assert (Path(trainer.log_dir) / "profile.csv").exists() == profile
     assert isinstance(trainer.profiler, RoundProfiler)
     assert same_bits(*results)
-
-
-@pytest.mark.slow
-def test_personal_models_are_chosen_as_without(tmp_path: Path) -> None:
-    chosen = []
-    for profile in (False, True):
-        graph = CollaborationGraph(budget=2, init_epochs=2)
-        trainer = trainer_in(tmp_path / str(profile), profile=profile, callbacks=[graph])
-        trainer.fit(TinyModule(), TinyClients())
-        chosen.append([graph.chosen, [model.state_dict() for model in trainer.models]])
-    assert chosen[0][0] == chosen[1][0]
-    for first, second in zip(chosen[0][1], chosen[1][1], strict=True):
-        assert all(torch.equal(value, second[name]) for name, value in first.items())
-    frame = written(trainer)
-    assert frame[frame["category"] == "CollaborationGraph"]["seconds"].sum() > 0
 
 
 @pytest.mark.slow

@@ -85,6 +85,8 @@ CALLBACKS: dict[str, tuple[Callable[[], Any], int, int]] = {
     "flsc": (lambda: FLSC(num_clusters=2, num_best=2, initial_noise=0.1), 2 * ROUNDS, ROUNDS),
     "fedsoft": (lambda: FedSoft(num_models=2, lam=0.1, every_n_rounds=1), 1 + 2 * ROUNDS, ROUNDS),
     "soft_averaging": (lambda: SoftAveraging(num_models=2), 1 + 2 * ROUNDS, ROUNDS),
+    "soft_averaging every two rounds": (lambda: SoftAveraging(num_models=2, every_n_rounds=2), 1 + 2 + 1 + 2, ROUNDS),
+    "fedsoft every two rounds": (lambda: FedSoft(num_models=2, lam=0.1, every_n_rounds=2), 1 + 2 + 2 + 2, ROUNDS),
     "pfedgraph": (lambda: PFedGraph(alpha=5.0, lam=0.0), ROUNDS, ROUNDS),
     "pfedgraph with a pull": (lambda: PFedGraph(alpha=5.0, lam=0.01), 2 * ROUNDS - 1, ROUNDS),
     "fine_tuning": (lambda: FineTuning(steps=2), ROUNDS, ROUNDS),

@@ -46,8 +46,10 @@ def test_before_every_evaluation_and_thrown_away() -> None:
         assert found == pytest.approx(curvature / 2 * (own - centre) ** 2, rel=1e-12)
 
 
-def test_twice_the_local_work_by_default() -> None:
-    run = trainer(FineTuning(every_evaluation=True), max_rounds=1, local_steps=3)
+@pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_steps": None, "local_epochs": 3}])
+def test_twice_the_local_work_by_default(work: dict[str, Any]) -> None:
+    """An epoch is one batch."""
+    run = trainer(FineTuning(every_evaluation=True), max_rounds=1, **work)
     run.fit(OneWeight(), TwoParabolas())
     for client in (0, 1):
         expected = tuned(number(run.models[0]), client, steps=6)

@@ -89,11 +89,3 @@ def test_a_model_that_nobody_chose_stays_as_it_is(tmp_path: Path) -> None:
     run = roll(Bowls(*BOWLS), flsc, Starts(*starts), root=tmp_path, max_rounds=3)
     assert float(points(run)[3]) == 50.0
     torch.testing.assert_close(points(run), plain(list(starts), BOWLS, 2, 3)[0], rtol=0, atol=1e-10)
-
-
-def test_all_models_come_down_and_one_goes_up(tmp_path: Path) -> None:
-    """In every round those models that changed, in the first all of them."""
-    flsc = FLSC(num_clusters=3, num_best=2, initial_noise=0.1)
-    run = roll(Bowls(*BOWLS), flsc, Starts(1.0, -1.0, 2.0), root=tmp_path, max_rounds=2, check_val_every_n_rounds=0)
-    assert run.communication.bytes_sent == dict.fromkeys(range(4), 2 * 8)
-    assert run.communication.bytes_received == dict.fromkeys(range(4), 2 * 3 * 8)

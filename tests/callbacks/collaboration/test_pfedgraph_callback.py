@@ -14,7 +14,6 @@ from torch import Tensor
 from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
-    LocalTraining,
     PersonalLayers,
     PFedGraph,
 )
@@ -83,31 +82,6 @@ def test_the_strategys_own_pull_comes_first(tmp_path: Path) -> None:
     run = roll(Bowls(*BOWLS), PFedGraph(lam=0.3), root=tmp_path, start=START, max_rounds=3, strategy=FedProx(mu=0.5))
     models, _ = plain(BOWLS, 3, 0.8, 0.3, mu=0.5)
     torch.testing.assert_close(points(run), models, rtol=0, atol=1e-10)
-
-
-def test_with_a_large_alpha_it_is_fedavg(tmp_path: Path) -> None:
-    together = roll(Bowls(*BOWLS), root=tmp_path / "a", start=START, max_rounds=3)
-    run = roll(Bowls(*BOWLS), PFedGraph(alpha=1e12, lam=0.0), root=tmp_path / "b", start=START, max_rounds=3)
-    torch.testing.assert_close(points(run), points(together).expand(3, -1), rtol=0, atol=1e-10)
-
-
-def test_with_a_small_alpha_it_is_local_training_to_the_bit(tmp_path: Path) -> None:
-    """No two of these clients learn anything near the same."""
-    alone = roll(Bowls(*BOWLS), LocalTraining(), root=tmp_path / "a", start=START, max_rounds=3)
-    run = roll(
-        Bowls(*BOWLS), PFedGraph(alpha=1e-3, lam=0.0, threshold=1.0), root=tmp_path / "b", start=START, max_rounds=3
-    )
-    assert torch.equal(points(run), points(alone))
-
-
-@pytest.mark.parametrize(("lam", "down"), [(0.0, 4), (0.01, 4 + 3)])
-def test_a_server_makes_the_models(lam: float, down: int, tmp_path: Path) -> None:
-    """As many bytes as FedAvg's; with a pull, its centre beside the model from the second turn on."""
-    run = roll(Bowls(*BOWLS), PFedGraph(alpha=5.0, lam=lam), root=tmp_path, start=START, max_rounds=4)
-    size = 2 * 8
-    assert (run.collaboration.aggregation > 0).all()  # who is averaged with nobody would hold its model already
-    assert run.communication.bytes_sent == dict.fromkeys(range(3), 4 * size)
-    assert run.communication.bytes_received == dict.fromkeys(range(3), down * size)
 
 
 def test_only_the_named_layers_are_compared(tmp_path: Path) -> None:

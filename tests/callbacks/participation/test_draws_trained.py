@@ -1,24 +1,19 @@
-"""A client that is drawn several times trains as often; all clients by lambda, and with equal weights."""
+"""A client that is drawn several times trains as often."""
 
 from typing import Any
 
 import pytest
 import torch
-from tiny import TinyClients, TinyModule, weights_of
+from tiny import TinyClients, TinyModule, quiet_trainer, weights_of
 from torch import Tensor
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.functional import project_simplex
 
 
 def run(*callbacks: Callback, rounds: int = 3, batch_size: int = 100, **settings: Any) -> FederatedTrainer:
-    trainer = FederatedTrainer(
-        max_rounds=rounds,
-        callbacks=list(callbacks),
-        **{"local_steps": 2, "enable_progress_bar": False, "logger": False, **settings},
-    )
+    trainer = quiet_trainer(*callbacks, max_rounds=rounds, **{"local_steps": 2, **settings})
     trainer.fit(TinyModule(), TinyClients(batch_size=batch_size, shuffle=batch_size < 100))
     return trainer
 
@@ -78,38 +73,3 @@ def test_a_round_of_n_draws_has_n_turns() -> None:
 def test_a_draw_names_its_model(draw: int) -> None:
     with pytest.raises(ConfigurationError, match=f"client 2 .*draw={draw}"):
         Participant(2, draw=draw)
-
-
-def test_all_clients_by_lambda_equal_a_plain_loop() -> None:
-    """w is the mean of what clients learn by lambda, and lambda ascends all losses at the mean of the snapshots."""
-    steps, step_size, rate = 3, 0.05, 0.05
-    data = TinyClients(batch_size=100, shuffle=False)
-    sampling = DROClientSampling(cohort="all", step_size=step_size)
-    trainer = run(sampling, rounds=4, local_steps=steps)
-
-    start = TinyModule()
-    w = torch.cat([start.linear.weight.detach().double(), start.linear.bias.detach().double()[None]], 1)
-    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-
-    def gradient(client: int, w: Tensor) -> tuple[Tensor, float]:
-        x, y = (tensor.double() for tensor in data.sets[client, "train"].tensors)  # type: ignore[attr-defined]
-        x = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
-        residual = x @ w.T - y
-        return 2 * residual.T @ x / len(x), float(residual.square().mean())
-
-    for trainer.current_round in range(4):
-        t = int(torch.randint(1, steps + 1, (), generator=trainer.generator("snapshot")))
-        ends, snapshots = torch.zeros_like(w), torch.zeros_like(w)
-        for client, weight in enumerate(weights.tolist()):
-            own = w.clone()
-            for step in range(1, steps + 1):
-                own = own - rate * gradient(client, own)[0]
-                snapshots += weight * own if step == t else 0
-            ends += weight * own
-        losses = torch.tensor([gradient(client, snapshots)[1] for client in range(3)], dtype=torch.float64)
-        w, weights = ends, project_simplex(weights + step_size * steps * losses)
-    torch.testing.assert_close(sampling.weights, weights, rtol=1e-4, atol=1e-6)
-    module = trainer.module
-    assert isinstance(module, TinyModule)
-    learned = torch.cat([module.linear.weight, module.linear.bias[None]], 1).detach().double()
-    torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)

@@ -194,20 +194,6 @@ def test_the_drawn_alone_train_once_and_feed_what_they_are_drawn_for(tmp_path: P
     assert [run.communication.bytes_sent[client] for client in range(4)] == sent
 
 
-def test_all_cluster_models_come_down_and_one_model_goes_up(tmp_path: Path) -> None:
-    """One model in the first round, then both: for the estimate, and in the next turn those that are new since."""
-    run = roll(
-        Mixed(*CENTRES),
-        FedSoft(num_models=2, lam=0.1, every_n_rounds=2),
-        root=tmp_path,
-        max_rounds=4,
-        check_val_every_n_rounds=0,
-    )
-    assert run.communication.bytes_sent == dict.fromkeys(range(4), 4 * 8)
-    # begins with 1; after rounds 1 and 3 both for the estimate, which round 2 and 4 go on with; in round 3 both
-    assert run.communication.bytes_received == dict.fromkeys(range(4), (1 + 2 + 2 + 2) * 8)
-
-
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ConfigurationError, match="FedSoft.num_models=7 for 6 clients"):
         fit(FedSoft(num_models=7, lam=0.1))
