@@ -332,43 +332,6 @@ def test_more_restarts_are_never_worse():
     assert (np.diff(values) <= 1e-12).all()
 
 
-def _optimal_partition(distances, counts, capacity):
-    return min(_partitions(len(counts)), key=lambda labels: _objective(labels, distances, counts, capacity))
-
-
-def _finer_or_equal(fine, coarse):
-    return all(coarse[i] == coarse[j] for i in range(len(fine)) for j in range(len(fine)) if fine[i] == fine[j])
-
-
-def test_more_data_never_makes_the_optimum_coarser():
-    """L with 2m is L with C/√2. Exchanging the optima of both bounds their terms; coarser would have less quantity."""
-    for seed in range(40):
-        distances, counts, capacity = _instance(KINDS[seed % 4], 5, seed)
-        less = _optimal_partition(distances, counts, capacity)
-        more = _optimal_partition(distances, [2 * count for count in counts], capacity)
-        assert more == less or not _finer_or_equal(less, more)
-        quantity = [_objective(labels, torch.zeros(5, 5), counts, 1.0) for labels in (less, more)]
-        strangers = [_objective(labels, distances, counts, 0.0) for labels in (less, more)]
-        assert quantity[1] >= quantity[0] - 1e-12
-        assert strangers[1] <= strangers[0] + 1e-12
-
-
-def test_more_data_need_not_make_the_optimum_finer():
-    distances = torch.tensor([[0.0, 0.62, 0.73], [0.62, 0.0, 0.43], [0.73, 0.43, 0.0]])
-    assert _optimal_partition(distances, [10, 300, 1000], 5.0) == (0, 1, 0)
-    assert _optimal_partition(distances, [20, 600, 2000], 5.0) == (0, 0, 1)
-    assert solve_coalitions(distances, [10, 300, 1000], 5.0) == [0, 1, 0]
-    assert solve_coalitions(distances, [20, 600, 2000], 5.0) == [0, 0, 1]
-
-
-def test_doubling_the_data_is_dividing_the_capacity_by_root_two():
-    for seed, kind in enumerate(KINDS):
-        distances, counts, capacity = _instance(kind, 9, seed)
-        doubled = coalition_objective([0, 1, 2] * 3, distances, [2 * count for count in counts], capacity)
-        halved = coalition_objective([0, 1, 2] * 3, distances, counts, capacity / math.sqrt(2))
-        assert doubled == pytest.approx(halved, rel=1e-12)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_newcomers_join_where_the_objective_is_least(kind):
     for seed in range(4):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, page
 from lightning_fl.core.validation import Count, Fraction, Positive, checked
-from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records
+from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records, named_layer
 from lightning_fl.engine.probes.layer_trial import layer_misses_targets
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
@@ -158,12 +158,7 @@ class KNNPer(Callback):
                 f" embedding from {', '.join(name for name in layers if name)}."
             )
         name = linear[-1] if self.layer is None else self.layer
-        if name not in layers or not name:
-            raise ConfigurationError(
-                f"KNNPer.layer={name!r}: {type(module).__name__} has no such submodule; it has"
-                f" {', '.join(name for name in layers if name)}."
-            )
-        return name, layers[name]
+        return name, named_layer(module, name, "KNNPer.layer")
 
     def _neighbors(self, trainer: TrainerSurface, weights: Weights, name: str, records: LayerRecords) -> Neighbors:
         inputs, outputs, targets = records

@@ -11,6 +11,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, FederatedError, listed
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import file_sha256
+from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.runtime.surface import TrainerSurface
@@ -64,7 +65,9 @@ class PretrainedWeights(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Load the weights into the models."""
-        part = self._part(trainer)
+        part: nn.Module = trainer.module
+        if self.module:
+            part = named_layer(part, self.module, "PretrainedWeights.module")
         own = {id(parameter) for parameter in part.parameters()}
         self._names = [name for name, parameter in trainer.module.named_parameters() if id(parameter) in own]
         if not trainer.resumes_fit:
@@ -92,18 +95,6 @@ class PretrainedWeights(Callback):
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Record the file."""
         self._record(trainer)
-
-    def _part(self, trainer: TrainerSurface) -> nn.Module:
-        whole = trainer.module
-        assert whole is not None
-        try:
-            part = whole.get_submodule(self.module)
-        except AttributeError as error:
-            raise ConfigurationError(
-                f"PretrainedWeights.module={self.module!r}: {type(whole).__name__} has no such submodule; it has"
-                f" {listed([name for name, _ in whole.named_children()])}."
-            ) from error
-        return part
 
     def _load(self, trainer: TrainerSurface, part: nn.Module) -> None:
         problem, state = "", {}

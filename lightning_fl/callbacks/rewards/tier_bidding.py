@@ -37,6 +37,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
@@ -172,10 +173,7 @@ class TierBidding(Callback):
         self._reset()
         warn_beyond_end(self, trainer.max_rounds, initial_rounds=self.initial_rounds)
         count = trainer.num_clients
-        if self.num_tiers > count:
-            raise ConfigurationError(
-                f"TierBidding.num_tiers={self.num_tiers} for {count} clients: must be at most as many."
-            )
+        check_at_most_clients(self, count, num_tiers=self.num_tiers)
         if not set(self.policies) <= set(range(count)):
             raise ConfigurationError(
                 f"TierBidding.policies name the clients {sorted(self.policies)}: clients are 0..{count - 1}."
@@ -327,11 +325,8 @@ class TierBidding(Callback):
         rewards = trainer.callback(ShapleyRewards)
         if rewards is None:
             return {}
-        history = [
-            (done, models[tier])
-            for done, models in zip(rewards.rounds, rewards.by_model, strict=True)
-            if models.get(tier)
-        ]
+        valued = zip(rewards.rounds, rewards.by_model, strict=True)
+        history = [(done, models[tier]) for done, models in valued if models.get(tier)]
         return standings(history, trainer.federation.current_round + 1, self.contribution_decay)
 
     def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> None:

@@ -23,6 +23,7 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     sample_classes,
     squared_norms,
 )
+from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
 
@@ -42,13 +43,7 @@ class LayerOutput(nn.Module):
 
     def __init__(self, module: nn.Module, layer: str) -> None:
         super().__init__()
-        layers = dict(module.named_modules())
-        if layer not in layers or not layer:
-            raise ConfigurationError(
-                f"layer={layer!r}: {type(module).__name__} has no such submodule; it has"
-                f" {', '.join(name for name in layers if name)}."
-            )
-        self._held = (module, layers[layer])  # in a tuple, so that the module does not become a submodule
+        self._held = (module, named_layer(module, layer))  # in a tuple, which does not become a submodule
         self._layer = layer
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
@@ -15,7 +15,21 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["LayerRecords", "exact_targets", "layer_records"]
+__all__ = ["LayerRecords", "exact_targets", "layer_records", "named_layer"]
+
+
+def named_layer(module: nn.Module, name: str, option: str = "layer") -> nn.Module:
+    """Look up a submodule by the name that an option gives.
+
+    Raises:
+        ConfigurationError: there is no such submodule.
+    """
+    layers = {other: part for other, part in module.named_modules(remove_duplicate=False) if other}
+    if name not in layers:
+        raise ConfigurationError(
+            f"{option}={name!r}: {type(module).__name__} has no such submodule; it has {listed([*layers], near=name)}."
+        )
+    return layers[name]
 
 
 class LayerRecords(NamedTuple):
