@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.figures.classification import PrecisionRecallFigure as PrecisionRecallFigure
     from lightning_fl.callbacks.figures.classification import ROCFigure as ROCFigure
     from lightning_fl.callbacks.figures.coalition import CoalitionFigure as CoalitionFigure
-    from lightning_fl.callbacks.figures.collaboration import CollaborationFigure as CollaborationFigure
-    from lightning_fl.callbacks.figures.contribution import ContributionFigure as ContributionFigure
-    from lightning_fl.callbacks.figures.gain import GainFigure as GainFigure
-    from lightning_fl.callbacks.figures.graph import GraphFigure as GraphFigure
     from lightning_fl.callbacks.figures.learning_curves import LearningCurves as LearningCurves
+    from lightning_fl.callbacks.figures.of_one_callback import CollaborationFigure as CollaborationFigure
+    from lightning_fl.callbacks.figures.of_one_callback import ContributionFigure as ContributionFigure
+    from lightning_fl.callbacks.figures.of_one_callback import GainFigure as GainFigure
+    from lightning_fl.callbacks.figures.of_one_callback import GraphFigure as GraphFigure
     from lightning_fl.callbacks.figures.parity import ParityFigure as ParityFigure
     from lightning_fl.callbacks.figures.sampling_weights import SamplingWeightsFigure as SamplingWeightsFigure
     from lightning_fl.callbacks.figures.tier import TierFigures as TierFigures

@@ -7,7 +7,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
-from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -80,6 +80,4 @@ class GroupAgreement(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history."""
-        if not isinstance(state.get("history"), list):
-            raise CheckpointError("history of GroupAgreement is missing: train again without it.")
-        self.history = state["history"]
+        self.history = list(state["history"])

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import CheckpointError
 from lightning_fl.core.metrics import MetricSummary, metric_name, summarize
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import Split
@@ -83,10 +82,7 @@ class LastRounds(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluated rounds."""
-        rounds, higher = state.get("rounds"), state.get("higher_is_better")
-        if not isinstance(rounds, dict) or not isinstance(higher, dict):
-            raise CheckpointError("rounds of LastRounds are missing: train again without it.")
-        self._rounds, self._higher = rounds, higher
+        self._rounds, self._higher = dict(state["rounds"]), dict(state["higher_is_better"])
 
 
 def _mean(values: Sequence[float]) -> float | None:

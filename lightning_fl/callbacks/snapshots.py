@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import CheckpointError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.model_file import export_models
@@ -63,10 +62,7 @@ class Snapshots(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the snapshots."""
-        kept = state.get("kept")
-        if not isinstance(kept, dict) or not all(isinstance(number, int) for number in kept):
-            raise CheckpointError("models of Snapshots are missing: train again without it.")
-        self._loaded = kept
+        self._loaded = dict(state["kept"])
 
     def _restore_loaded(self, trainer: TrainerSurface) -> None:
         """Convert loaded states to models, once their layout is known."""

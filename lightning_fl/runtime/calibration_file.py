@@ -1,11 +1,10 @@
-"""``calibration.json`` of a run's folder: what validation data say of the models' errors, as numbers.
+"""``calibration.json`` of a run's folder: errors of its models on validation data.
 
 For each model and target, the counts of conformal scores of a regression (:mod:`lightning_fl.functional.conformal`) or
 the points of the calibrations of a probability (:mod:`lightning_fl.functional.probability_calibration`).
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ Kind = Literal["regression", "classification"]
 
 @dataclass(frozen=True)
 class TargetCalibration:
-    """What a model's predictions of one target are worth.
+    """Errors of a model's predictions of one target.
 
     Attributes:
         kind: of the target.
@@ -43,37 +42,36 @@ class TargetCalibration:
     isotonic: tuple[list[float], list[float]] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert for JSON."""
         own: dict[str, Any] = {"kind": self.kind, "num_samples": self.num_samples, "num_clients": self.num_clients}
         if self.kind == "regression":
             return own | {"scores": {str(step): number for step, number in (self.scores or {}).items()}}
-        points = None if self.isotonic is None else {"from": self.isotonic[0], "to": self.isotonic[1]}
-        return own | {"platt": None if self.platt is None else list(self.platt), "isotonic": points}
+        points = self.isotonic and {"from": self.isotonic[0], "to": self.isotonic[1]}
+        return own | {"platt": self.platt and list(self.platt), "isotonic": points}
 
     @classmethod
     def of_plain(cls, found: Any) -> "TargetCalibration":
-        """What :meth:`plain` gave.
+        """Convert from :meth:`plain`.
 
         Raises:
-            TypeError, ValueError, KeyError: it did not give this.
+            TypeError, ValueError, KeyError: ``found`` is damaged.
         """
-        samples, clients = _count(found["num_samples"]), _count(found["num_clients"])
+        samples, clients = int(found["num_samples"]), int(found["num_clients"])
         if found["kind"] == "regression":
-            scores = {int(step): _count(number) for step, number in found["scores"].items()}
+            scores = {int(step): int(number) for step, number in found["scores"].items()}
             if sum(scores.values()) != samples:
-                raise ValueError("the scores are not as many as the samples")
+                raise ValueError("the number of scores differs from the number of samples")
             return cls("regression", samples, clients, scores)
         if found["kind"] != "classification":
             raise ValueError(f"kind {found['kind']!r}")
         platt, points = found["platt"], found["isotonic"]
-        if platt is not None:
-            a, b = _numbers(platt)
-            platt = (a, b)
-        if points is not None:
-            points = (_numbers(points["from"]), _numbers(points["to"]))
-            if not points[0] or len(points[0]) != len(points[1]) or points[0] != sorted(points[0]):
-                raise ValueError("the points of isotonic are not in order")
-        return cls("classification", samples, clients, None, platt, points)
+        return cls(
+            "classification",
+            samples,
+            clients,
+            platt=platt and (float(platt[0]), float(platt[1])),
+            isotonic=points and (list(map(float, points["from"])), list(map(float, points["to"]))),
+        )
 
 
 def write_calibration(folder: Path, models: Mapping[str, Sequence[TargetCalibration]]) -> None:
@@ -110,16 +108,3 @@ def read_calibration(folder: Path) -> dict[str, list[TargetCalibration]] | None:
         raise CheckpointError(
             f"{path} is damaged ({reason}): copy it again, or train again with the Calibration callback."
         ) from error
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _numbers(values: Any) -> list[float]:
-    found = [float(value) for value in values]
-    if not all(map(math.isfinite, found)):
-        raise ValueError("a number is not finite")
-    return found

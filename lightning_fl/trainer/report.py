@@ -1,4 +1,4 @@
-"""The table that ends a run: every client's metrics, their average, the worst client by name, the spread."""
+"""Tables at the end of a run: metrics of every client, their average, the worst client by name, the spread."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,11 +213,6 @@ def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterato
         yield f"compare: lightning-fl compare {folder} OTHER_RUN"
 
 
-def _widths(table: Table, console: Console) -> Measurement:
-    """Of the longest words, and without a break."""
-    return Measurement.get(console, console.options.update(width=10_000), table)
-
-
 def table_that_fits(
     make: Callable[[dict[str, MetricSummary]], Table],
     metrics: dict[str, MetricSummary],
@@ -226,35 +221,31 @@ def table_that_fits(
 ) -> Table:
     """A table of as many of the metrics, the first ones, as the console has room for.
 
+    If lines must be broken, columns are as wide as their longest words: Rich narrows all alike, and cuts numbers in one
+    while another has space left.
+
     Args:
-        make: the table of some of them.
+        make: the table of some metrics.
         metrics: name, without its split -> summary over clients.
-        console: where it is printed.
-        elsewhere: where the others are to be seen.
+        console: to print on.
+        elsewhere: where the other metrics are.
     """
     kinds = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
+    table = Table()
     for count in range(len(kinds), 0, -1):
         table = make({name: metric for name, metric in metrics.items() if name.partition("/")[0] in kinds[:count]})
         if count < len(kinds):
             table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see {elsewhere}")
         for column in table.columns:
-            if column.no_wrap:  # Rich takes such a column, too, for one that may be as narrow as its longest word
-                column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
-        if _widths(table, console).minimum <= console.width:
+            texts = [str(cell) for cell in (column.header, *column.cells)]
+            words = texts if column.no_wrap else [word for text in texts for word in text.split()]
+            column.min_width = max([column.min_width or 0, *map(cell_len, words)])
+        widths = Measurement.get(console, console.options.update(width=10_000), table)
+        if widths.minimum <= console.width:
             break
-    return _fitted(table, console)
-
-
-def _fitted(table: Table, console: Console) -> Table:
-    """The table with columns as wide as their longest words where it must be broken.
-
-    Rich makes all narrower alike, and cuts numbers in one while another has space left.
-    """
-    widths = _widths(table, console)
-    if widths.minimum <= console.width < widths.maximum:
+    if widths.maximum > console.width:
         for column in table.columns:
-            words = [word for part in (column.header, *column.cells) for word in str(part).split()]
-            column.width = max([column.min_width or 0, *map(cell_len, words)])
+            column.width = column.min_width
     return table
 
 

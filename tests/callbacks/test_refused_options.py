@@ -25,7 +25,7 @@ from lightning_fl.callbacks import (
     SoftAveraging,
     TierFigures,
 )
-from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import ConfigurationError
 
 SOFT = {"num_models": 2}
 SOFTER = {"num_models": 2, "lam": 0.1}
@@ -85,9 +85,3 @@ def test_refused_options(kind, options):
         kind(**options)
     message = str(error.value)
     assert any(message.startswith(f"{kind.__name__}.{name}={value!r}") for name, value in options.items()), message
-
-
-@pytest.mark.parametrize("kind", [GroupAgreement, LastRounds, Snapshots])
-def test_refused_states(kind):
-    with pytest.raises(CheckpointError, match=kind.__name__):
-        kind().load_state_dict({})
