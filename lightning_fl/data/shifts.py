@@ -147,14 +147,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     its label in type 1.
 
     The types 0 and 1 agree on C-s labels, as do 2 and 3. A type of the first pair and one of the second agree nowhere
-    if C is even; if C is odd, on the middle label at most.
-
-    Args:
-        num_classes: C, at least 2.
-        num_permuted: s, from 2 to C/2.
-
-    Returns:
-        Four permutations of ``0..C-1``.
+    if C is even; if C is odd, on the middle label at most. C is at least 2, and s from 2 to C/2.
 
     >>> concept_permutations(4, 2)
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]

@@ -330,10 +330,6 @@ class MoleculeModel(MoleculeNetwork, Model):
         """Warn of targets left out of the means."""
         self._left_out.warn(self.trainer, "test")
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Predict as :meth:`forward` does."""
-        return self(batch)
-
     def raw_outputs(self, batch: Any) -> Tensor:
         """Compute standardised values or logits, [G, T] or [G, T, C]."""
         outputs, shape = self.head(self.embed(batch)), self._shape

@@ -29,15 +29,11 @@ class MoleculeNetwork(nn.Module):
 
     The output of ``readout`` is the [G, D] graph embeddings, and only the head follows.
 
-    Attributes:
-        encoder: atom features -> atom vectors; for "fingerprint" descriptors -> [G, D].
-        readout: atom vectors -> [G, D], with descriptors [G, D + F].
-        head: [G, D] or [G, D + F] -> outputs.
     """
 
-    encoder: nn.Module
-    readout: nn.Module
-    head: nn.Sequential
+    encoder: nn.Module  # atom features -> atom vectors; for "fingerprint" descriptors -> [G, D]
+    readout: nn.Module  # atom vectors -> [G, D], with descriptors [G, D + F]
+    head: nn.Sequential  # -> outputs
     hparams: Any
 
     def build_parts(self, num_outputs: int) -> None:

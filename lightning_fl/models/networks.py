@@ -75,14 +75,9 @@ class ChannelsLast(nn.Module):
 
 
 class Network(nn.Module):
-    """An encoder and the linear layer that classifies its embeddings.
+    """An encoder, samples [B, *in_shape] -> embeddings [B, D], and the linear layer that classifies its embeddings.
 
-    Args:
-        encoder: samples [B, *in_shape] -> embeddings [B, D].
-        embedding_dim: size D.
-        in_shape: shape of one sample.
-        num_classes: number C of classes.
-        min_batch_size: least size of a training batch; 2 if the network normalises single values over it.
+    A training batch needs ``min_batch_size`` samples: 2 if the network normalises single values over it.
     """
 
     def __init__(

@@ -32,17 +32,14 @@ class LinearReadout(nn.Module):
         dim_size: int,
         encode: Callable[[SparseMatrix], Tensor] | None = None,
     ) -> Tensor:
-        """Compute the vectors of the molecules.
+        """Compute the vectors [G, D] of the molecules.
 
         Args:
             atoms: [V, D].
             index: [V], molecule of each atom.
             dim_size: number G of molecules; the last ones may have no atom.
-            encode: instead of ``atoms``, function that computes the product of this readout's matrix [G, V] and the
-                atom vectors, for an encoder with a faster way.
-
-        Returns:
-            [G, D].
+            encode: instead of ``atoms``, computes the product of this readout's matrix [G, V] and the atom vectors, for
+                an encoder with a faster way.
         """
         if encode is not None:
             return encode(molecule_matrix(index, dim_size, mean=self.reduce == "mean"))

@@ -24,13 +24,7 @@ class LeftOut:
         self._reported: set[str] = set()
 
     def add(self, trainer: Any, split: str, targets: Mapping[str, str]) -> None:
-        """Add a client's targets.
-
-        Args:
-            trainer: the module's trainer.
-            split: "val" or "test".
-            targets: target -> reason why it has no metrics.
-        """
+        """Add a client's targets, each with the reason why it has no metrics."""
         if split in self._reported:
             return
         client = _client(trainer)

@@ -64,11 +64,8 @@ class Task:
     def check_labels(self, classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None) -> None:
         """Refuse labels that are not in 0 to C - 1.
 
-        Args:
-            classes: C.
-            ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of the labels.
-            what: description of the labels, for the message.
-            names: names of the targets, if they have any.
+        ``ranges`` are their :func:`~lightning_fl.models.training_targets.target_ranges`; ``what`` describes them and
+        ``names`` are the targets', for the message.
         """
         count, least, largest, fractions = ranges
         wrong = (count > 0) & ((least < 0) | (largest > classes - 1) | (fractions > 0))

@@ -87,15 +87,7 @@ def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tens
 
 
 def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
-    """Compute mean and population standard deviation of the training data's targets or descriptors, each [T].
-
-    Args:
-        module: a module in a fit.
-        name: "y" or "descriptors", attribute of a batch.
-
-    Raises:
-        DataError: there is no batch.
-    """
+    """Compute mean and population standard deviation of the training data's "y" or "descriptors", each [T]."""
     of_clients = {"y": "target_statistics", "descriptors": "descriptor_statistics"}[name]
     statistics = getattr(module.trainer, of_clients, None)
     if statistics is not None:

@@ -12,11 +12,8 @@ class VirtualNode(nn.Module):
 
     Gilmer et al., Neural Message Passing for Quantum Chemistry, ICML 2017 (https://arxiv.org/abs/1704.01212), section
     5.2, "Virtual Graph Elements": a master node connected to every atom by edges of a special type. The node and its
-    edges have only one feature, which marks them; atoms and bonds get this feature too.
-
-    Args:
-        encoder: an encoder of ``node_dim + 1`` atom and ``edge_dim + 1`` bond features.
-        edges: whether the encoder reads bond features.
+    edges have only one feature, which marks them; atoms and bonds get this feature too, so the encoder has one more
+    feature of each. ``edges`` says whether it reads bond features.
     """
 
     def __init__(self, encoder: nn.Module, *, edges: bool) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.division.division import Cut, Division, check_folds
+from lightning_fl.data.division.division import Cut, Division
 from lightning_fl.data.division.parts import group_numbers
 from lightning_fl.data.division.random import RandomDivision, split_clients
 from lightning_fl.data.module import SPLITS, Split
@@ -41,8 +41,21 @@ class DivisionSettings:
 
     def __post_init__(self) -> None:
         check_fractions(self.fractions)
-        check_folds(self.folds, self.fold, self.fractions)
-        name = type(self.division).__name__
+        split, name = f"split={list(self.fractions)}", type(self.division).__name__
+        if self.folds is None and self.fold != 0:
+            raise ConfigurationError(f"fold={self.fold} without folds: give the number of folds too, such as folds=5.")
+        if self.folds is not None and self.fold >= self.folds:
+            raise ConfigurationError(f"fold={self.fold} with folds={self.folds}: must be from 0 to {self.folds - 1}.")
+        if self.folds is not None and self.fractions[2] == 0:
+            raise ConfigurationError(
+                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0 (its"
+                " size does not matter)."
+            )
+        if self.folds == 2 and self.fractions[1] > 0:
+            raise ConfigurationError(
+                f"folds=2 with {split}: testing and validation use both folds. Give at least 3 folds, or validation the"
+                " share 0."
+            )
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
             raise ConfigurationError(
                 f"folds={self.folds} with {name}: its parts follow one order, which has no folds. Leave folds out, or"
@@ -99,9 +112,6 @@ def divide_clients(
         labels: classes of all training data, to keep their proportions; ``None`` to ignore classes.
         identities: identity (molecule) of every training sample; ``None`` if it is not known.
         together: keep a client's samples of one identity in one part.
-
-    Returns:
-        For every client, ascending indices under "train", "val" and "test".
     """
     division = settings.division or RandomDivision()
     fractions = remaining_fractions(settings.fractions, list(parts))

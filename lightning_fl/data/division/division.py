@@ -10,13 +10,13 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import read_column, sample_rows
 from lightning_fl.data.scheme import Scheme
 
-__all__ = ["Cut", "Division", "Folds", "check_folds", "check_train", "read_texts"]
+__all__ = ["Cut", "Division", "Folds", "check_train", "read_texts"]
 
 #: K of K-fold cross-validation.
 Folds = Annotated[int, Ge(2)]
@@ -110,26 +110,6 @@ class Division(Scheme, ABC):
         Returns:
             Ascending positions 0..n-1 under "train", "val" and "test", disjoint; other samples stay unused.
         """
-
-
-def check_folds(folds: int | None, fold: int, fractions: Sequence[float]) -> None:
-    """Refuse a fold that does not exist, and folds that leave nothing for testing or training."""
-    if folds is None:
-        if fold != 0:
-            raise ConfigurationError(f"fold={fold} without folds: give the number of folds too, such as folds=5.")
-        return
-    if fold >= folds:
-        raise ConfigurationError(f"fold={fold} with folds={folds}: must be from 0 to {folds - 1}.")
-    if fractions[2] == 0:
-        raise ConfigurationError(
-            f"folds={folds} with split={list(fractions)}: one fold is for testing, so the share of test must be above 0"
-            " (its size does not matter)."
-        )
-    if folds == 2 and fractions[1] > 0:
-        raise ConfigurationError(
-            f"folds=2 with split={list(fractions)}: testing and validation use both folds. Give at least 3 folds, or"
-            " validation the share 0."
-        )
 
 
 def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool = False) -> list[str]:

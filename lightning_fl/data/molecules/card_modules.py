@@ -8,7 +8,7 @@ from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.catalogue import CardTarget, MoleculeCard, load_card
 from lightning_fl.data.cards.lookup import FoundFile, Source, file_sha256, find_file, real_or_standin
 from lightning_fl.data.molecules.module import MoleculeDataModule, OpenedTable
-from lightning_fl.data.molecules.table import DrugOODPart, TargetTransform, read_table
+from lightning_fl.data.molecules.table import DrugOODPart, TargetTransform
 from lightning_fl.files.user_file import existing_file
 
 __all__ = ["DrugOOD", "MoleculeNet"]
@@ -21,7 +21,20 @@ class _CardModule(MoleculeDataModule):
 
     def _describe_by(self, card: MoleculeCard) -> None:
         self.card, self.smiles_column, self.censored = card, card.smiles, card.censored
-        self.transforms = _transforms(card)
+        self.transforms = {
+            target.name: TargetTransform(target.transform, target.factor)
+            for target in card.targets
+            if target.transform is not None
+        }
+
+    def _open_file(self, found: FoundFile, card: MoleculeCard, **chosen: Any) -> OpenedTable:
+        """Open a file that a card describes; ``chosen`` are options of ``read_table`` for the record, too."""
+        names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
+        options = {"file_format": card.format, "required": card.required, "not_targets": card.not_targets} | chosen
+        table = self._read(found.path, names or None, units or card.target_unit, **options)
+        record = {"file": found.path.name, "sha256": found.sha256, "verified": found.verified}
+        record |= {"rows": len(table.smiles)} | {key: value for key, value in chosen.items() if value}
+        return table, "measured", card.describe() | record
 
 
 class MoleculeNet(_CardModule):
@@ -73,7 +86,7 @@ class MoleculeNet(_CardModule):
             self.source_choice,
             lambda: find_file(self.card, data_root=self.data_root, allow_download=allow_download),
         )
-        return _open_standin(self.card) if found is None else _open_card(self.card, found, select=self.select)
+        return _open_standin(self.card) if found is None else self._open_file(found, self.card, select=self.select)
 
 
 class DrugOOD(_CardModule):
@@ -119,11 +132,12 @@ class DrugOOD(_CardModule):
     def _open_table(self, *, allow_download: bool) -> OpenedTable:
         if self.path is None:
             found = find_file(self.card, data_root=self.data_root, allow_download=allow_download)
-            return _open_card(self.card, found, parts=self.parts)
+            return self._open_file(found, self.card, parts=self.parts)
         path = existing_file(self.path)
         digest = file_sha256(path)
         card = replace(self.card, name=path.stem, title=f"DrugOOD file {path.name}")
-        return _open_card(card, FoundFile(path, digest, digest in card.file.sha256, "path"), parts=self.parts)
+        found = FoundFile(path, digest, digest in card.file.sha256, "path")
+        return self._open_file(found, card, parts=self.parts)
 
 
 def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | None) -> MoleculeCard:
@@ -139,35 +153,6 @@ def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | N
     return replace(card, smiles=smiles or card.smiles, targets=chosen, standin=standin)
 
 
-def _open_card(
-    card: MoleculeCard, found: FoundFile, parts: list[DrugOODPart] | None = None, select: dict[str, str] | None = None
-) -> OpenedTable:
-    table = read_table(
-        found.path,
-        file_format=card.format,
-        smiles=card.smiles,
-        targets=[target.name for target in card.targets] or None,
-        units=[target.unit for target in card.targets] or card.target_unit,
-        required=card.required,
-        parts=parts,
-        not_targets=card.not_targets,
-        select=select,
-        censored=card.censored,
-        transforms=_transforms(card),
-    )
-    record = {"file": found.path.name, "sha256": found.sha256, "verified": found.verified, "rows": len(table.smiles)}
-    chosen = {key: value for key, value in (("parts", parts), ("select", select)) if value}
-    return OpenedTable(table, "measured", card.describe() | record | chosen)
-
-
-def _transforms(card: MoleculeCard) -> dict[str, TargetTransform]:
-    return {
-        target.name: TargetTransform(target.transform, target.factor)
-        for target in card.targets
-        if target.transform is not None
-    }
-
-
 def _open_standin(card: MoleculeCard) -> OpenedTable:
     from lightning_fl.data.molecules.standin import make_standin
 
@@ -181,4 +166,4 @@ def _open_standin(card: MoleculeCard) -> OpenedTable:
         "verified": False,
         "rows": len(table.smiles),
     }
-    return OpenedTable(table, "stand-in", record)
+    return table, "stand-in", record

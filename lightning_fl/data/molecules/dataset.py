@@ -86,7 +86,7 @@ class MoleculeDataset(InMemoryDataset):
         each = torch.arange(len(kept) + 1)
         self.slices = {"x": atom_ptr, "edge_index": edge_ptr, "edge_attr": edge_ptr, "y": each}
         if table.bounds is not None:
-            self._data.y_bound, self.slices["y_bound"] = table.bounds, each.clone()
+            self._data.y_bound, self.slices["y_bound"] = table.bounds, each
         self.descriptor_dim = 0
         if kinds:
             self._data.descriptors = torch.cat([_descriptors(whole, kind, cache) for kind in kinds], dim=1)[valid]

@@ -1,8 +1,8 @@
 """Federated data modules of molecules: their base class, and the one of the user's table."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,13 +31,8 @@ __all__ = ["MoleculeCSV", "MoleculeDataModule", "OpenedTable"]
 Graphs = Literal["pyg", "chemprop"]
 
 
-@dataclass(frozen=True)
-class OpenedTable:
-    """Molecules with ``source`` of :class:`~lightning_fl.data.shared.OpenedData` and a record for the run."""
-
-    table: MoleculeTable
-    source: str
-    record: dict[str, Any]
+#: Molecules, ``source`` of :class:`~lightning_fl.data.shared.OpenedData`, and a record for the run.
+OpenedTable = tuple[MoleculeTable, str, dict[str, Any]]
 
 
 class MoleculeDataModule(SharedDataModule):
@@ -114,10 +109,17 @@ class MoleculeDataModule(SharedDataModule):
         """Find and read the table."""
 
     def _open(self, *, allow_download: bool) -> OpenedData:
-        opened = self._open_table(allow_download=allow_download)
-        dataset = self._dataset_of(self._duplicate_rows.merge(opened.table, cache_folder() / "molecules"))
-        record = opened.record | {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
-        return OpenedData({"train": dataset}, opened.source, record)
+        table, source, record = self._open_table(allow_download=allow_download)
+        dataset = self._dataset_of(self._duplicate_rows.merge(table, cache_folder() / "molecules"))
+        record |= {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
+        return OpenedData({"train": dataset}, source, record)
+
+    def _read(
+        self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
+    ) -> MoleculeTable:
+        """Read a table with the module's column of SMILES, bounds and transforms."""
+        options = {"file_format": "csv", "censored": self.censored, "transforms": self.transforms} | options
+        return read_table(path, smiles=self.smiles_column, targets=targets, units=units, **options)
 
     def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
@@ -157,16 +159,7 @@ class MoleculeDataModule(SharedDataModule):
                 "graphs='chemprop': a new client's file can only be read with graphs='pyg'. Let the new client take"
                 " part in a run."
             )
-        table = read_table(
-            existing_file(path),
-            file_format="csv",
-            smiles=self.smiles_column,
-            targets=record["target_names"],
-            units=record["target_units"],
-            censored=self.censored,
-            transforms=self.transforms,
-        )
-        return self._dataset_of(table)
+        return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Read rows with a column of SMILES, or SMILES; unreadable ones get an explanation."""
@@ -275,14 +268,6 @@ class MoleculeCSV(MoleculeDataModule):
 
     def _open_table(self, *, allow_download: bool) -> OpenedTable:
         path = existing_file(self.path)
-        table = read_table(
-            path,
-            file_format="csv",
-            smiles=self.smiles_column,
-            targets=self.target_columns,
-            units=self.units,
-            required=[self.group_column] if self.group_column else [],
-            censored=self.censored,
-            transforms=self.transforms,
-        )
-        return OpenedTable(table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)})
+        groups = [self.group_column] if self.group_column else []
+        table = self._read(path, self.target_columns, self.units, required=groups)
+        return table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}

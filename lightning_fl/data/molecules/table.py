@@ -125,11 +125,6 @@ def read_table(
         select: column -> value that rows must have there; ``None`` for all rows.
         censored: allow bounds such as "> 99.5" or "<= 0.05" as targets, which are otherwise refused.
         transforms: target -> transform of its values.
-
-    Raises:
-        ConfigurationError: the format or a part is unknown, ``parts`` is given for another format, no target is named,
-            or there is not one unit per target.
-        DataError: the file cannot be read, is empty, lacks a column, or a target is not a number or has no value.
     """
     if targets is not None and (not targets or len(units) != len(targets)):
         raise ConfigurationError(
