@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError
@@ -24,6 +23,7 @@ from lightning_fl.data.loaders import (
 )
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
+from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 
 __all__ = ["Partitioned"]
@@ -173,7 +173,9 @@ class Partitioned(SharedDataModule):
             return None
         if (client, split) not in self._kept:
             part = self._part_of(split)
-            subset, loader = _subset(self._held[part], indices), self._loaders.get(part)
+            base, below = innermost(self._held[part])  # several splits share one object
+            places = indices.tolist() if below is None else torch.as_tensor(below)[indices].tolist()
+            subset, loader = Subset(base, places), self._loaders.get(part)
             training = split == "train"
             options: dict[str, Any] = {
                 "batch_size": self.batch_size if training else self.eval_batch_size,
@@ -221,11 +223,3 @@ class Partitioned(SharedDataModule):
         """Call the data module's ``teardown``."""
         if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)  # type: ignore[arg-type]
-
-
-def _subset(dataset: Any, indices: Tensor) -> Subset:
-    """A subset of the innermost data set, so that several splits share one object."""
-    while type(dataset) is Subset:
-        indices = torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
-        dataset = dataset.dataset
-    return Subset(dataset, indices.tolist())

@@ -42,9 +42,6 @@ def build_encoder(
     - ``mpnn``: :class:`~lightning_fl.models.mpnn.MPNN`.
     - ``dmpnn``: :class:`~lightning_fl.models.dmpnn.DMPNN`.
     - ``attentivefp``: :class:`~lightning_fl.models.attentive_fp.AttentiveFPEncoder`.
-
-    Raises:
-        ConfigurationError: the name is unknown, or ``hidden_dim`` is not a multiple of the number of attention heads.
     """
     # Imported here: PyG loads slowly, and recipes without graphs name no encoder.
     from torch_geometric.nn import GAT, GIN

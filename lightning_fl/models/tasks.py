@@ -158,9 +158,6 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
 
     Returns:
         The task, its number of classes (1 for a regression), and a description for the user.
-
-    Raises:
-        DataError: a target of a regression has no value, or values are not labels of the given task.
     """
     count, least, largest, fractions = ranges
     low, high, whole = float(least.min()), float(largest.max()), not bool(fractions.any())

@@ -113,11 +113,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def read(cls, file: IO[bytes]) -> "Codes":
-        """Read the bytes of :meth:`to_bytes`.
-
-        Raises:
-            EOFError: the file ends early.
-        """
+        """Read the bytes of :meth:`to_bytes`."""
         num_molecules, num_atoms, num_bonds = _COUNTS.unpack(_read(file, _COUNTS.size))
         shapes = ((num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2))
         kinds = (np.uint8, np.uint8, np.int16, np.int32, np.int32)

@@ -52,10 +52,6 @@ class MoleculeDataset(InMemoryDataset):
         codes: the molecules' codes, if they are computed already.
         features: kinds of descriptors, :data:`~lightning_fl.data.molecules.descriptors.FeatureName`, with which items
             have ``descriptors [1, F]`` as well.
-
-    Raises:
-        ConfigurationError: ``invalid`` or one of ``features`` is unknown.
-        DataError: SMILES cannot be read and ``invalid="refuse"``, or all are unreadable.
     """
 
     @checked

@@ -218,9 +218,6 @@ def merge_duplicates(
         how: ``"merge_mean"``: the mean of a target's values, missing ones left out. ``"merge_majority"``: the most
             frequent value; missing where several are as frequent. ``"merge_refuse"``: the common value.
         within: columns in which rows must agree to be merged.
-
-    Raises:
-        DataError: values differ under ``"merge_refuse"``, are classes under ``"merge_mean"``, or have different bounds.
     """
     rows_of: dict[Hashable, list[int]] = {}
     for row, name in enumerate(identities):

@@ -86,9 +86,6 @@ def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> Codes:
         workers: number of processes, this one included; ``None`` for one, or one per core from 5,000 molecules on. The
             result is the same.
 
-    Raises:
-        DataError: one of several processes died.
-
     Example:
         >>> graphs = molecule_graphs(encode_smiles(["CCO", "C"]))
         >>> graphs.x.shape, graphs.edge_index.tolist(), graphs.atom_ptr.tolist()

@@ -27,9 +27,6 @@ def read_classes(
 
     Returns:
         Classes, integers, shape [n] each.
-
-    Raises:
-        DataError: there are no targets, or several and no existing one is chosen.
     """
     targets = [_target_column(dataset, target, remedy) for dataset in datasets.values()]
     together = torch.cat(targets)

@@ -83,11 +83,7 @@ class FromFlower(Partitioner):
         return list(read_column(dataset, name, "FromFlower"))
 
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
-        """Partition one data set; the partitions of several would not belong together.
-
-        Raises:
-            DataError: there are several.
-        """
+        """Partition one data set; the partitions of several would not belong together."""
         if len(datasets) > 1:
             raise DataError(
                 f"FromFlower partitions one data set, these data have the parts {', '.join(datasets)}: join them with"

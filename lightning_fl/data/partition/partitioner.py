@@ -15,6 +15,7 @@ from lightning_fl.data.scheme import Scheme
 __all__ = [
     "JointPartitioner",
     "Partitioner",
+    "innermost",
     "name_split",
     "read_column",
     "read_smiles",
@@ -124,11 +125,11 @@ def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
 
 def sample_rows(dataset: Any) -> Sequence[int] | None:
     """Row numbers of the samples in their source, as in a spreadsheet; ``None`` if the data set has none."""
-    if type(dataset) is Subset:
-        below = sample_rows(dataset.dataset)
-        return None if below is None else [below[index] for index in dataset.indices]
-    rows = getattr(dataset, "rows", None)
-    return rows if isinstance(rows, Sequence) and len(rows) == len(dataset) else None
+    base, indices = innermost(dataset)
+    rows = getattr(base, "rows", None)
+    if not isinstance(rows, Sequence) or len(rows) != len(base):
+        return None
+    return rows if indices is None else [rows[index] for index in indices]
 
 
 def row_numbers(dataset: Any, indices: Tensor) -> Sequence[int]:
@@ -137,20 +138,24 @@ def row_numbers(dataset: Any, indices: Tensor) -> Sequence[int]:
     return indices.tolist() if rows is None else [rows[index] for index in indices.tolist()]
 
 
-def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
-    """One entry per sample, read from the data set, or from the one below a ``Subset``.
+def innermost(dataset: Any) -> tuple[Any, Sequence[int] | None]:
+    """The data set below all ``Subset`` objects, and the samples' indices in it; ``None`` for all of them."""
+    indices: Sequence[int] | None = None
+    while type(dataset) is Subset:
+        indices = dataset.indices if indices is None else [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    return dataset, indices
 
-    ``read`` returns the entries of a data set, ``None`` if it has none; ``problem`` is the message then.
-    """
-    if type(dataset) is Subset:
-        values = _read_keys(dataset.dataset, read, problem)
-        return [values[index] for index in dataset.indices]
-    found = read(dataset)
+
+def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], problem: str) -> Sequence[Any]:
+    """One entry per sample: ``read`` returns the innermost data set's; ``problem`` is the message without any."""
+    base, indices = innermost(dataset)
+    found = read(base)
     if found is None:
-        raise DataError(f"{type(dataset).__name__} {problem}.")
-    if len(found) != len(dataset):
+        raise DataError(f"{type(base).__name__} {problem}.")
+    if len(found) != len(base):
         raise DataError(
-            f"{type(dataset).__name__} has {len(dataset)} samples but {len(found)} keys to partition by: there must be"
-            " one per sample."
+            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: there must be one"
+            " per sample."
         )
-    return found
+    return found if indices is None else [found[index] for index in indices]
