@@ -118,7 +118,8 @@ class MoleculeDataModule(SharedDataModule):
         self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
     ) -> MoleculeTable:
         """Read a table with the module's column of SMILES, bounds and transforms."""
-        options = {"file_format": "csv", "censored": self.censored, "transforms": self.transforms} | options
+        own: dict[str, Any] = {"file_format": "csv", "censored": self.censored, "transforms": self.transforms}
+        options = own | options
         return read_table(path, smiles=self.smiles_column, targets=targets, units=units, **options)
 
     def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
