@@ -4,7 +4,6 @@ import pytest
 import yaml
 from study_tiny import TINY, finish, tiny_cells, write_study
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.study.cells import make_cells
 
@@ -114,21 +113,14 @@ def test_only_a_whole_run_of_the_same_settings_is_done(cells):
     (cell.folder / "version_3" / "summary.json").write_text("{")
     assert cell.finished() is None
     run = finish(cell, 0.5, version=10)
+    (cell.folder / "cell.json").write_text(json.dumps({**cell.content, "seed": 3}))
+    assert cell.finished() is None  # of another cell
+    (cell.folder / "cell.json").write_text(json.dumps(cell.content))
     assert cell.finished().folder == run
 
 
-def test_a_run_beside_another_record_is_neither_taken_nor_overwritten(cells):
+def test_it_resumes_from_a_checkpoint(cells):
     cell = cells[0]
-    finish(cell, 0.5)
-    (cell.folder / "cell.json").write_text(json.dumps({**cell.content, "seed": 3}))
-    assert cell.finished() is None
-    with pytest.raises(ConfigurationError, match="cell.json"):
-        cell.prepare()
-
-
-def test_it_goes_on_from_a_checkpoint(cells):
-    cell = cells[0]
-    assert not cell.resumable()
     folder = cell.folder / "version_0" / "checkpoints"
     folder.mkdir(parents=True)
     assert not cell.resumable()
@@ -137,20 +129,22 @@ def test_it_goes_on_from_a_checkpoint(cells):
     assert cell.arguments()[-2:] == ["--ckpt_path", "last"]
 
 
-def test_rounds_are_those_of_the_last_row_that_is_whole(cells):
-    cell = cells[0]
-    assert cell.rounds() is None
+@pytest.mark.parametrize(
+    ("text", "rounds"),
+    [
+        ("", 0),
+        ('"val,acc",step\n0.1,1\n', 1),
+        ('"val,acc",step\n' + "".join(f"{'1' * 100},{step}\n" for step in range(1000)), 999),
+        ("val,step\n0.1,3\n0.", 0),
+    ],
+    ids=["empty", "one", "many", "cut off"],
+)
+def test_rounds_are_those_of_the_last_complete_row(cells, text, rounds):
+    assert cells[0].rounds() is None
     for version in (0, 2, 10):
-        (cell.folder / f"version_{version}").mkdir(parents=True)
-    table = cell.folder / "version_2" / "metrics.csv"
-    table.write_text("")
-    assert cell.rounds() == 0
-    table.write_text('"val,acc",step\n0.1,1\n')
-    assert cell.rounds() == 1
-    table.write_text('"val,acc",step\n' + "".join(f"{'1' * 100},{step}\n" for step in range(1000)))
-    assert cell.rounds() == 999
-    table.write_text("val,step\n0.1,3\n0.")
-    assert cell.rounds() == 0
+        (cells[0].folder / f"version_{version}").mkdir(parents=True)
+    (cells[0].folder / "version_2" / "metrics.csv").write_text(text)
+    assert cells[0].rounds() == rounds
 
 
 def test_attempts_are_put_down(cells):

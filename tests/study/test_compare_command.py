@@ -33,76 +33,61 @@ def arms(make_run):
     return Path("runs")
 
 
-class TestRuns:
-    def test_of_versions_the_last_finished_one(self, compare, arms, make_run):
-        make_run("runs/plain/seed_0/version_1", [1.0, 1.0])
-        code, out, err = compare(arms / "plain" / "seed_0")
-        assert (code, err) == (0, "")
-        assert out.startswith("test acc (higher is better), 2 clients, seed 0, data: measured\n")
-        assert "│ FedAvg     │ 1.000 │" in out
-
-    def test_recursive_and_rows_over_seeds(self, compare, arms):
-        code, out, _ = compare("--recursive", arms)
-        assert code == 0
-        assert "2 clients, seeds 0, 1, data: measured" in out
-        assert "FedAvg +" in out
-        assert "±0.000" in out
-
-    def test_recursive_leaves_out_what_was_interrupted(self, compare, arms, make_run):
-        left_out = make_run("runs/plain/seed_2/version_0", [0.0, 0.0], seed=2, interrupted=True)
-        code, out, err = compare("--recursive", arms / "plain")
-        assert (code, err) == (0, f"{left_out.folder.relative_to(Path.cwd())} was interrupted and is left out\n")
-        assert "seeds 0, 1," in out
-        code, _, err = compare("--recursive", arms / "plain" / "seed_2")
-        assert (code, err) == (
-            2,
-            "error: all runs below runs/plain/seed_2 were interrupted: end one with --ckpt_path last.\n",
-        )
-
-    def test_labels(self, compare, arms):
-        code, out, _ = compare(f"mine={arms}/plain/seed_0", f"mine={arms}/plain/seed_1", f"other={arms}/mixed/seed_0")
-        assert code == 0
-        assert "│ mine" in out
-        assert "│ other" in out
-        assert "The rows have different seeds" in out
-
-    def test_a_folder_whose_name_has_an_equals_sign_is_no_label(self, compare, make_run):
-        make_run("alpha=0.4/version_0", [1.0])
-        assert compare("alpha=0.4")[0] == 0
+def test_rows_are_folders_versions_and_labels(compare, arms, make_run):
+    code, out, err = compare("--recursive", arms)
+    assert (code, err) == (0, "")
+    for part in ("2 clients, seeds 0, 1, data: measured", "FedAvg +", "±0.000"):
+        assert part in out
+    code, out, _ = compare(f"mine={arms}/plain/seed_0", f"mine={arms}/plain/seed_1", f"other={arms}/mixed/seed_0")
+    assert code == 0
+    for part in ("│ mine", "│ other", "The rows have different seeds"):
+        assert part in out
+    make_run("runs/plain/seed_0/version_1", [1.0, 1.0])
+    code, out, err = compare(arms / "plain" / "seed_0")  # the last finished one
+    assert (code, err) == (0, "")
+    assert out.startswith("test acc (higher is better), 2 clients, seed 0, data: measured\n")
+    assert "│ FedAvg     │ 1.000 │" in out
+    make_run("alpha=0.4/version_0", [1.0])
+    assert compare("alpha=0.4")[0] == 0  # a folder, not a label
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["nowhere"], "error: nowhere is not a folder: "),
-            (["--recursive", "nowhere"], "error: nowhere is not a folder: "),
-            (["=runs"], "error: '=runs': give LABEL=RUN, such as FedAvg=runs/fedavg_digits, or a run's folder."),
-            (["mine="], "error: 'mine=': give LABEL=RUN"),
-            (["runs"], "error: runs is not a run's folder, 4 runs lie below it: add --recursive."),
-            (
-                ["--recursive", "runs", "--metric", "auc"],
-                "error: runs/mixed/seed_0/version_0 has no test metric 'auc' (did you mean 'acc'?).",
-            ),
-            (["--recursive", "runs", "--split", "val"], "error: the runs have no val metric in common"),
-            (["--recursive", "runs", "--split", "tset"], "error: split: expected one of 'test', 'val', 'train', got"),
-            (["--recursive", "runs", "--baseline", "x"], "error: baseline='x' "),
-            (["--recursive", "runs", "--reference", "x"], "error: x is not a folder"),
-            (["--recursive", "runs", "--format", "pdf"], "error: format: expected one of 'md', 'csv', 'tex', got pdf."),
-            (
-                ["runs/plain/seed_0", "runs/plain/seed_0"],
-                "error: runs/plain/seed_0/version_0 and runs/plain/seed_0/ver",
-            ),
-        ],
-    )
-    def test_in_one_line(self, compare, arms, words, message):
-        code, out, err = compare(*words)
-        assert (code, out) == (2, "")
-        assert err.startswith(message)
-        assert err.count("\n") == 1
+def test_recursive_leaves_out_interrupted_runs(compare, arms, make_run):
+    left_out = make_run("runs/plain/seed_2/version_0", [0.0, 0.0], seed=2, interrupted=True)
+    code, out, err = compare("--recursive", arms / "plain")
+    assert (code, err) == (0, f"{left_out.folder.relative_to(Path.cwd())} was interrupted and is left out\n")
+    assert "seeds 0, 1," in out
+    code, _, err = compare("--recursive", arms / "plain" / "seed_2")
+    assert code == 2
+    assert "runs/plain/seed_2" in err
 
-    def test_no_run_is_given(self, compare):
-        assert compare()[0] == 2
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["nowhere"], "nowhere is not a folder"),
+        (["--recursive", "nowhere"], "nowhere is not a folder"),
+        (["=runs"], "LABEL=RUN"),
+        (["mine="], "LABEL=RUN"),
+        (["runs"], "4 runs lie below it: add --recursive"),
+        (["--recursive", "runs", "--metric", "auc"], "'auc' (did you mean 'acc'?)"),
+        (["--recursive", "runs", "--split", "val"], "no val metric in common"),
+        (["--recursive", "runs", "--split", "tset"], "split: expected one of 'test', 'val', 'train'"),
+        (["--recursive", "runs", "--baseline", "x"], "baseline='x'"),
+        (["--recursive", "runs", "--reference", "x"], "x is not a folder"),
+        (["--recursive", "runs", "--format", "pdf"], "format: expected one of 'md', 'csv', 'tex'"),
+        (["runs/plain/seed_0", "runs/plain/seed_0"], "runs/plain/seed_0/version_0 and runs/plain/seed_0/ver"),
+    ],
+)
+def test_errors_are_one_line(compare, arms, words, name):
+    code, out, err = compare(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert name in err
+    assert err.count("\n") == 1
+
+
+def test_no_run_is_given(compare):
+    assert compare()[0] == 2
 
 
 def test_many_differences_are_counted(compare, make_run):
@@ -115,76 +100,65 @@ def test_many_differences_are_counted(compare, make_run):
     assert "; and 36 more differences. Give runs on the same data" in err
 
 
-class TestForce:
-    @pytest.mark.slow
-    def test_runs_that_do_not_compare_are_refused_and_forced(self, compare, arms, make_run):
-        make_run("other/version_0", [1.0, 1.0], data={"name": "mnist"}, strategy="FedProx")
-        words = ["runs/plain/seed_0", "other"]
+@pytest.mark.slow
+def test_runs_that_are_not_comparable_are_refused_and_forced(compare, arms, make_run):
+    make_run("other/version_0", [1.0, 1.0], data={"name": "mnist"}, strategy="FedProx")
+    difference = 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in other/version_0'
+    for words in (["runs/plain/seed_0", "other"], ["runs/plain/seed_0", "--reference", "other"]):
         code, out, err = compare(*words)
-        difference = 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in other/version_0'
         assert (code, out) == (2, "")
         assert difference in err
         assert "--force" in err
-        code, out, _ = compare(*words, "--force", "--out", "out")
-        assert code == 0
-        assert " ".join(out.split()).startswith(f"warning: {difference} test acc")
-        assert "**Warning:** data.name" in Path("out/table.md").read_text()
-        assert "Warning: data.name is" in Path("out/table.tex").read_text()
-
-    def test_the_reference_is_checked_too(self, compare, arms, make_run):
-        make_run("local/version_0", [0.25, 0.25], data={"name": "mnist"})
-        code, _, err = compare("runs/plain/seed_0", "--reference", "local")
-        assert code == 2
-        assert 'data.name is "digits" in runs/plain/seed_0/version_0, "mnist" in local/version_0' in err
+    code, out, _ = compare("runs/plain/seed_0", "other", "--force", "--out", "out")
+    assert code == 0
+    assert " ".join(out.split()).startswith(f"warning: {difference} test acc")
+    assert "**Warning:** data.name" in Path("out/table.md").read_text()
+    assert "Warning: data.name is" in Path("out/table.tex").read_text()
 
 
-class TestOut:
-    @pytest.mark.slow
-    def test_all_files(self, compare, arms):
-        code, out, _ = compare("--recursive", arms, "--baseline", "FedAvg", "--out", "new/out")
-        assert code == 0
-        assert out.endswith("comparison: new/out\n")
-        figures = [
-            f"{name}_acc.{kind}"
-            for name in ("learning_curves", "client_values", "client_gains", "client_distribution")
-            for kind in ("png", "svg")
-        ]
-        tables = ["table.md", "table.csv", "table.tex", "clients.csv"]
-        assert {path.name for path in Path("new/out").iterdir()} == {*figures, *tables}
-        table, clients = (pd.read_csv(f"new/out/{name}.csv") for name in ("table", "clients"))
-        assert list(table["label"]) == ["FedAvg + LocalMixup", "FedAvg"]
-        assert table["mean_difference"][0] == 0.25
-        assert len(clients) == 8
-        text = Path("new/out/table.md").read_text()
-        assert "**0.625 ± 0.000**" in text
-        assert "- FedAvg: `runs/plain/seed_0/version_0`, `runs/plain/seed_1/version_0`" in text
+@pytest.mark.slow
+def test_all_files(compare, arms):
+    code, out, _ = compare("--recursive", arms, "--baseline", "FedAvg", "--out", "new/out")
+    assert code == 0
+    assert out.endswith("comparison: new/out\n")
+    names = ("learning_curves", "client_values", "client_gains", "client_distribution")
+    figures = [f"{name}_acc.{kind}" for name in names for kind in ("png", "svg")]
+    tables = ["table.md", "table.csv", "table.tex", "clients.csv"]
+    assert {path.name for path in Path("new/out").iterdir()} == {*figures, *tables}
+    table, clients = (pd.read_csv(f"new/out/{name}.csv") for name in ("table", "clients"))
+    assert list(table["label"]) == ["FedAvg + LocalMixup", "FedAvg"]
+    assert table["mean_difference"][0] == 0.25
+    assert len(clients) == 8
+    text = Path("new/out/table.md").read_text()
+    assert "**0.625 ± 0.000**" in text
+    assert "- FedAvg: `runs/plain/seed_0/version_0`, `runs/plain/seed_1/version_0`" in text
 
-    @pytest.mark.slow
-    def test_nothing_is_overwritten_unasked(self, compare, arms):
-        Path("out").mkdir()
-        Path("out/table.md").write_text("mine")
-        Path("out/notes.txt").write_text("mine")
-        code, out, err = compare("--recursive", arms, "--out", "out")
-        assert (code, out) == (2, "")
-        assert err == (
-            "error: out already contains table.md; give another folder with --out, or replace them with --overwrite.\n"
-        )
-        assert Path("out/table.md").read_text() == "mine"
-        assert compare("--recursive", arms, "--out", "out", "--overwrite", "--format", "md", "tex")[0] == 0
-        tables = {path.name for path in Path("out").iterdir() if path.suffix not in (".png", ".svg")}
-        assert tables == {"table.md", "table.tex", "notes.txt"}
-        assert Path("out/table.md").read_text() != "mine"
-        assert Path("out/notes.txt").read_text() == "mine"
 
-    def test_a_folder_that_cannot_be_written(self, compare, arms):
-        Path("file").write_text("")
-        code, _, err = compare("--recursive", arms, "--out", "file/out")
-        assert code == 2
-        told, err = err.splitlines(keepends=True)
-        folders = "runs/mixed/seed_0/version_0, runs/mixed/seed_1/version_0"
-        assert told == f"warning: no metrics.csv, or nothing in it, in {folders}: no curves are drawn\n"
-        assert err.startswith("error: cannot write to file/out: ")
-        assert err.endswith("Free some space or give another folder with --out.\n")
+@pytest.mark.slow
+def test_nothing_is_overwritten_unasked(compare, arms):
+    Path("out").mkdir()
+    Path("out/table.md").write_text("mine")
+    Path("out/notes.txt").write_text("mine")
+    code, out, err = compare("--recursive", arms, "--out", "out")
+    assert (code, out) == (2, "")
+    assert "table.md" in err
+    assert "--overwrite" in err
+    assert Path("out/table.md").read_text() == "mine"
+    assert compare("--recursive", arms, "--out", "out", "--overwrite", "--format", "md", "tex")[0] == 0
+    tables = {path.name for path in Path("out").iterdir() if path.suffix not in (".png", ".svg")}
+    assert tables == {"table.md", "table.tex", "notes.txt"}
+    assert Path("out/table.md").read_text() != "mine"
+    assert Path("out/notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_and_runs_without_curves(compare, arms):
+    Path("file").write_text("")
+    code, _, err = compare("--recursive", arms, "--out", "file/out")
+    assert code == 2
+    warning, error = err.splitlines()
+    folders = "runs/mixed/seed_0/version_0, runs/mixed/seed_1/version_0"
+    assert warning == f"warning: no metrics.csv, or nothing in it, in {folders}: no curves are drawn"
+    assert error.startswith("error: cannot write to file/out: ")
 
 
 def test_gains_over_a_row_and_over_another_run(compare, arms, make_run):
@@ -198,7 +172,7 @@ def test_gains_over_a_row_and_over_another_run(compare, arms, make_run):
 
 
 @pytest.mark.slow
-def test_in_what_recipes_differ(compare, make_run):
+def test_settings_in_which_recipes_differ(compare, make_run):
     for name, settings in {"a": {}, "b": {"trainer.max_rounds": 9}}.items():
         mixup = [{"class_path": "LocalMixup"}] if name == "b" else []
         make_run(name, [0.5, 0.25], config=settings, callbacks=mixup)
@@ -221,28 +195,20 @@ def test_stand_ins_are_labelled(compare, make_run):
     assert pd.read_csv("out/clients.csv")["source"][0] == "stand-in"
 
 
-def test_a_run_whose_settings_are_not_known_is_named(compare, arms, make_run):
-    (arms / "plain" / "seed_0" / "version_0" / "config.yaml").unlink()
+def test_missing_and_damaged_files(compare, arms):
+    folder = arms / "plain" / "seed_0" / "version_0"
+    (folder / "config.yaml").unlink()
     code, _, err = compare("--recursive", arms)
     assert code == 0
     assert err.startswith("warning: no config.yaml, or nothing in it, in runs/plain/seed_0/version_0: started from")
-    assert err.endswith("without settings the run has a row of its own\n")
     assert err.count("\n") == 1
-
-
-def test_damaged_curves_end_it_before_anything_is_written(compare, arms):
-    path = arms / "plain" / "seed_0" / "version_0" / "metrics.csv"
-    path.write_text("step,val/acc\n1,zero\n")
+    (folder / "metrics.csv").write_text("step,val/acc\n1,zero\n")
     code, out, err = compare("--recursive", arms, "--out", "out")
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: {path} is damaged (column 'val/acc'")
+    assert err.startswith(f"error: {folder / 'metrics.csv'} is damaged (column 'val/acc'")
     assert not Path("out").exists()
-
-
-def test_a_damaged_run(compare, make_run):
-    run = make_run("run", [1.0])
-    content = json.loads((run.folder / "summary.json").read_text())
-    (run.folder / "summary.json").write_text(json.dumps(content)[:-20])
-    code, _, err = compare("run")
+    content = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(content)[:-20])
+    code, _, err = compare(folder)
     assert code == 2
-    assert err.startswith("error: run/summary.json is damaged (")
+    assert err.startswith(f"error: {folder}/summary.json is damaged (")

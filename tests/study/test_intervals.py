@@ -46,16 +46,12 @@ def test_turning_the_differences_turns_it_and_shifting_them_shifts_it(difference
     assert back == pytest.approx(same, abs=1e-6, nan_ok=True)
 
 
-def test_one_difference_has_no_interval_and_none_no_mean():
-    one, none = paired_interval([2.0]), paired_interval([])
-    assert (one.mean, one.n, none.n) == (2.0, 1, 0)
-    assert all(map(math.isnan, (one.low, one.high, none.mean, none.low, none.high)))
-
-
-def test_what_is_not_finite_is_not_left_out():
-    found = paired_interval([1.0, math.nan, 2.0])
-    assert all(map(math.isnan, (found.mean, found.low, found.high)))
-    assert found.n == 3
+@pytest.mark.parametrize(("values", "mean"), [([], math.nan), ([2.0], 2.0), ([1.0, math.nan, 2.0], math.nan)])
+def test_without_an_interval(values, mean):
+    found = paired_interval(values)
+    assert (found.mean, found.n) == pytest.approx((mean, len(values)), nan_ok=True)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
 
 
 @given(st.lists(numbers, min_size=2, max_size=8))
@@ -66,10 +62,9 @@ def test_zero_is_outside_of_the_interval_where_the_p_value_is_below_five_per_cen
         assert found.p_value == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, rel=1e-6)
 
 
-def test_the_p_value_of_differences_that_are_all_alike():
-    assert paired_interval([0.5, 0.5]).p_value == 0.0
-    assert paired_interval([0.0, 0.0]).p_value == 1.0
-    assert math.isnan(paired_interval([0.5]).p_value)
+@pytest.mark.parametrize(("values", "p"), [([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([0.5], math.nan)])
+def test_the_p_value_of_equal_differences(values, p):
+    assert paired_interval(values).p_value == pytest.approx(p, nan_ok=True)
 
 
 def test_wilsons_interval_by_his_formula():
@@ -106,8 +101,15 @@ def test_the_seeds_that_are_needed_reach_the_power_in_simulation():
     assert fewer < 0.8 + error
 
 
-def test_no_number_of_seeds_is_told_where_none_would_do():
-    assert seeds_needed(Interval(0.0, -1.0, 1.0, 3, 1.0, 0.4)) is None
-    assert seeds_needed(Interval(0.001, -1.0, 1.0, 3, 0.9, 1.0)) is None  # some 8,000
-    assert seeds_needed(paired_interval([0.5])) is None
-    assert seeds_needed(paired_interval([0.5, 0.5])) is None
+@pytest.mark.parametrize(
+    "pilot",
+    [
+        Interval(0.0, -1.0, 1.0, 3, 1.0, 0.4),
+        Interval(0.001, -1.0, 1.0, 3, 0.9, 1.0),  # some 8,000
+        paired_interval([0.5]),
+        paired_interval([0.5, 0.5]),
+    ],
+    ids=["no mean", "too many", "one", "no deviation"],
+)
+def test_seeds_that_are_not_needed_or_too_many(pilot):
+    assert seeds_needed(pilot) is None
