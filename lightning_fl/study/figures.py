@@ -155,12 +155,13 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
 
 
 def panel_grid(
-    count: int, sources: Sequence[str], title: str = "", *, height: float = 4.3, sharey: bool = False
+    count: int, sources: Sequence[str], title: str = "", *, height: float | None = None, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side, up to three in a row, and the sources of its data below."""
-    across = min(count, _PANELS_ACROSS)
+    across = 2 if count == 4 else min(count, _PANELS_ACROSS)
     down = -(-count // across)
     width = 4.8 if across < _PANELS_ACROSS else 3.4
+    height = height or (4.3 if down == 1 else 3.0)
     figure = _figure((width * across + 3.0, height * down + 0.5), sources, title)
     grid = list(figure.subplots(down, across, squeeze=False, sharey=sharey).flat)
     for axes in grid:
