@@ -15,21 +15,17 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser, command: str) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--data", type=str | None, default=None, help=f"Question 1, the data: {', '.join(DATA)}.")
-    parser.add_argument(
-        "--task", type=str | None, default=None, help=f"Question 2, what is predicted: {', '.join(TASKS)}."
-    )
-    parser.add_argument(
-        "--algorithm", type=str | None, default=None, help=f"Question 3, how it is learned: {', '.join(ALGORITHMS)}."
-    )
-    parser.add_argument(
-        "--file", type=str | None, default=None, help="Your file, or folder of images (default: made-up data)."
-    )
-    parser.add_argument("--target", type=str | None, default=None, help="The file's column to predict.")
-    parser.add_argument("--clients", type=str | None, default=None, help="The file's column with the client of a row.")
-    parser.add_argument(
-        "--smiles", type=str | None, default=None, help="The file's column of molecules (default: smiles, SMILES, ...)."
-    )
+    texts = {
+        "data": f"Question 1, the data: {', '.join(DATA)}.",
+        "task": f"Question 2, what is predicted: {', '.join(TASKS)}.",
+        "algorithm": f"Question 3, how it is learned: {', '.join(ALGORITHMS)}.",
+        "file": "Your file, or folder of images (default: made-up data).",
+        "target": "The file's column to predict.",
+        "clients": "The file's column with the client of a row.",
+        "smiles": "The file's column of molecules (default: smiles, SMILES, ...).",
+    }
+    for name, text in texts.items():
+        parser.add_argument(f"--{name}", type=str | None, default=None, help=text)
     parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Folder to write to.")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
+from finished_runs import fit
 from torch import nn
 
 from lightning_fl import predict
@@ -23,27 +23,15 @@ NEW = ["CCO", "CCCCN", "CCCCCCF"]
 def _fit(name, values, *, seed=3, callbacks=("Calibration",), dropout=0.3):
     rows = [f"{'C' * n}{end},{values(n, end)},{end}" for n in range(1, 13) for end in "ONF"]
     Path(f"{name}.csv").write_text("\n".join(["smiles,y,lab", *rows]) + "\n")
-    recipe = {
-        "seed_everything": seed,
-        "trainer": {
-            "max_rounds": 2, "local_steps": 2, "logger": False, "accelerator": "cpu", "devices": 1,
-            "enable_progress_bar": False, "default_root_dir": f"runs/{name}{seed}",
-            "callbacks": [{"class_path": one} for one in callbacks],
-        },
-        "model": {
-            "class_path": "MoleculeModel",
-            "init_args": {"hidden_dim": 8, "num_layers": 2, "learning_rate": 0.1, "dropout": dropout},
-        },
-        "data": {
-            "class_path": "MoleculeCSV",
-            "init_args": {
-                "path": f"{name}.csv", "target_columns": ["y"], "group_column": "lab", "split": [0.5, 0.25, 0.25],
-            },
-        },
-    }  # fmt: skip
-    Path(f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["fit", "--config", f"{name}.yaml"]) == 0
-    return Path(f"runs/{name}{seed}/version_0")
+    model = {"hidden_dim": 8, "num_layers": 2, "learning_rate": 0.1, "dropout": dropout}
+    data = {"path": f"{name}.csv", "target_columns": ["y"], "group_column": "lab", "split": [0.5, 0.25, 0.25]}
+    return fit(
+        {"class_path": "MoleculeModel", "init_args": model},
+        {"class_path": "MoleculeCSV", "init_args": data},
+        callbacks,
+        seed=seed,
+        root=f"runs/{name}{seed}",
+    )
 
 
 def _number(n, end):

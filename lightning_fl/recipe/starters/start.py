@@ -32,12 +32,9 @@ _ENDS = ("O", "N", "Cl", "Br", "F", "S")
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to the questions, and the place of the data.
+    """Answers to the questions (:data:`DATA`, :data:`TASKS`, :data:`ALGORITHMS`), and the place of the data.
 
     Args:
-        data: one of :data:`DATA`.
-        task: one of :data:`TASKS`.
-        algorithm: one of :data:`ALGORITHMS`.
         path: the user's file (or folder of images); ``None`` for made-up data.
         target: column to predict, for a file.
         clients: column with the client of each row, for a file.

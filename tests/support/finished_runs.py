@@ -21,13 +21,13 @@ TRAINER = {
 SMALL = {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1, "learning_rate": 0.1}}
 
 
-def fit(model: Any, data: Any, callbacks: Sequence[str] = ()) -> Path:
+def fit(model: Any, data: Any, callbacks: Sequence[str] = (), seed: int = 3, root: str = "runs") -> Path:
     """A run's folder, below the working directory."""
-    recipe = {"seed_everything": 3, "trainer": dict(TRAINER), "model": model, "data": data}
+    recipe = {"seed_everything": seed, "trainer": TRAINER | {"default_root_dir": root}, "model": model, "data": data}
     recipe["trainer"]["callbacks"] = [{"class_path": name} for name in callbacks]
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "--config", "recipe.yaml"]) == 0
-    return Path("runs/version_0")
+    return Path(root, "version_0")
 
 
 def mlp(shape: list[int], num_classes: int) -> dict[str, Any]:
