@@ -1,6 +1,7 @@
 """Predictions of one model for chunks of new samples."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from lightning_fl.data.unlabelled import Unlabelled
 from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.turn.module_checks import takes_batch_index
+from lightning_fl.recipe.predictions import check_count, join_outputs
 
 __all__ = ["Outputs", "Predictor", "cut_batches"]
 
@@ -90,28 +92,20 @@ class Predictor:
         Raises:
             ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
         """
-        found: list[Outputs] = []
         with torch.inference_mode():
-            for number, batch in enumerate(self._batches(chunk)):
-                batch = self._transfer(batch, False, 0)
-                arguments = (batch, number) if self._takes_index else (batch,)
-                found.append(_named(self._callable.predict_step(*arguments)))
-        count = len(chunk.kept)
-        outputs = {name: torch.cat([part[name] for part in found]) for name in found[0]}
-        for values in outputs.values():
-            if len(values) != count:
-                raise ConfigurationError(
-                    f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row"
-                    " per sample."
-                )
+            outputs = join_outputs(map(self._predict, count(), self._batches(chunk)))
+        check_count(outputs, len(chunk.kept))
         return outputs
+
+    def _predict(self, number: int, batch: Any) -> Any:
+        batch = self._transfer(batch, False, 0)
+        return self._callable.predict_step(*((batch, number) if self._takes_index else (batch,)))
 
     def _batches(self, chunk: Unlabelled) -> Iterator[Any]:
         if isinstance(chunk.data, DataLoader):
             yield from chunk.data
             return
-        count = len(chunk.kept)
-        sizes = cut_batches(count, self.batch_size, chunk.sizes)
+        sizes = cut_batches(len(chunk.kept), self.batch_size, chunk.sizes)
         pack = pack_dataset(chunk.data)
         start = 0
         for number in sizes:
@@ -121,20 +115,3 @@ class Predictor:
             else:
                 yield default_collate([chunk.data[place] for place in places.tolist()])
             start += number
-
-
-def _named(output: Any) -> Outputs:
-    """Outputs of ``predict_step`` for a batch, by name."""
-    parts = output if isinstance(output, Mapping) else {"": output}
-    if not all(isinstance(value, Tensor) for value in parts.values()):
-        raise ConfigurationError(
-            f"predict_step returned a {type(output).__name__}: return a tensor with one row per sample, or a dict of"
-            " such tensors."
-        )
-    return {str(name): _to_cpu(value) for name, value in parts.items()}
-
-
-def _to_cpu(values: Tensor) -> Tensor:
-    """On the CPU, at least one-dimensional, in a precision that NumPy knows."""
-    values = torch.atleast_1d(values.detach()).cpu()
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

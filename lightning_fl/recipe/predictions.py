@@ -1,7 +1,7 @@
 """CSV files of predictions, one for each client's model on its own data."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from lightning_fl.files.names import client_files
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["prediction_table", "write_predictions"]
+__all__ = ["check_count", "join_outputs", "prediction_table", "write_predictions"]
 
 
 def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
@@ -70,10 +70,8 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     Raises:
         ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
     """
-    joined = _joined(batches)
-    count = (
-        max((len(values) for values in joined.values() if values.ndim), default=0) if dataset is None else len(dataset)
-    )
+    joined = join_outputs(batches)
+    count = max(map(len, joined.values()), default=0) if dataset is None else len(dataset)
     base, indices = (
         (dataset.dataset, list(dataset.indices)) if type(dataset) is Subset else (dataset, list(range(count)))
     )
@@ -84,32 +82,44 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     if dataset is not None:
         with contextlib.suppress(DataError):
             table |= _columns("target", dataset_targets(dataset))
+    check_count(joined, count)
     for name, values in joined.items():
-        if values.ndim == 0 or len(values) != count:
+        table |= _columns(name or "prediction", values)
+    return pd.DataFrame(table)
+
+
+def join_outputs(batches: Iterable[Any]) -> dict[str, Tensor]:
+    """Join ``predict_step``'s outputs of all batches on the CPU: name -> values [k, ...]; "" for a single tensor.
+
+    Raises:
+        ConfigurationError: an output is neither a tensor nor a dict of tensors.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for output in batches:
+        named = output if isinstance(output, Mapping) else {"": output}
+        if not all(isinstance(value, Tensor) for value in named.values()):
+            raise ConfigurationError(
+                f"predict_step returned a {type(output).__name__}: return a tensor with one row per sample, or a dict"
+                " of such tensors."
+            )
+        for name, value in named.items():
+            values = torch.atleast_1d(value.detach()).cpu()
+            half = values.dtype in (torch.bfloat16, torch.float16)  # unknown to NumPy
+            parts.setdefault(str(name), []).append(values.float() if half else values)
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def check_count(outputs: Mapping[str, Tensor], count: int) -> None:
+    """Refuse outputs without one row per sample."""
+    for values in outputs.values():
+        if len(values) != count:
             raise ConfigurationError(
                 f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row per"
                 " sample."
             )
-        table |= _columns(name, values)
-    return pd.DataFrame(table)
-
-
-def _joined(batches: list[Any]) -> dict[str, Tensor]:
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return {"prediction": torch.cat([torch.atleast_1d(batch) for batch in batches])}
-    if isinstance(first, Mapping) and all(isinstance(value, Tensor) for value in first.values()):
-        return {str(key): torch.cat([torch.atleast_1d(batch[key]) for batch in batches]) for key in first}
-    raise ConfigurationError(
-        f"predict_step returned a {type(first).__name__}: return a tensor with one row per sample, or a dict of such"
-        " tensors."
-    )
 
 
 def _columns(name: str, values: Tensor) -> dict[str, Any]:
-    values = values.detach().cpu()
-    if values.is_floating_point():
-        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     wide = values.reshape(len(values), -1)
     if wide.shape[1] == 1:
         return {name: wide[:, 0].numpy()}
