@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.callbacks.predictions import pair_outputs
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
@@ -132,18 +133,11 @@ def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | 
     try:
         outputs = trainer.loop.predict(client, weights, "val")
         targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
+        return pair_outputs(outputs, targets)
+    except DataError as error:
+        return str(error)
     except Exception as error:  # an error in the user's predict_step must not lose the trained model
         return f"{type(error).__name__}: {error}"
-    other = next((output for output in outputs if not isinstance(output, Tensor)), None)
-    if other is not None:
-        return f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets."
-    predictions = torch.cat([output.reshape(len(output), -1).double() for output in outputs])
-    if predictions.shape != targets.shape:
-        return (
-            f"predict_step returned shape {list(predictions.shape)}, the targets have {list(targets.shape)}; return a"
-            " tensor shaped like the targets."
-        )
-    return predictions, targets
 
 
 def _targets(batch: Any) -> Tensor:

@@ -1,7 +1,6 @@
 """Agreement of a run's coalitions with known groups of clients."""
 
 import math
-from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
@@ -32,6 +31,7 @@ class GroupAgreement(Callback):
     """
 
     only_shows = True
+    saved = ("history",)
 
     @checked
     def __init__(self, *, groups: list[str] | None = None, num: Count = 10) -> None:
@@ -73,11 +73,3 @@ class GroupAgreement(Callback):
                 "last_round": last[-1],
                 "rounds": len(last),
             }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"history": self.history}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        self.history = list(state["history"])

@@ -28,17 +28,18 @@ class LastRounds(Callback):
     """
 
     only_shows = True
+    saved = ("_rounds", "_higher_is_better")
 
     @checked
     def __init__(self, *, num: Count = 10) -> None:
         self.num = num
         #: Round -> metric -> client -> value.
         self._rounds: dict[int, dict[str, dict[int, float]]] = {}
-        self._higher: dict[str, bool] = {}
+        self._higher_is_better: dict[str, bool] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Clear the results."""
-        self._rounds, self._higher = {}, {}
+        self._rounds, self._higher_is_better = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Evaluate one of the last rounds."""
@@ -56,7 +57,7 @@ class LastRounds(Callback):
                     reports[client] = report.metrics
         found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())
         named = {metric_name(name, _SPLIT): metric for name, metric in found.items()}
-        self._higher |= {name: metric.higher_is_better for name, metric in named.items()}
+        self._higher_is_better |= {name: metric.higher_is_better for name, metric in named.items()}
         self._rounds[trainer.federation.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
@@ -64,25 +65,17 @@ class LastRounds(Callback):
         names = trainer.datamodule.client_names()
         if self._rounds:
             trainer.run_log.summary["last_rounds"] = {
-                _SPLIT: {name: self._record(name, names) for name in sorted(self._higher)}
+                _SPLIT: {name: self._record(name, names) for name in sorted(self._higher_is_better)}
             }
 
     def _record(self, name: str, names: Sequence[str]) -> dict[str, Any]:
-        higher = self._higher[name]
+        higher = self._higher_is_better[name]
         rounds = {number: of[name] for number, of in sorted(self._rounds.items()) if name in of}
         of_rounds = [MetricSummary.of(clients, higher_is_better=higher) for clients in rounds.values()]
         means = {part: _mean([getattr(one, part) for one in of_rounds]) for part in ("mean", "worst", "best", "std")}
         present = sorted({client for clients in rounds.values() for client in clients})
         clients = {names[client]: _mean([of[client] for of in rounds.values() if client in of]) for client in present}
         return {**means, "higher_is_better": higher, "clients": clients, "rounds": list(rounds)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The evaluated rounds."""
-        return {"rounds": self._rounds, "higher_is_better": self._higher}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the evaluated rounds."""
-        self._rounds, self._higher = dict(state["rounds"]), dict(state["higher_is_better"])
 
 
 def _mean(values: Sequence[float]) -> float | None:

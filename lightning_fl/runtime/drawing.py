@@ -1,4 +1,4 @@
-"""Around every picture: names are shown as they are written, and a picture that fails is a warning, never an error."""
+"""Palette and error handling of all figures: a figure that fails is a warning, never an error."""
 
 import re
 import warnings
@@ -27,12 +27,12 @@ _MISSING = re.compile(r"Glyph \d+ .*missing from")
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Draw and save a picture in this block; whatever goes wrong there is said, and what follows goes on.
+    """Draw and save a figure in this block; any error there becomes a warning.
 
-    Text made in the block is text: two dollar signs in a client's name begin no formula.
+    Dollar signs in a client's name start no formula.
 
     Args:
-        picture: its name, for the warning.
+        picture: name of the figure, for the warning.
     """
     from matplotlib import rc_context
 
@@ -43,9 +43,15 @@ def drawing(picture: str) -> Iterator[None]:
             yield
     except Exception as error:
         own = str(error) if isinstance(error, FederatedError) else f"{type(error).__name__}: {error}"
-        reason = refusal(error) or own
-        _warn(f"the picture {picture} was not drawn, and nothing else is lost: {' '.join(reason.split())}")
-    _pass_on(picture, caught)
+        reason = " ".join((refusal(error) or own).split())
+        warnings.warn(f"the picture {picture} was not drawn, and nothing else is lost: {reason}", stacklevel=3)
+    missing = {str(each.message) for each in caught if _MISSING.match(str(each.message))}
+    if missing:
+        text = f"the font lacks {len(missing)} letters of names in the picture {picture}; boxes replace them."
+        warnings.warn(text, stacklevel=3)
+    for each in caught:
+        if str(each.message) not in missing:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
 
 
 def marked(number: int, length: int) -> dict[str, Any]:
@@ -62,17 +68,3 @@ def marked(number: int, length: int) -> dict[str, Any]:
         "markersize": 4,
         "markevery": (number % every, every),
     }
-
-
-def _pass_on(picture: str, caught: list[warnings.WarningMessage]) -> None:
-    """What was warned of while drawing: of all letters that the font lacks in one line."""
-    missing = {str(each.message) for each in caught if _MISSING.match(str(each.message))}
-    if missing:
-        _warn(f"the font lacks {len(missing)} letters of names in the picture {picture}, where boxes stand.")
-    for each in caught:
-        if str(each.message) not in missing:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=4)

@@ -44,7 +44,7 @@ def test_letters_that_the_font_lacks_are_counted_in_one_line(tmp_path):
     with pytest.warns(UserWarning, match="lacks") as said, drawing("gain"):
         figure_of("甲乙甲").savefig(tmp_path / "gain.png")
     assert [str(one.message) for one in said] == [
-        "the font lacks 2 letters of names in the picture gain, where boxes stand."
+        "the font lacks 2 letters of names in the picture gain; boxes replace them."
     ]
 
 

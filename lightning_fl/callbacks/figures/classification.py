@@ -6,9 +6,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.held_out import HeldOutFigure, pair_outputs
+from lightning_fl.callbacks.figures.held_out import HeldOutFigure
 from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
 from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.errors import DataError
 
 __all__ = ["CalibrationFigure", "PrecisionRecallFigure", "ROCFigure"]

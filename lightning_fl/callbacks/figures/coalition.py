@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.callbacks.collaboration.hcct import HCCT
@@ -28,6 +27,8 @@ class CoalitionFigure(FigureCallback):
     Raises:
         ConfigurationError: at the start of a fit, no callback forms coalitions.
     """
+
+    saved = ("rounds", "assignments")
 
     def __init__(self, *, every_n_rounds: int = 0) -> None:
         super().__init__(every_n_rounds=every_n_rounds)
@@ -55,15 +56,6 @@ class CoalitionFigure(FigureCallback):
         self.rounds.append(trainer.federation.current_round)
         self.assignments.append([coalition_of(trainer, client) for client in range(trainer.num_clients)])
         super().on_round_end(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"rounds": list(self.rounds), "assignments": [list(labels) for labels in self.assignments]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        self.rounds = list(state["rounds"])
-        self.assignments = [list(labels) for labels in state["assignments"]]
 
     def figures(self, trainer: TrainerSurface) -> Drawings:
         """Distances, merge tree and partition."""

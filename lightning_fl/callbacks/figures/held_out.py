@@ -5,19 +5,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
 from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
 from lightning_fl.core.metrics import ClientMetrics
 from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["HeldOutFigure", "pair_outputs", "present"]
+__all__ = ["HeldOutFigure", "present"]
 
 
 class HeldOutFigure(FigureCallback):
@@ -127,40 +127,6 @@ class HeldOutFigure(FigureCallback):
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)
-
-
-def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:
-    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64.
-
-    Args:
-        outputs: of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C] for one
-            target.
-        targets: [n, T] or [n].
-        classes: allow a dimension of classes.
-
-    Raises:
-        DataError: the outputs are not tensors shaped like the targets.
-    """
-    other = next((output for output in outputs if not isinstance(output, Tensor)), None)
-    if other is not None:
-        raise DataError(f"predict_step returned a {type(other).__name__}; return a tensor shaped like the targets.")
-    columns = targets.flatten(1) if targets.ndim > 1 else targets.unsqueeze(1)
-    rows = [output if output.ndim > 1 else output.reshape(-1, 1) for output in outputs]
-    shapes = {row.shape[1:] for row in rows}
-    if classes and len(shapes) == 1:
-        (shape,) = shapes
-        if len(shape) == 1 and columns.shape[1] == 1 and shape[0] > 1:
-            rows = [row.unsqueeze(1) for row in rows]
-        if rows[0].ndim == 3 and sum(map(len, rows)) == len(columns) and rows[0].shape[1] == columns.shape[1]:
-            return torch.cat(rows).double(), columns.double()
-    rows = [row.flatten(1) for row in rows]
-    found = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
-    if found != tuple(columns.shape):
-        raise DataError(
-            f"predict_step returned shape {found}, the targets have {tuple(columns.shape)}; return a tensor shaped like"
-            " the targets."
-        )
-    return torch.cat(rows).double(), columns.double()
 
 
 def present(points: Mapping[int, tuple[Tensor, Tensor]], number: int) -> dict[int, tuple[Tensor, Tensor]]:

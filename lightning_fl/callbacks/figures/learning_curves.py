@@ -25,6 +25,8 @@ class LearningCurves(FigureCallback):
         ConfigurationError: at the first validation, ``monitor`` is not logged.
     """
 
+    saved = ("history",)
+
     def __init__(self, *, monitor: str | None = None) -> None:
         super().__init__()
         self.monitor = monitor
@@ -57,14 +59,6 @@ class LearningCurves(FigureCallback):
             curves = ({name: self._curve(name, part) for name in self.history} for part in ("mean", "worst"))
             clients = {name: self._client_curves(name) for name in self.history}
             yield "learning_curves", partial(draw_learning_curves, clients, *curves)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"history": {name: dict(rounds) for name, rounds in self.history.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        self.history = {name: dict(rounds) for name, rounds in state["history"].items()}
 
     def _curve(self, name: str, part: str) -> Curve:
         rounds = self.history[name]

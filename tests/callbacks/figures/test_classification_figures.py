@@ -7,8 +7,8 @@ from sklearn import metrics
 from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import CalibrationFigure, ParityFigure, PrecisionRecallFigure, ROCFigure
-from lightning_fl.callbacks.figures.held_out import pair_outputs
 from lightning_fl.callbacks.figures.plots.classification import classification_curve, draw_classification
+from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.errors import DataError
 from lightning_fl.data import FederatedDataModule
 from lightning_fl.trainer.trainer import FederatedTrainer

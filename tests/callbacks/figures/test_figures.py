@@ -20,7 +20,7 @@ from lightning_fl.callbacks import (
     TierBidding,
     TierFigures,
 )
-from lightning_fl.callbacks.figures.held_out import pair_outputs, present
+from lightning_fl.callbacks.figures.held_out import present
 from lightning_fl.callbacks.figures.plots.run import (
     draw_client_curves,
     draw_contributions,
@@ -28,6 +28,7 @@ from lightning_fl.callbacks.figures.plots.run import (
     draw_matrix,
     draw_parity,
 )
+from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
