@@ -24,9 +24,9 @@ from lightning_fl.files.user_file import existing_file
 def archive(**files):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as made:
-        made.writestr("__MACOSX/x", "")
+        made.writestr(zipfile.ZipInfo("__MACOSX/x"), "")
         for name, content in files.items():
-            made.writestr(name.replace("_", "/") + (".csv" if "_" not in name else ".xml"), content)
+            made.writestr(zipfile.ZipInfo(name.replace("_", "/") + (".csv" if "_" not in name else ".xml")), content)
     return packed.getvalue()
 
 
@@ -54,7 +54,7 @@ def archive(**files):
         (archive(), "nothing"),
         (b"PK\x03\x04" + bytes(60), "line 1"),
     ],
-    ids=lambda value: repr(value[:18]),
+    ids=lambda value: ascii(value[:18]),
 )
 def test_text_tables(tmp_path, content, name):
     path = tmp_path / "a.csv"
