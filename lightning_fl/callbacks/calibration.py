@@ -131,7 +131,7 @@ def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | 
     if batches is None:
         return None
     try:
-        outputs = trainer.loop.predict(client, weights, "val")
+        outputs = trainer.loop.evaluator.predict(client, weights, "val")
         targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
         return pair_outputs(outputs, targets)
     except DataError as error:

@@ -43,16 +43,18 @@ class LastRounds(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Evaluate one of the last rounds."""
-        if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluates(_SPLIT):
+        if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluator.evaluates(
+            _SPLIT
+        ):
             return
         reports = {}
-        with trainer.loop.evaluations(_SPLIT):
+        with trainer.loop.evaluator.evaluations(_SPLIT):
             for client in trainer.hosted_clients:
                 if client in trainer.federation.absent_clients:
                     continue
                 weights = trainer.client_model(client)
                 with trainer.around_evaluation(client, weights):
-                    report = trainer.loop.evaluate(client, weights, _SPLIT)
+                    report = trainer.loop.evaluator.evaluate(client, weights, _SPLIT)
                 if report is not None:
                     reports[client] = report.metrics
         found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())

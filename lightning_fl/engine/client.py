@@ -15,7 +15,17 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.wire_format import sendable
 from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_, inner_product, linear_combination
 
-__all__ = ["ClientReport", "ClientState", "ClientTurn", "ClientUpdate", "LocalWork", "Phase", "packed", "unpacked"]
+__all__ = [
+    "ClientReport",
+    "ClientState",
+    "ClientTurn",
+    "ClientUpdate",
+    "LocalWork",
+    "Phase",
+    "is_plain",
+    "packed",
+    "unpacked",
+]
 
 #: Key of :class:`Weights` in a checkpoint.
 _WEIGHTS = "flat_weights"
@@ -292,7 +302,7 @@ def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
         ConfigurationError: a checkpoint cannot hold a value.
     """
     for name, value in kept.items():
-        if not isinstance(value, Weights) and not _is_plain(value):
+        if not isinstance(value, Weights) and not is_plain(value):
             raise ConfigurationError(
                 f"{who} keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold: keep numbers,"
                 " strings, tensors, Weights, or lists and dicts of numbers, strings and tensors."
@@ -305,11 +315,12 @@ def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value consists of numbers, strings, tensors and arrays, in lists and dicts."""
     if isinstance(value, dict):
-        return all(_is_plain(part) for pair in value.items() for part in pair)
+        return all(is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | torch.Tensor | np.ndarray | np.generic)
 
 

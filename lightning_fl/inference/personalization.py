@@ -172,7 +172,7 @@ def personalize(
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
         with session(trainer, "validate", module, data, None):
-            if not trainer.loop.evaluates("val"):
+            if not trainer.loop.evaluator.evaluates("val"):
                 raise ConfigurationError(
                     f"{type(module).__name__} must define validation_step, whose metrics score the models."
                 )
@@ -230,7 +230,7 @@ def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monito
 def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]:
     """Metrics of a model on each non-empty part of the samples."""
     trainer.loop.call("on_validation_start")
-    reports = [trainer.loop.evaluate(part, weights, "val") for part in (_SCORED, _HELD_OUT)]
+    reports = [trainer.loop.evaluator.evaluate(part, weights, "val") for part in (_SCORED, _HELD_OUT)]
     trainer.loop.call("on_validation_end")
     return [report for report in reports if report is not None]
 

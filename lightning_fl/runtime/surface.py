@@ -210,13 +210,13 @@ class TrainerSurface(Settings):
 
     def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
         """Training loss of a hosted client for some weights, over its first batches; nothing is trained."""
-        return self.loop.training_loss(client, weights, num_batches, purpose)
+        return self.loop.training.mean_loss(client, weights, num_batches, purpose)
 
     def predict_client(self, client: int, split: Split = "test") -> list[Any]:
         """``predict_step``'s outputs for one hosted client, inside a run."""
         weights = self.client_model(client)
         with self.around_evaluation(client, weights):
-            return self.loop.predict(client, weights, split)
+            return self.loop.evaluator.predict(client, weights, split)
 
     @contextmanager
     def around_evaluation(self, client: int, weights: Weights) -> Iterator[None]:

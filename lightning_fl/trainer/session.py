@@ -185,7 +185,7 @@ def _register_ends(
                 _call_module_callbacks(trainer, "on_exception", error)
                 trainer.datamodule.on_exception(error)
         if hasattr(trainer, "loop"):
-            trainer.loop.optimization.end_run()
+            trainer.loop.training.optimization.end_run()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
         _leave_device(trainer, error)

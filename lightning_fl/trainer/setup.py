@@ -55,14 +55,10 @@ def set_up(
         settings,
         federation,
         processes,
-        stage=stage,
         federated=trainer,
-        datamodule=datamodule,
-        loggers=trainer.loggers,
+        stage=stage,
         log_dir=os.fspath(trainer.run_log.directory),
-        callbacks=trainer.callbacks,
         checkpoint_callback=trainer.callback(ModelCheckpoint),
-        profiler=trainer.profiler,
         checkpoint_hyper_parameters=state.get("hyper_parameters", {}),
     )
     datamodule.see_trainer(own)
@@ -119,7 +115,7 @@ def set_up(
         learner=trainer.strategy,
     )
     if stage == "fit":
-        trainer.loop.open_validation_data()
+        trainer.loop.evaluator.open_validation_data()
     return own
 
 

@@ -153,7 +153,7 @@ class FederatedTrainer(TrainerSurface):
         with session(self, "fit", module, datamodule, ckpt_path):
             self.round.fitting = True
             self.loop.call("on_train_start")
-            self.loop.add_late_parameters()
+            self.loop.training.add_late_parameters()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.federation.wall_time_seconds
             checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"
@@ -258,7 +258,7 @@ class FederatedTrainer(TrainerSurface):
         split: Split = "test",
     ) -> dict[int, list[Any]]:
         """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
-        with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluations("predict"):
+        with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluator.evaluations("predict"):
             return {client: self.predict_client(client, split) for client in self.hosted_clients}
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
@@ -275,16 +275,16 @@ class FederatedTrainer(TrainerSurface):
 
     def _evaluate(self, split: Split) -> ClientMetrics:
         with self.profiler.profile(EVALUATION):
-            if not self.loop.evaluates(split):
+            if not self.loop.evaluator.evaluates(split):
                 return ClientMetrics()
             reports: dict[int, ClientReport] = {}
-            with self.loop.evaluations("validation" if split == "val" else split):
+            with self.loop.evaluator.evaluations("validation" if split == "val" else split):
                 for client in self.processes.panel if self.round.fitting else self.hosted_clients:
                     if client in self.federation.absent_clients:
                         continue
                     weights = self.client_model(client)
                     with self.around_evaluation(client, weights):
-                        report = self.loop.evaluate(client, weights, split, own=True)
+                        report = self.loop.evaluator.evaluate(client, weights, split, own=True)
                     if report is not None:
                         reports[client] = report
             reports = self.processes.exchange(reports)

@@ -285,6 +285,19 @@ def train_both(
     return own, trainer, reference, theirs
 
 
+def train_alike(
+    module: Callable[[], LightningModule], folder: Path, *compared: str, moved: bool = True, **options: Any
+) -> Any:
+    """:func:`train_both`, with equal weights, steps and attributes ``compared``; returns the federated module."""
+    own, trainer, reference, theirs = train_both(module, folder, **options)
+    assert_same_weights(own, reference, moved=moved)
+    assert trainer.client_states[0].global_step == theirs.global_step > 0
+    for name in compared:
+        assert getattr(own, name) == getattr(reference, name), name
+        assert getattr(own, name), name
+    return own
+
+
 def fit_whole_and_resumed(
     module: Callable[[], Any],
     folder: Path,

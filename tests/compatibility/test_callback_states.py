@@ -220,7 +220,7 @@ def test_a_failed_turn_and_what_callbacks_of_the_run_do_change_nothing(brought: 
             trainer.module.in_turn = False
             weight = float(trainer.models[0].vectors[torch.float32][:3].sum())
             for client in (1, 0):
-                report = trainer.loop.evaluate(client, trainer.models[0], "val")
+                report = trainer.loop.evaluator.evaluate(client, trainer.models[0], "val")
                 assert report.metrics["weight"].value == pytest.approx(weight)  # not the client's average
                 trainer.loop.train_aside(client, trainer.models[0], "aside", LocalWork(2, 1))
             trainer.module.in_turn = True

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_alone import NO_TRAINER
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -443,11 +444,11 @@ def test_ranks_without_a_logger_swallow_what_modules_log_to_it() -> None:
         _precision=None, is_global_zero=False, device=torch.device("cpu"), local_rank=1, node_rank=0, strategy=FedAvg()
     )
     module, unused = Linear(), (None, Settings(), Federation(), Processes(FedAvg(), torch.device("cpu")))
-    make_module_trainer(module, fabric, *unused)
+    make_module_trainer(module, fabric, *unused, federated=NO_TRAINER)
     assert isinstance(module.logger, DummyLogger)
     module.logger.experiment.add_scalar("name", 1.0, 0)
     fabric.is_global_zero = True
-    make_module_trainer(module, fabric, *unused)
+    make_module_trainer(module, fabric, *unused, federated=NO_TRAINER)
     assert module.logger is None
 
 

@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
             self.net = nn.Linear(3, 40)
 
     Larger.__module__, Larger.__qualname__ = Other.__module__, Other.__qualname__
-    with pytest.raises(CheckpointError, match="the checkpoint's weights have the layout"):
+    with pytest.raises(CheckpointError, match="layout"):
         federated_trainer(tmp_path, max_rounds=2).fit(Larger(), data, ckpt_path="last")
 
 

@@ -167,7 +167,7 @@ def test_a_loader_s_metrics_stand_for_its_samples(tmp_path: Path) -> None:
     )
     trainer = federated_trainer(tmp_path, max_rounds=1)
     trainer.fit(make(Counts), silos)
-    several, one = (trainer.loop.evaluate(client, trainer.client_model(client), "val") for client in range(2))
+    several, one = (trainer.loop.evaluator.evaluate(client, trainer.client_model(client), "val") for client in range(2))
     assert several is not None
     assert one is not None
     assert [value.weight for value in several.metrics.values()] == [6, 5]

@@ -115,7 +115,7 @@ def test_evaluations_of_callbacks_do_not_count(tmp_path: Path) -> None:
     class Looks(Callback):
         def on_round_end(self, trainer: Any) -> None:
             for client in (1, 0):
-                trainer.loop.evaluate(client, trainer.models[0], "train")
+                trainer.loop.evaluator.evaluate(client, trainer.models[0], "train")
 
     own, watched = make(Best), make(Best)
     clients = Clients((8, 8))

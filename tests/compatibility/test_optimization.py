@@ -15,6 +15,7 @@ from reference import (
     linear,
     make,
     samples,
+    train_alike,
     train_both,
     watching,
 )
@@ -24,29 +25,6 @@ from torch import Tensor, nn
 
 def _with(optimizer: Any, **options: Any) -> type[Linear]:
     return linear(configure_optimizers=lambda self: optimizer(self.parameters(), **options))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [
-        (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
-        (torch.optim.Adam, {"lr": 0.05}),
-        (torch.optim.AdamW, {"lr": 0.05}),
-        (torch.optim.LBFGS, {"lr": 0.5, "max_iter": 3}),
-    ],
-)
-def test_optimizers(optimizer: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    own, trainer, reference, theirs = train_both(_with(optimizer, **options), tmp_path)
-    assert_same_weights(own, reference, moved=False)
-    assert trainer.client_states[0].global_step == theirs.global_step == 9
-
-
-def test_fresh_optimizers_forget_momentum_between_rounds(tmp_path: Path) -> None:
-    module = _with(torch.optim.SGD, lr=0.05, momentum=0.9)
-    own, _, reference, _ = train_both(module, tmp_path, federated={"optimizer_state": "fresh"})
-    once, _, alone, _ = train_both(module, tmp_path, epochs=1, federated={"optimizer_state": "fresh"})
-    assert_same_weights(once, alone, moved=False)
-    assert not torch.equal(own.net.weight, reference.net.weight)
 
 
 class NeedsClosure(torch.optim.SGD):
@@ -59,11 +37,6 @@ class NeedsClosure(torch.optim.SGD):
         return loss
 
 
-def test_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(_with(NeedsClosure, lr=0.05), tmp_path)
-    assert_same_weights(own, reference, moved=False)
-
-
 def test_no_optimizer_leaves_the_weights(tmp_path: Path) -> None:
     own, _, reference, _ = train_both(linear(configure_optimizers=lambda self: None), tmp_path)
     assert_same_weights(own, reference, moved=False)
@@ -71,26 +44,6 @@ def test_no_optimizer_leaves_the_weights(tmp_path: Path) -> None:
 
 
 # -- accumulation ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [8, 10, 20])
-def test_accumulate_grad_batches_with_and_without_remainder(size: int, tmp_path: Path) -> None:
-    own, trainer, reference, theirs = train_both(Linear, tmp_path, data=Clients((size,)), accumulate_grad_batches=2)
-    assert_same_weights(own, reference)
-    assert trainer.client_states[0].global_step == theirs.global_step
-
-
-def test_accumulation_starts_anew_in_every_local_epoch(tmp_path: Path) -> None:
-    """Three batches and two per step: the third steps alone, and its gradient is not added to the next epoch's."""
-    own, trainer, reference, theirs = train_both(
-        Linear,
-        tmp_path,
-        accumulate_grad_batches=2,
-        federated={"max_rounds": 1, "local_epochs": 3},
-        lightning={"max_epochs": 3},
-    )
-    assert_same_weights(own, reference)
-    assert trainer.client_states[0].global_step == theirs.global_step == 6
 
 
 # -- what training_step returns -------------------------------------------------------------------------------------
@@ -114,16 +67,6 @@ class Outputs(Linear):
         self.seen.append({key: float(value) for key, value in outputs.items()})
 
 
-@pytest.mark.parametrize("style", ["tensor", "dict"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_outputs_reach_on_train_batch_end(style: str, accumulate: int, tmp_path: Path) -> None:
-    module = linear("Outputs", Outputs, style=style)
-    own, _, reference, _ = train_both(module, tmp_path, accumulate_grad_batches=accumulate)
-    assert_same_weights(own, reference)
-    assert own.seen == reference.seen
-    assert len(own.seen) == 9
-
-
 class Skips(Linear):
     """``None`` for the batches named: no loss, hence no gradient of theirs."""
 
@@ -141,18 +84,6 @@ class Skips(Linear):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 3), (4,)])
-def test_none_skips_a_batch(skipped: tuple[int, ...], accumulate: int, tmp_path: Path) -> None:
-    module = type("Skipping", (Skips,), {"skipped": skipped})
-    own, trainer, reference, theirs = train_both(
-        module, tmp_path, data=Clients((20,)), accumulate_grad_batches=accumulate
-    )
-    assert_same_weights(own, reference, moved=False)
-    assert own.outputs == reference.outputs
-    assert trainer.client_states[0].global_step == theirs.global_step
 
 
 def test_a_client_without_any_loss_keeps_its_weights(tmp_path: Path) -> None:
@@ -211,19 +142,6 @@ class StepHooks(Linear):
         optimizer.step(closure=optimizer_closure)
 
 
-def test_every_hook_of_a_step_in_lightnings_order(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(
-        StepHooks,
-        tmp_path,
-        accumulate_grad_batches=2,
-        gradient_clip_val=0.3,
-        gradient_clip_algorithm="value",
-    )
-    assert_same_weights(own, reference)
-    assert own.calls == reference.calls
-    assert len(own.calls) > 40
-
-
 class SkipsSteps(StepHooks):
     """Steps every other time only; the closure runs alone in between."""
 
@@ -241,29 +159,6 @@ class StepsLater(StepHooks):
         optimizer_closure()
         self.net.weight.grad.mul_(3.0)
         optimizer.step()
-
-
-@pytest.mark.parametrize("module", [SkipsSteps, StepsLater])
-def test_optimizer_step_that_runs_the_closure_itself(module: type[StepHooks], tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(module, tmp_path, gradient_clip_val=0.3, gradient_clip_algorithm="value")
-    assert_same_weights(own, reference)
-    assert own.calls == reference.calls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("value", "algorithm"), [(0.1, None), (0.1, "norm"), (0.05, "value")])
-def test_gradient_clipping(value: float, algorithm: str | None, tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(Linear, tmp_path, gradient_clip_val=value, gradient_clip_algorithm=algorithm)
-    assert_same_weights(own, reference)
-    free, *_ = train_both(Linear, tmp_path)
-    assert not torch.equal(free.net.weight, own.net.weight)
-
-
-def test_a_batch_hook_that_ends_the_epoch(tmp_path: Path) -> None:
-    stops = linear(on_train_batch_start=lambda self, batch, batch_idx: -1 if batch_idx == 2 else None)
-    own, trainer, reference, theirs = train_both(stops, tmp_path)
-    assert_same_weights(own, reference)
-    assert trainer.client_states[0].global_step == theirs.global_step == 6
 
 
 # -- manual optimisation --------------------------------------------------------------------------------------------
@@ -317,16 +212,6 @@ class Adversaries(LightningModule):
         return [first, second], [step(first, 2, gamma=0.5), step(second, 1, gamma=0.9)]
 
 
-def test_two_optimizers_by_hand(tmp_path: Path) -> None:
-    own, trainer, reference, theirs = train_both(Adversaries, tmp_path)
-    assert_same_weights(own, reference)
-    assert own.frozen == reference.frozen == [False, False] * 9
-    assert own.rates == reference.rates
-    assert own.before_steps == reference.before_steps == 18
-    assert trainer.client_states[0].global_step == theirs.global_step == 18
-    assert own.critic.weight.requires_grad
-
-
 def test_schedulers_stepped_by_hand_go_on_with_fresh_optimizers(tmp_path: Path) -> None:
     own, _, reference, _ = train_both(Adversaries, tmp_path, federated={"optimizer_state": "fresh"})
     assert own.rates == reference.rates
@@ -354,13 +239,6 @@ class ManualPlateau(Linear):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5)
         return [optimizer], [scheduler if self.options is None else {"scheduler": scheduler} | self.options]
-
-
-def test_a_plateau_scheduler_stepped_by_hand_needs_no_monitor(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(ManualPlateau, tmp_path)
-    assert own.rates == reference.rates
-    assert len(set(own.rates)) > 1
-    assert_same_weights(own, reference)
 
 
 @pytest.mark.parametrize("option", [{"monitor": "train_loss"}, {"strict": False}, {"reduce_on_plateau": True}])
@@ -395,14 +273,6 @@ def _note_manual(self: Any, hook: str, *arguments: Any) -> None:
     self.calls.append(f"{hook} {sorted(arguments[0])}" if hook == "on_train_batch_end" else hook)
 
 
-def test_manual_hooks_in_lightnings_order(tmp_path: Path) -> None:
-    module = watching(ManualHooks, _MANUAL_HOOKS.split(), _note_manual)
-    own, trainer, reference, theirs = train_both(module, tmp_path, data=Clients((16,)))
-    assert_same_weights(own, reference)
-    assert own.calls == reference.calls
-    assert trainer.client_states[0].global_step == theirs.global_step == 6
-
-
 class ManualClosure(ManualHooks):
     """Hands a closure to ``optimizer.step``."""
 
@@ -421,10 +291,81 @@ class ManualClosure(ManualHooks):
         return losses[-1]
 
 
-def test_manual_closure(tmp_path: Path) -> None:
-    own, trainer, reference, _ = train_both(watching(ManualClosure, _MANUAL_HOOKS.split(), _note_manual), tmp_path)
-    assert_same_weights(own, reference)
-    assert own.calls == reference.calls
+def _skips(*skipped: int) -> type[Any]:
+    return linear("Skipping", Skips, skipped=skipped)
+
+
+def _step_again(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    if batch_idx == 1:
+        self.optimizers(use_pl_optimizer=False).step()
+
+
+def _steps_itself(optimizer: Any, **options: Any) -> type[Any]:
+    """Takes a step of its own between those of the trainer: both see one momentum."""
+    return linear("StepsTwice", _with(optimizer, lr=0.05, **options), on_train_batch_end=_step_again)
+
+
+_CLIPPED = {"gradient_clip_val": 0.3, "gradient_clip_algorithm": "value"}
+_EPOCHS = {"federated": {"max_rounds": 1, "local_epochs": 3}, "lightning": {"max_epochs": 3}}
+_STOPS = linear(on_train_batch_start=lambda self, batch, batch_idx: -1 if batch_idx == 2 else None)
+_MANUAL = [watching(kind, _MANUAL_HOOKS.split(), _note_manual) for kind in (ManualHooks, ManualClosure)]
+#: Name -> module, compared attributes, and options of both trainers.
+_CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
+    "SGD": (_with(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01), (), {}),
+    "Adam": (_with(torch.optim.Adam, lr=0.05), (), {}),
+    "AdamW": (_with(torch.optim.AdamW, lr=0.05), (), {}),
+    "LBFGS": (_with(torch.optim.LBFGS, lr=0.5, max_iter=3), (), {}),
+    "needs a closure": (_with(NeedsClosure, lr=0.05), (), {}),
+    "its own steps by SGD": (_steps_itself(torch.optim.SGD, momentum=0.9), (), {}),
+    "its own steps by Adam": (_steps_itself(torch.optim.Adam), (), {}),
+    # Three batches and two per step: the third steps alone, and its gradient is not added to the next epoch's.
+    "accumulation restarts in every local epoch": (Linear, (), {"accumulate_grad_batches": 2, **_EPOCHS}),
+    "a batch hook ends the epoch": (_STOPS, (), {}),
+    "every hook of a step": (StepHooks, ("calls",), {"accumulate_grad_batches": 2, **_CLIPPED}),
+    "steps every other time": (SkipsSteps, ("calls",), _CLIPPED),
+    "steps after its closure": (StepsLater, ("calls",), _CLIPPED),
+    "two by hand": (Adversaries, ("frozen", "rates", "before_steps"), {}),
+    "a plateau by hand needs no monitor": (ManualPlateau, ("rates",), {}),
+    "manual hooks": (_MANUAL[0], ("calls",), {"data": Clients((16,))}),
+    "manual closure": (_MANUAL[1], ("calls",), {}),
+}
+for _size in (8, 10, 20):
+    _CASES[f"accumulation of {_size}"] = (Linear, (), {"data": Clients((_size,)), "accumulate_grad_batches": 2})
+for _value, _algorithm in ((0.1, None), (0.1, "norm"), (0.05, "value")):
+    _clip = {"gradient_clip_val": _value, "gradient_clip_algorithm": _algorithm}
+    _CASES[f"clipped at {_value} by {_algorithm}"] = (Linear, (), _clip)
+for _accumulate in (1, 2):
+    for _style in ("tensor", "dict"):
+        _outputs = linear("Outputs", Outputs, style=_style)
+        _CASES[f"{_style}, {_accumulate}"] = (_outputs, ("seen",), {"accumulate_grad_batches": _accumulate})
+    for _skipped in ((0,), (1,), (2,), (0, 3), (4,)):
+        _options = {"data": Clients((20,)), "accumulate_grad_batches": _accumulate}
+        _CASES[f"skips {_skipped}, {_accumulate}"] = (_skips(*_skipped), ("outputs",), _options)
+
+
+@pytest.mark.parametrize(("module", "compared", "options"), _CASES.values(), ids=_CASES)
+def test_steps_are_lightnings(module: Any, compared: tuple[str, ...], options: dict[str, Any], tmp_path: Path) -> None:
+    train_alike(module, tmp_path, *compared, **options)
+
+
+def test_fresh_optimizers_forget_momentum_between_rounds(tmp_path: Path) -> None:
+    module = _with(torch.optim.SGD, lr=0.05, momentum=0.9)
+    train_alike(module, tmp_path, epochs=1, federated={"optimizer_state": "fresh"})
+    own, _, reference, _ = train_both(module, tmp_path, federated={"optimizer_state": "fresh"})
+    assert not torch.equal(own.net.weight, reference.net.weight)
+
+
+def test_clipping_changes_the_weights(tmp_path: Path) -> None:
+    clipped, free = (train_alike(Linear, tmp_path, gradient_clip_val=value) for value in (0.05, None))
+    assert not torch.equal(free.net.weight, clipped.net.weight)
+
+
+def test_networks_trained_by_hand_end_unfrozen_with_a_loss(tmp_path: Path) -> None:
+    own, trainer, *_ = train_both(Adversaries, tmp_path)
+    assert own.critic.weight.requires_grad
+    assert own.frozen == [False, False] * 9
+    assert len(set(map(tuple, own.rates))) == 3
+    assert trainer.client_states[0].global_step == own.before_steps == 18
     assert trainer.metrics["train"]["train/loss"].mean > 0
 
 
@@ -467,18 +408,3 @@ def test_every_client_keeps_its_own_optimizer_state(tmp_path: Path, three_client
     weight, bias = _by_hand([8, 4, 12], cohorts, 0.9)
     assert_equal_up_to_rounding(module.net.weight, weight, steps=3 * 3)
     assert_equal_up_to_rounding(module.net.bias, bias, steps=3 * 3)
-
-
-@pytest.mark.parametrize(("optimizer", "options"), [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})])
-def test_steps_that_a_module_takes_itself_are_the_optimizer_s_own(
-    optimizer: Any, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """Before and after steps of the trainer's: both see one momentum."""
-
-    def steps(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            self.optimizers(use_pl_optimizer=False).step()
-
-    module = linear("StepsTwice", _with(optimizer, lr=0.05, **options), on_train_batch_end=steps)
-    own, _, reference, _ = train_both(module, tmp_path)
-    assert_same_weights(own, reference)

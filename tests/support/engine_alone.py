@@ -1,5 +1,6 @@
 """The engine's parts put together by hand, without a trainer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -16,6 +17,9 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import make_module_trainer
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.strategies import FedAvg
+
+#: What a module's trainer asks of a federated trainer.
+NO_TRAINER = SimpleNamespace(loggers=[], callbacks=[], profiler=None)
 
 
 def make_loop(
@@ -35,7 +39,7 @@ def make_loop(
     factory = BatchFactory(data, fabric.device, hooks=hooks)
     found = [factory.batches(client, "train") for client in range(data.num_clients)]
     state.num_samples = [batches.num_samples for batches in found if batches is not None]
-    shim = make_module_trainer(module, fabric, factory, told, state, processes, datamodule=data)
+    shim = make_module_trainer(module, fabric, factory, told, state, processes, federated=NO_TRAINER)
     flat = FlatModule(module)
     state.begin(flat, data.num_clients)
     return LocalLoop(

@@ -249,14 +249,14 @@ class CollaborationGraph(Callback):
         personal = trainer.federation.personal_layers.get(client)
         if trainer.federation.personal is not None and personal is not None:
             trainer.federation.personal.insert_(weights, personal)
-        report = trainer.loop.evaluate(client, weights, "val")
+        report = trainer.loop.evaluator.evaluate(client, weights, "val")
         assert report is not None
         name = monitored_metric(report.metrics, self.monitor, default_metric(report.metrics), "CollaborationGraph")
         metric = report.metrics[name]
         return metric.value if higher_is_better(name, metric.higher_is_better) else -metric.value
 
     def _check_validation(self, trainer: TrainerSurface) -> None:
-        if not trainer.loop.evaluates("val"):
+        if not trainer.loop.evaluator.evaluates("val"):
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
                 " validation_step, or set CollaborationGraph.graph."

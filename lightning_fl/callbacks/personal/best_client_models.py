@@ -49,7 +49,7 @@ class BestClientModels(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Refuse a run without validation."""
-        if not trainer.check_val_every_n_rounds or not trainer.loop.evaluates("val"):
+        if not trainer.check_val_every_n_rounds or not trainer.loop.evaluator.evaluates("val"):
             raise ConfigurationError(
                 "BestClientModels needs validation: set trainer.check_val_every_n_rounds to at least 1, and define a"
                 " validation_step."
@@ -66,7 +66,7 @@ class BestClientModels(Callback):
             return
         weights = trainer.client_weights()
         with trainer.around_evaluation(client, weights):
-            report = trainer.loop.evaluate(client, weights, "val")
+            report = trainer.loop.evaluator.evaluate(client, weights, "val")
         if report is not None and report.metrics:
             name = self._metric(report.metrics)
             metric = report.metrics[name]

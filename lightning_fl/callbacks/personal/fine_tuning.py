@@ -86,7 +86,7 @@ class FineTuning(Callback):
         failures: dict[int, str] = {}
         for client, start in starts.items():
             try:
-                trainer.loop.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
+                trainer.loop.training.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
             except TrainingError as error:
                 failures[client] = str(error)
                 continue

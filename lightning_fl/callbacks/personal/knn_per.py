@@ -146,7 +146,7 @@ class KNNPer(Callback):
 
     def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
         module = trainer.module
-        if not trainer.loop.evaluates("val"):
+        if not trainer.loop.evaluator.evaluates("val"):
             raise ConfigurationError(
                 f"KNNPer embeds training samples with validation_step, which {type(module).__name__} must define."
             )

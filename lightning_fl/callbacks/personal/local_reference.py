@@ -72,7 +72,7 @@ class LocalReference(Callback):
                 continue
             state = ClientState(**store[client]["state"])
             try:
-                report = trainer.loop.train(client, _weights(trainer, client), state, own=False)
+                report = trainer.loop.training.train(client, _weights(trainer, client), state, own=False)
             except TrainingError as error:
                 losses[client] = (None, str(error))
                 continue
@@ -112,7 +112,7 @@ class LocalReference(Callback):
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
             if client not in trainer.federation.absent_clients:
-                report = trainer.loop.evaluate(client, _weights(trainer, client), split)
+                report = trainer.loop.evaluator.evaluate(client, _weights(trainer, client), split)
                 if report is not None:
                     reports[client] = report.metrics
         return summarize(trainer.strategy.exchange(reports))

@@ -57,7 +57,7 @@ class BatchFactory:
         channels_last: bool = False,
         hooks: Hooks | None = None,
     ) -> None:
-        self._data = data
+        self.data = data
         self._hooks = hooks or Hooks()
         self._device = device
         self._channels_last = channels_last
@@ -75,8 +75,8 @@ class BatchFactory:
         """
         key = (client, split)
         if key not in self._made:
-            source = f"{type(self._data).__name__}.client_data({client}, {split!r}) returned"
-            made = self._make(self._data.client_data(client, split), split, source)
+            source = f"{type(self.data).__name__}.client_data({client}, {split!r}) returned"
+            made = self._make(self.data.client_data(client, split), split, source)
             if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
                 made = None
             if made is None and split == "train":
@@ -101,7 +101,7 @@ class BatchFactory:
             return None
         key = (client, split)
         if key not in self._loaders:
-            data: Any = self._data.client_data(client, split)
+            data: Any = self.data.client_data(client, split)
             self._loaders[key] = self._shown(data, split)
         return self._loaders[key]
 
@@ -112,7 +112,7 @@ class BatchFactory:
         self._budget = MemoryBudget(self._device)
 
     def _name_of(self, client: int) -> str:
-        return f"client {client} ({self._data.client_names()[client]})"
+        return f"client {client} ({self.data.client_names()[client]})"
 
     def _check_labels(self, batches: PackedBatches, client: int) -> None:
         """Refuse training samples without any target (all NaN), whose masked loss would be 0."""
@@ -158,7 +158,7 @@ class BatchFactory:
         return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
 
     def _options(self, split: Split) -> dict[str, Any]:
-        module, training = self._data, split == "train"
+        module, training = self.data, split == "train"
         return {
             "batch_size": module.batch_size if training else module.eval_batch_size,
             "shuffle": training and module.shuffle,

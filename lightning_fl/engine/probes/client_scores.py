@@ -40,7 +40,7 @@ class ClientScores:
     """
 
     def __init__(self, loop: LocalLoop, owner: str, split: Split, num_samples: int | None, monitor: str | None) -> None:
-        if not loop.evaluates("val"):
+        if not loop.evaluator.evaluates("val"):
             raise ConfigurationError(
                 f"models are scored by what validation_step logs: define it in {type(loop.module).__name__}."
             )
@@ -73,7 +73,7 @@ class ClientScores:
         if personal is not None and own is not None:
             model = personal.insert_(model.clone(), own)
         with preserve_metrics(loop.module):
-            report = loop.evaluate(
+            report = loop.evaluator.evaluate(
                 client,
                 model,
                 self._split,

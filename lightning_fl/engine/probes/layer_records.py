@@ -70,7 +70,7 @@ def layer_records(
 
     present = loop.flat.collect().clone()
     with _recorded(layer, seen), preserve_metrics(loop.module):
-        report = loop.evaluate(client, weights, split, read)
+        report = loop.evaluator.evaluate(client, weights, split, read)
     loop.flat.load(present)
     if report is None or not targets:
         return None

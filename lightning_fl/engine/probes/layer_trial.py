@@ -62,7 +62,7 @@ def layer_misses_targets(
         present = loop.flat.collect().clone()
         try:
             with preserve_metrics(loop.module):
-                report = loop.evaluate(client, weights, "train", read)
+                report = loop.evaluator.evaluate(client, weights, "train", read)
         finally:
             handle.remove()
             loop.flat.load(present)

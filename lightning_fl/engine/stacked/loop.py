@@ -113,7 +113,7 @@ class StackedLoop:
             batches = loop.factory.batches(turn.client, "train")
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
-            length = loop.turn_length(batches, None)
+            length = loop.training.turn_length(batches, None)
             path = loop.path(turn.client, turn.purpose)
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[RowBatch]] = []
@@ -136,10 +136,10 @@ class StackedLoop:
         # Steps draw nothing; all other draws are the same on any number of processes.
         seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
         self._view.begin_step(**self._facts(rows, 0))
-        (optimizer, *_), _ = loop.optimization.configure()
+        (optimizer, *_), _ = loop.training.optimization.configure()
         self._trainer.take_optimizers([optimizer], [])
         if self._settings.fused_optimizers and not has_fused_step(optimizer):
-            loop.optimization.warn_not_fused(optimizer)
+            loop.training.optimization.warn_not_fused(optimizer)
         for row in rows:
             row.turn.optimizers = [optimizer]
         weights = StackedWeights(loop.flat, optimizer, len(rows), fused=self._settings.fused_optimizers)

@@ -93,8 +93,8 @@ def _of_the_data(loop: LocalLoop) -> Iterator[str]:
 
 
 def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
-    optimizers, schedulers = loop.optimization.configure()
-    if schedulers or loop.optimization.held_schedulers:
+    optimizers, schedulers = loop.training.optimization.configure()
+    if schedulers or loop.training.optimization.held_schedulers:
         yield "configure_optimizers returns a learning-rate scheduler, or keeps one"
     reason = (
         "configure_optimizers returns no optimiser"

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.metric_states import preserve_metrics
-from lightning_fl.engine.turn.training import TrainingLoop
+from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.weights.flat import Span, Weights
 
 __all__ = ["HeldOutLoss"]
@@ -25,7 +25,7 @@ class HeldOutLoss:
     all weights.
 
     Args:
-        loop: in a fit.
+        loop: of the run, in a fit.
         split: of the samples.
         num_samples: of each client, drawn in every round; ``None`` for all. With a ``DataLoader``, the first batches
             with at least as many.
@@ -36,7 +36,7 @@ class HeldOutLoss:
 
     def __init__(
         self,
-        loop: TrainingLoop,
+        loop: TurnServices,
         split: Split,
         num_samples: int | None,
         purpose: str,

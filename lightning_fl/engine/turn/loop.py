@@ -1,12 +1,10 @@
 """Clients' turns with the steps of strategy and callbacks."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_fl.core.cohort import Participant
@@ -14,35 +12,46 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
 from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
+from lightning_fl.engine.hooks import Hooks
+from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.callback_states import averaged_weights
 from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.gradients import FlatGradient
+from lightning_fl.engine.turn.evaluation import Evaluator
+from lightning_fl.engine.turn.gradients import TurnGradients
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.metric_states import preserve_metrics
-from lightning_fl.engine.turn.module_checks import refuse_manual_steps
-from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
-from lightning_fl.engine.turn.training import StepBatch, TrainingLoop
-from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_
+from lightning_fl.engine.turn.services import TurnServices
+from lightning_fl.engine.turn.training import TrainingLoop
+from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 
 __all__ = ["LocalLoop"]
 
 
-class LocalLoop(TrainingLoop):
+@dataclass(eq=False, repr=False)
+class LocalLoop(TurnServices):
     """Runs clients' turns one after another on one module, with the steps of strategy and callbacks.
 
-    Args:
-        *args: of the base.
-        **settings: of the base.
+    Attributes:
+        evaluator: evaluates clients.
+        training: trains clients.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    hooks: Hooks
+    """callbacks of turns and steps."""
+    learner: Learner
+    """the strategy's steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.evaluator = Evaluator(self)
+        self.training = TrainingLoop(self, self.hooks, self.learner)
+        self.own_steps = self.training.own_steps
         #: Model (``None`` for mixtures) -> client -> its measurements in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         self._second: dict[str, SecondOptimizer] = {}
-        self._gradient: FlatGradient | None = None
+        self._gradients = TurnGradients(self, self.training, self.learner)
 
     def model_of(self, participant: Participant) -> int | None:
         """The model that a participant trains; ``None`` for a mixture of several."""
@@ -170,7 +179,7 @@ class LocalLoop(TrainingLoop):
         """
         present = self.flat.collect().clone()
         try:
-            self.train(client, start, ClientState(), purpose=purpose, own=False, work=work)
+            self.training.train(client, start, ClientState(), purpose=purpose, own=False, work=work)
             return self.flat.collect().clone()
         finally:
             self.flat.load(present)
@@ -189,7 +198,7 @@ class LocalLoop(TrainingLoop):
             report = self._train_in_phases(turn, phases)
         else:
             correct_ = self._correction(turn)
-            report = self.train(turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_)
+            report = self.training.train(turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_)
         for name, second in self._second.items():
             if self.settings.optimizer_state == "keep":
                 turn.kept[f"optimizer of {name}"] = second.state()
@@ -224,11 +233,13 @@ class LocalLoop(TrainingLoop):
             draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
             state = ClientState(**turn.kept.get(f"training for {purpose}", {}))
             with self._frozen_but(phase.trained):
-                self.train(turn.client, start, state, purpose=draws, work=phase.work)
+                self.training.train(turn.client, start, state, purpose=draws, work=phase.work)
             turn.kept[f"training for {purpose}"], start = state.state_dict(), None
         with self._frozen_but(last.trained):
             correct_ = self._correction(turn)
-            return self.train(turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_)
+            return self.training.train(
+                turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_
+            )
 
     @contextmanager
     def _frozen_but(self, trained: str) -> Iterator[None]:
@@ -263,7 +274,7 @@ class LocalLoop(TrainingLoop):
         state = ClientState(**turn.kept.get(name, {}))
         present = self.flat.collect().clone()
         start = self.with_personal_layers(turn, start)
-        self.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
+        self.training.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
         trained = self.flat.collect().clone()
         self.flat.load(present)
         turn.kept[name] = state.state_dict()
@@ -285,7 +296,7 @@ class LocalLoop(TrainingLoop):
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
         """:meth:`ClientTurn.training_metrics`; restores the module's weights."""
-        if not self.evaluates("val"):
+        if not self.evaluator.evaluates("val"):
             raise ConfigurationError(
                 f"{type(self.learner).__name__} measures models by what validation_step logs: define it in"
                 f" {type(self.module).__name__}."
@@ -293,77 +304,22 @@ class LocalLoop(TrainingLoop):
         present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
         path = self.path(turn.client, "training metrics")
         with preserve_metrics(self.module):
-            report = self.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))
+            report = self.evaluator.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))
         self.flat.load(present)
         assert report is not None
         return report.metrics
 
     def step_gradient(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        """:meth:`ClientTurn.step_gradient`; restores the module's weights and metrics."""
-        if not self.step_batches:
-            raise ConfigurationError(
-                f"{type(self.learner).__name__} calls turn.step_gradient outside of a step: call it in"
-                " correct_gradient_."
-            )
-        refuse_manual_steps(self.module, type(self.learner).__name__)
-        present, trainer, now = self.flat.collect().clone(), self.module_trainer, self.draws.read()
-        gradient = self._flat_gradient(turn)
-        gradient.load_(weights)
-        if buffers is not None:
-            copy_spans_(self.flat.weights, buffers, turn.buffers)
-        collector, trainer.collector = trainer.collector, LogCollector()  # drops what is logged meanwhile
-        try:
-            with preserve_metrics(self.module) if self.metric_states.metrics else nullcontext():
-                found = gradient.of(self._losses(self.step_batches, part), 1 / self.settings.accumulate_grad_batches)
-            if buffers is not None:
-                copy_spans_(buffers, self.flat.collect(), turn.buffers)
-            return found
-        finally:
-            self.draws.set(now)
-            trainer.collector = collector
-            self.flat.load(present)
+        """:meth:`ClientTurn.step_gradient`."""
+        return self._gradients.of_step(turn, weights, part, buffers)
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
-        """:meth:`ClientTurn.batch_gradient`; restores the module's weights and metrics."""
-        refuse_manual_steps(self.module, type(self.learner).__name__)
-        client, trainer = turn.client, self.module_trainer
-        present = self.flat.collect().clone()
-        path = self.path(client, purpose)
-        batches = self.batches(client, "train")
-        self.flat.load(self.with_personal_layers(turn, weights))
-        self.metric_states.begin(client)
-        self.generators = self.seed(*path)
-        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        trainer.begin_turn(client, self.global_step(client))
-        try:
-            batch, size = next(iter(batches.shuffled(path, 1)))
-            moved = StepBatch([(self.move(batch, batches.on_device, client), size)], 0)
-            return self._flat_gradient(turn).of(self._losses([moved], 0), 1.0)
-        finally:
-            trainer.end_turn()
-            trainer.collector.begin()
-            self.flat.load(present)
-
-    def _flat_gradient(self, turn: ClientTurn) -> FlatGradient:
-        if self._gradient is None or self._gradient.spans is not turn.spans:
-            self._gradient = FlatGradient(self.module, self.flat, turn.spans)
-        return self._gradient
-
-    def _losses(self, batches: Iterable[StepBatch], part: int) -> Iterator[Tensor]:
-        """The losses of one part of some batches at the module's present weights, with the step's own draws."""
-        for one in batches:
-            batch, size = one.parts[part]
-            self.draws.set(one.draws)
-            self.module_trainer.collector.begin_step(batch, size)
-            with torch.enable_grad():  # an optimiser may have switched gradients off
-                output = self.training_output(batch, one.index, self.generators)
-                loss = self.loss(output, "client_loss" in self.own_steps)
-            if loss is not None:
-                yield loss
+        """:meth:`ClientTurn.batch_gradient`."""
+        return self._gradients.of_batch(turn, self.with_personal_layers(turn, weights), purpose)
 
     def learning_rate(self, turn: ClientTurn) -> float:
         """:attr:`ClientTurn.learning_rate`."""
-        optimizers = turn.optimizers or self.optimization.configure()[0]
+        optimizers = turn.optimizers or self.training.optimization.configure()[0]
         return float(optimizers[0].param_groups[0]["lr"])
 
     def second_step(self, turn: ClientTurn, name: str, gradient: Weights) -> None:

@@ -20,6 +20,9 @@ _PASSING = frozenset(
     {"_computed", "_forward_cache", "_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad", "training"}
 )
 
+#: Types of the attributes that are kept.
+_PLAIN = (bool, int, float, str, Tensor, type(None))
+
 #: An attribute of a metric -> its value; lists of tensors are states that grow.
 _State = dict[str, Any]
 
@@ -109,7 +112,8 @@ def _state(metric: Metric) -> _State:
     return {
         key: _copied(value, "cpu")
         for key, value in vars(metric).items()
-        if key in metric._defaults or (key not in _PASSING and _is_plain(value))
+        if key in metric._defaults
+        or (key not in _PASSING and isinstance(value, _PLAIN) and not isinstance(value, nn.Parameter))
     }
 
 
@@ -124,12 +128,6 @@ def _copied(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, list):  # entries are never changed in place
         return [one.detach().to(device) if isinstance(one, Tensor) else one for one in value]
     return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, nn.Parameter):
-        return False
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 @contextmanager

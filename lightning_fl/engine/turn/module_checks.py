@@ -5,7 +5,6 @@ import inspect
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import is_overridden
@@ -43,27 +42,22 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
     Raises:
         ConfigurationError: the step has arguments that a client cannot provide.
     """
-    parameters = inspect.signature(getattr(module, name)).parameters
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if "dataloader_iter" in parameters:
+    signature = inspect.signature(getattr(module, name))
+    step = f"{type(module).__name__}.{name}"
+    if "dataloader_iter" in signature.parameters:
         raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes 'dataloader_iter', which is not supported: define"
-            f" {name}(self, batch, batch_idx)."
+            f"{step} takes 'dataloader_iter', which is not supported: define {name}(self, batch, batch_idx)."
         )
-    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if by_name:
+    kinds = [parameter.kind.name for parameter in signature.parameters.values()]
+    takes_index = "VAR_POSITIONAL" in kinds or sum(kind.startswith("POSITIONAL") for kind in kinds) >= 2
+    loader = name != "training_step" and "dataloader_idx" in signature.parameters
+    try:
+        signature.bind(*range(1 + takes_index), **({"dataloader_idx": 0} if loader else {}))
+    except TypeError as error:
         raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes {', '.join(by_name)} by name only, and a batch and its index are"
-            " passed by position: give it a default value."
-        )
-    required = [p for p in positional if p.default is p.empty]
-    if len(required) > 2 + (name != "training_step" and "dataloader_idx" in parameters):
-        raise ConfigurationError(
-            f"{type(module).__name__}.{name} takes {', '.join(p.name for p in required)}, and gets only a batch and its"
-            f" index: give {required[2].name} a default value, or leave it out."
-        )
-    variadic = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
-    return variadic or len(positional) >= 2
+            f"{step} gets a batch and its index, by position ({error}): give other arguments default values."
+        ) from error
+    return takes_index
 
 
 def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
@@ -78,16 +72,8 @@ def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -
         ConfigurationError: several loaders and a step without ``dataloader_idx``, or one and a step that needs it.
     """
     hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
-    several = num_loaders > 1
     try:
-        _verify_dataloader_idx_requirement(hooks, several, _STAGES[word], module)
+        _verify_dataloader_idx_requirement(hooks, num_loaders > 1, _STAGES[word], module)
     except RuntimeError as error:
-        lacking = next(
-            hook for hook in hooks if is_param_in_hook_signature(getattr(module, hook), "dataloader_idx") != several
-        )
-        remedy = "add dataloader_idx=0 to its arguments" if several else "give dataloader_idx a default value"
-        raise ConfigurationError(
-            f"{type(module).__name__}.{lacking} {'lacks' if several else 'needs'} dataloader_idx, and a client has"
-            f" {f'{num_loaders} loaders' if several else 'one loader'} in this split: {remedy}, as under Lightning's"
-            " Trainer."
-        ) from error
+        has = f"{num_loaders} loaders" if num_loaders > 1 else "one loader"
+        raise ConfigurationError(f"{type(module).__name__} does not fit data with {has}: {error}") from error

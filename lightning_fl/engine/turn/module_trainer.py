@@ -15,7 +15,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -35,7 +34,7 @@ from lightning_fl.engine.turn.client_datamodule import ClientDataModule
 from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_loops import restrict_loops
 from lightning_fl.engine.turn.module_strategy import make_strategy
-from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.turn.results import EarlyLog, LogCollector
 from lightning_fl.engine.turn.trainer_attributes import FixedList, Refused, Setting, refusal, refuse_outside_of_a_turn
 
 __all__ = ["STAGES", "ModuleTrainer", "make_module_trainer"]
@@ -76,28 +75,6 @@ _LOADERS = {
 }
 
 
-class _BetweenTurns:
-    """Keeps what ``on_train_start``, ``on_validation_start`` and ``on_test_start`` log for the turns that follow."""
-
-    def __init__(self) -> None:
-        self._moment: tuple[RunningStage | None, int] | None = None
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def begin(self, moment: tuple[RunningStage | None, int]) -> None:
-        self._moment, self._calls = moment, []
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        self._calls.append((args, kwargs))
-
-    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Do nothing; Lightning calls this between hooks."""
-
-    def replay(self, moment: tuple[RunningStage | None, int], collector: LogCollector) -> None:
-        if moment == self._moment:
-            for args, kwargs in self._calls:
-                collector.log(*args, **kwargs)
-
-
 class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     """Mixin of Lightning's Trainer with what a federated run answers otherwise, see :func:`make_module_trainer`.
 
@@ -108,19 +85,14 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         settings: of the run.
         federation: the round, and latest metrics.
         processes: of the run.
+        federated: the federated trainer, with loggers, callbacks and profiler of the run.
         stage: "fit", "validate", "test" or "predict".
-        federated: the federated trainer, for modules that know that they are federated.
-        datamodule: the data of all clients.
-        loggers: of rank zero.
         log_dir: folder of the run.
-        callbacks: of the run.
         checkpoint_callback: the one that saves checkpoints.
-        profiler: of the run.
         checkpoint_hyper_parameters: of the module in the checkpoint that the run resumes from.
     """
 
     fit = validate = test = predict = save_checkpoint = Refused()
-    federated: Any = None
     checkpoint_callback: Any = None
     log_dir: str | None = None
     global_step = 0
@@ -135,23 +107,15 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         federation: Federation,
         processes: Processes,
         *,
+        federated: Any,
         stage: str = "fit",
-        federated: Any = None,
-        datamodule: Any = None,
-        loggers: Sequence[Any] = (),
         log_dir: str | None = None,
-        callbacks: Sequence[Any] = (),
         checkpoint_callback: Any = None,
-        profiler: Profiler | None = None,
         checkpoint_hyper_parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        self.federated, self._datamodule = federated, datamodule
-        self._module = module
-        self._fabric = fabric
-        self._factory = factory
-        self._settings = settings
-        self._federation = federation
-        self._processes = processes
+        self.federated = federated
+        self._module, self._factory, self._settings = module, factory, settings
+        self._federation, self._processes = federation, processes
         with rank_seen(1):  # rank zero would print its devices
             super().__init__(
                 accelerator=fabric.device.type,
@@ -172,7 +136,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
                 # Modules divide by it: where no steps are logged (0), Lightning's default.
                 log_every_n_steps=settings.log_every_n_steps or 50,
                 num_sanity_val_steps=0,
-                profiler=profiler,
+                profiler=federated.profiler,
                 default_root_dir=os.fspath(settings.default_root_dir),
             )
         self.strategy.connect(module)
@@ -180,9 +144,9 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         module.trainer = self  # reaches modules inside the module, too
         restrict_loops(self)
         self.checkpoint_callback, self.log_dir = checkpoint_callback, log_dir
-        self.callbacks = FixedList(callbacks)
+        self.callbacks = FixedList(federated.callbacks)
         # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
-        self.loggers = list(loggers) if fabric.is_global_zero else [DummyLogger()]
+        self.loggers = list(federated.loggers) if fabric.is_global_zero else [DummyLogger()]
         self.state.status = TrainerStatus.RUNNING
         self.set_stage(*STAGES[stage])
         self.is_made = True
@@ -193,7 +157,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self.client: int | None = None
         self.progress: Any = self.fit_loop.epoch_loop.batch_progress
         self._took_turns = False
-        self._between_turns = _BetweenTurns()
+        self._between_turns = EarlyLog()
         self._estimated_stepping_batches: float | None = None
         self._evaluated_split: Split = "test"
         self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
@@ -212,8 +176,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     @property
     def current_epoch(self) -> int:
         # Lightning validates inside an epoch; here the round's number has moved on by then.
-        within = self.validating and self.state.fn == _FIT
-        return self._federation.current_round - int(within)
+        return self._federation.current_round - (self.validating and self.state.fn == _FIT)
 
     @property
     def num_clients(self) -> int:
@@ -235,8 +198,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @property
     def datamodule(self) -> Any:
-        federated = self._datamodule
-        if federated is None or not self._processes.client_ranks:
+        federated = self._factory.data
+        if not self._processes.client_ranks:  # clients are not placed yet
             return federated
         client = self.client if self.client is not None else next(iter(self._processes.hosted), None)
         fit = self.state.fn in (_FIT, _VALIDATE)
@@ -249,7 +212,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
-        return [] if self.checkpoint_callback is None else [self.checkpoint_callback]
+        return [callback for callback in (self.checkpoint_callback,) if callback is not None]
 
     def target_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the training targets over all clients; see ``FederatedTrainer``."""

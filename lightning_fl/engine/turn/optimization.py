@@ -17,7 +17,7 @@ from lightning.pytorch.core.optimizer import (
     _validate_optimizers_attached,
 )
 from lightning.pytorch.utilities.types import STEP_OUTPUT, LRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
@@ -30,6 +30,7 @@ from lightning_fl.engine.turn.correction import Correction, GradientCorrection
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.pristine import PristineOptimizers
+from lightning_fl.engine.turn.schedulers import Schedulers, held_schedulers
 from lightning_fl.engine.weights.flat import FlatModule
 
 __all__ = ["STEP_HOOKS", "Optimization"]
@@ -89,11 +90,9 @@ class Optimization:
         self._validated = False
         self._warned_not_fused = False
         self._trainer = module_trainer
+        self._schedulers = Schedulers(module_trainer, settings, federation)
         module_trainer.before_optimizer_step = self._before_step
-        self._own = {
-            name: is_overridden(name, module) or name in module_trainer.watching
-            for name in (*STEP_HOOKS, "lr_scheduler_step")
-        }
+        self._own = {name: is_overridden(name, module) or name in module_trainer.watching for name in STEP_HOOKS}
         # Lightning clears gradients between forward and backward. Without these hooks, clearing them before gives the
         # same result, and the forward pass reuses their memory, which is still in the cache.
         self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
@@ -151,7 +150,7 @@ class Optimization:
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 for done in range(state.rounds_seen, self._federation.current_round):
                     latest = done + 1 == self._federation.current_round
-                    self._step_schedulers("round", done + 1, latest=latest)
+                    self._schedulers.step("round", done + 1, latest=latest)
         state.rounds_seen = self._federation.current_round
 
     def end(self, state: ClientState) -> None:
@@ -175,13 +174,12 @@ class Optimization:
 
     def _named_groups(self, optimizers: Sequence[Optimizer]) -> list[list[list[str]]]:
         """Names of the parameters in each group; empty if an optimiser has parameters outside the module."""
-        names = [[[self._name(one) for one in group["params"]] for group in made.param_groups] for made in optimizers]
-        if any(name is None for of_optimizer in names for of_group in of_optimizer for name in of_group):
+        try:
+            return [
+                [[self._names[id(one)] for one in group["params"]] for group in of.param_groups] for of in optimizers
+            ]
+        except KeyError:
             return []
-        return names  # type: ignore[return-value]
-
-    def _name(self, parameter: Tensor) -> str | None:
-        return self._names.get(id(parameter))
 
     def _regroup(self, optimizers: Sequence[Optimizer], state: ClientState) -> None:
         """Restore the groups at the end of the client's last turn, because hooks add groups only once.
@@ -191,7 +189,9 @@ class Optimization:
         """
         own = dict(self._module.named_parameters())
         for optimizer, groups, values in zip(optimizers, state.parameters, state.groups, strict=True):
-            made = {tuple(map(self._name, group["params"])): group for group in optimizer.param_groups}
+            made = {
+                tuple(self._names.get(id(one)) for one in group["params"]): group for group in optimizer.param_groups
+            }
             if list(made) == [tuple(names) for names in groups]:
                 continue
             missing = [name for names in groups for name in names if name not in own]
@@ -228,7 +228,7 @@ class Optimization:
         if self._flat_module.late_names:
             self._leave_out_late_parameters(optimizers)
         returned = [config.scheduler for config in configs]
-        self.held_schedulers = _held_schedulers(module, optimizers, returned)
+        self.held_schedulers = held_schedulers(module, optimizers, returned)
         self._pristine.check([*optimizers, *returned, *self.held_schedulers])
         return optimizers, configs
 
@@ -236,7 +236,7 @@ class Optimization:
         """Remove parameters created in ``on_train_start``, before which Lightning's Trainer creates optimisers."""
         late = set(self._flat_module.late_names)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["params"] = [parameter for parameter in group["params"] if self._name(parameter) not in late]
+            group["params"] = [parameter for parameter in group["params"] if self._names.get(id(parameter)) not in late]
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -250,8 +250,7 @@ class Optimization:
             stepping: step after (last batch of an accumulation).
         """
         if not self._module.automatic_optimization:
-            loss, output = compute()
-            return loss, output
+            return compute()
         optimizer = self._trainer.optimizers[0]
         accumulate = self._settings.accumulate_grad_batches
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
@@ -266,8 +265,7 @@ class Optimization:
                     self._zero_grad(optimizer, index)
                 if loss is None:
                     return None
-                if accumulate > 1:
-                    loss = loss / accumulate
+                loss = loss / accumulate if accumulate > 1 else loss
                 with self._trainer.profiler.profile(BACKWARD):
                     self._backward(loss)
                 if first and accumulate > 1 and "training_step" in vars(self._module):
@@ -295,7 +293,7 @@ class Optimization:
         if stepping:  # counted without a loss too, as in Lightning, for schedulers
             self._trainer.count_step()
             if self._trainer.lr_scheduler_configs:
-                self._step_schedulers("step", self._trainer.global_step)
+                self._schedulers.step("step", self._trainer.global_step)
         return result[-1]
 
     def _own_gradients(self) -> None:
@@ -310,15 +308,9 @@ class Optimization:
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         """The flat form of the turn's optimiser, if its results are the same."""
         fused = self._settings.fused_optimizers
-        if (
-            not self._module.automatic_optimization
-            or len(self._trainer.optimizers) != 1
-            or self._own["optimizer_step"]
-            or not _steps_plainly(self._trainer.precision_plugin.plugin)
-        ):
-            flat = None
-        else:
-            flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused)
+        plain = len(self._trainer.optimizers) == 1 and not self._own["optimizer_step"]
+        plain = plain and _steps_plainly(self._trainer.precision_plugin.plugin)
+        flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused) if plain else None
         if fused and (flat is None or not has_fused_step(optimizer)):
             self.warn_not_fused(optimizer)
         return flat
@@ -334,14 +326,14 @@ class Optimization:
             )
 
     def _flat_step(self, flat: FlatOptimizer, optimizer: Optimizer) -> None:
-        if flat.step():
+        stepped = flat.step()
+        if not stepped:
+            outdated = flat.outdated
+            self._release()
+            self._flat = self._flat_optimizer(optimizer) if outdated else None
+            stepped = self._flat is not None and self._flat.step()
+        if stepped:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
-            return
-        outdated = flat.outdated
-        self._release()
-        self._flat = self._flat_optimizer(optimizer) if outdated else None
-        if self._flat is not None and self._flat.step():
-            optimizer._opt_called = True  # type: ignore[attr-defined]
             return
         self._flat = None  # a parameter has no gradient and must not change: step parameters one by one
         if self._settings.fused_optimizers:
@@ -358,31 +350,31 @@ class Optimization:
             self._flat.release()
             self._flat = None
 
+    def _hook(self, name: str, *args: Any) -> bool:
+        """Call a hook if the module, or a callback of its own, defines it; returns whether one does."""
+        if self._own[name]:
+            self._trainer.call_hook(name, *args)
+        return self._own[name]
+
     def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
-        if self._own["on_before_zero_grad"]:
-            self._trainer.call_hook("on_before_zero_grad", optimizer)
+        self._hook("on_before_zero_grad", optimizer)
         if self._own["optimizer_zero_grad"]:
             self._trainer.call_hook("optimizer_zero_grad", self._trainer.current_epoch, index, optimizer)
         else:
             optimizer.zero_grad()
 
     def _backward(self, loss: Tensor) -> None:
-        if self._own["on_before_backward"]:
-            self._trainer.call_hook("on_before_backward", loss)
-        if self._own["backward"]:
-            self._trainer.call_hook("backward", loss)
-        else:
+        self._hook("on_before_backward", loss)
+        if not self._hook("backward", loss):
             self._trainer.precision_plugin.backward(loss, self._module)
-        if self._own["on_after_backward"]:
-            self._trainer.call_hook("on_after_backward")
+        self._hook("on_after_backward")
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if self._correct_ is not None:
             if self._correction is None:
                 self._correction = GradientCorrection(self._flat_module, self._federation.personal, self._correct_)
             self._correction.apply_(optimizer)
-        if self._own["on_before_optimizer_step"]:
-            self._trainer.call_hook("on_before_optimizer_step", optimizer)
+        self._hook("on_before_optimizer_step", optimizer)
         if not self._module.automatic_optimization:
             return
         clip, algorithm = self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm
@@ -396,59 +388,12 @@ class Optimization:
         elif clip:
             self._module.clip_gradients(optimizer, clip, algorithm or "norm")
 
-    # -- schedulers ----------------------------------------------------------------------------------------------
-
-    def _step_schedulers(self, when: str, done: int, *, latest: bool = True) -> None:
-        for config in self._trainer.lr_scheduler_configs:
-            interval = self._settings.scheduler_interval
-            if interval == "auto":
-                interval = "round" if config.interval == "epoch" else "step"
-            if interval != when:
-                continue
-            if done % config.frequency:
-                continue
-            metric = self._monitored(config) if config.reduce_on_plateau and latest else None
-            if config.reduce_on_plateau and metric is None:
-                continue
-            if self._own["lr_scheduler_step"]:
-                self._trainer.call_hook("lr_scheduler_step", config.scheduler, metric)
-            elif metric is None:
-                config.scheduler.step()
-            else:
-                config.scheduler.step(metric)
-
-    def _monitored(self, config: LRSchedulerConfig) -> float | None:
-        known = self._trainer.callback_metrics
-        if config.monitor in known:
-            return float(known[config.monitor])
-        every = self._settings.check_val_every_n_rounds
-        if every and self._federation.current_round < every:
-            return None  # no validation yet
-        text = f"the scheduler monitors {config.monitor!r}, which is not logged: choose one of {sorted(known)}."
-        if config.strict:
-            raise ConfigurationError(text)
-        rank_zero_warn(f"{text} The scheduler is not stepped.", category=RuntimeWarning)
-        return None
-
 
 def _steps_plainly(precision: Precision) -> bool:
     """Whether a precision does not change optimiser steps, as a loss scaler does."""
     if isinstance(precision, MixedPrecision):
         return type(precision) is MixedPrecision and precision.scaler is None
     return type(precision).optimizer_step is Precision.optimizer_step
-
-
-def _held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned: Sequence[Any]) -> list[Any]:
-    """Schedulers of some optimisers that a module keeps in attributes and has not returned."""
-    made, found = set(map(id, optimizers)), dict.fromkeys(map(id, returned))
-    for part in module.modules():
-        for value in vars(part).values():
-            kind = type(value)
-            for one in value.values() if kind is dict else value if kind in (list, tuple) else (value,):
-                stateful = hasattr(type(one), "load_state_dict") and not issubclass(type(one), Optimizer | nn.Module)
-                if stateful and id(getattr(one, "__dict__", {}).get("optimizer")) in made:
-                    found.setdefault(id(one), one)
-    return [one for one in found.values() if one is not None]
 
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_iter
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.engine.client import is_plain
 
 __all__ = ["PristineOptimizers"]
 
@@ -106,10 +108,5 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, nn.Parameter):  # of the module
-        return False
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
+    """Whether an attribute is the optimiser's own, without parameters of the module."""
+    return is_plain(value) and not any(isinstance(leaf, nn.Parameter) for leaf in tree_iter(value))

@@ -14,7 +14,7 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.pinned_memory import fetch, to_device
 from lightning_fl.engine.batches.client import guess_batch_size
 
-__all__ = ["LogCollector"]
+__all__ = ["EarlyLog", "LogCollector"]
 
 
 @dataclass
@@ -243,6 +243,31 @@ class LogCollector:
                 return guess_batch_size(self.batch)
             self.batch_size = extract_batch_size(self.batch)
         return self.batch_size
+
+
+class EarlyLog:
+    """Keeps what ``on_train_start``, ``on_validation_start`` and ``on_test_start`` log for the turns that follow."""
+
+    def __init__(self) -> None:
+        self._moment: Any = None
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def begin(self, moment: Any) -> None:
+        """Forget the calls; keep those of a stage and round from now on."""
+        self._moment, self._calls = moment, []
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Keep one call of :meth:`LogCollector.log`."""
+        self._calls.append((args, kwargs))
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Do nothing; Lightning calls this between hooks."""
+
+    def replay(self, moment: Any, collector: LogCollector) -> None:
+        """Log the calls of a stage and round into a turn's collector."""
+        if moment == self._moment:
+            for args, kwargs in self._calls:
+                collector.log(*args, **kwargs)
 
 
 def _single(name: str, value: Any) -> Tensor:

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.held_generators import DrawStates, held_generators
+from lightning_fl.core.held_generators import DrawStates
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
@@ -20,12 +19,11 @@ from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.learner import Learner, changes
 from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
-from lightning_fl.engine.turn.callback_states import CallbackStates
 from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.evaluation import Evaluator
-from lightning_fl.engine.turn.metric_states import MetricStates
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
+from lightning_fl.engine.turn.module_trainer import STAGES
 from lightning_fl.engine.turn.optimization import Optimization
+from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.turn.turn_length import TurnLength, turn_report
 from lightning_fl.engine.weights.flat import Weights
 
@@ -56,24 +54,23 @@ class StepBatch:
     draws: list[Any] = field(default_factory=list)
 
 
-class TrainingLoop(Evaluator):
-    """Trains and evaluates clients one after another on one module.
+class TrainingLoop:
+    """Trains clients one after another on one module.
 
     Args:
-        *args: of the base.
+        services: of the run.
         hooks: callbacks of turns and steps.
         learner: the strategy's steps.
-        **settings: of the base.
 
     Raises:
-        ConfigurationError: as for the base, or the module optimises manually where its losses are needed.
+        ConfigurationError: the module optimises manually where its losses are needed.
     """
 
-    def __init__(self, *args: Any, hooks: Hooks, learner: Learner, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.hooks = hooks
-        self.learner = learner
-        self.optimization = Optimization(self.module_trainer, self.flat, self.settings, self.federation)
+    def __init__(self, services: TurnServices, hooks: Hooks, learner: Learner) -> None:
+        self._services = services
+        self._trainer = services.module_trainer
+        self._learner = learner
+        self.optimization = Optimization(self._trainer, services.flat, services.settings, services.federation)
         #: Callbacks that change the input of ``training_step``.
         self.around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
@@ -85,9 +82,9 @@ class TrainingLoop(Evaluator):
         self.generators: Sequence[torch.Generator] = ()
         #: States of all generators that losses of the present turn may draw from.
         self.draws = DrawStates(())
-        self.federation.communication.extra_vectors = len(learner.extra_vectors)
+        services.federation.communication.extra_vectors = len(learner.extra_vectors)
         if learner.needs_losses or "client_loss" in self.own_steps:
-            refuse_manual_steps(self.module, type(learner).__name__)
+            refuse_manual_steps(services.module, type(learner).__name__)
 
     def add_late_parameters(self) -> None:
         """Add parameters and buffers that a hook of the run created before the first turn, with rank zero's values.
@@ -95,23 +92,23 @@ class TrainingLoop(Evaluator):
         Raises:
             ConfigurationError: the ranks' modules differ, or lack parameters of the checkpoint.
         """
-        new = self.processes.of_ranks(self.flat.new_tensors())
+        services = self._services
+        flat, processes = services.flat, services.processes
+        new = processes.of_ranks(flat.new_tensors())
         if any(of_rank != new[0] for of_rank in new):
             raise ConfigurationError(
                 f"on_train_start created different parameters on different processes ({'; '.join(map(str, new))}):"
                 " create the same on all of them."
             )
         if new[0]:
-            moved = self.flat.add_late_parameters()
-            if self.processes.several:
-                for vector in self.flat.weights.vectors.values():
-                    self.processes.transport.broadcast_bytes_(vector, 0)
-            self.federation.add_late_parameters(self.flat, moved)
+            moved = flat.add_late_parameters()
+            if processes.several:
+                for vector in flat.weights.vectors.values():
+                    processes.transport.broadcast_bytes_(vector, 0)
+            services.federation.add_late_parameters(flat, moved)
             self.optimization.index_parameters()
-        self.metric_states = MetricStates(self.module, self.federation)
-        self.callback_states = CallbackStates(self.module_trainer, self.flat, self.federation)
-        self._generators = held_generators(*self.module.modules())
-        missing = self.flat.missing()
+        services.read_module()
+        missing = flat.missing()
         if missing:
             raise ConfigurationError(
                 f"the checkpoint has '{missing[0]}', which the module lacks after on_train_start: use the checkpoint of"
@@ -122,18 +119,17 @@ class TrainingLoop(Evaluator):
 
     def _check_optimizers(self) -> None:
         """Let the strategy check the optimisers of the first hosted client."""
-        trainer, reasons = self.module_trainer, []
-        for client in self.processes.hosted[:1]:
-            length = self.turn_length(self.batches(client, "train"), None)
-            trainer.client, trainer.num_training_batches = client, length.total
-            trainer.estimated_stepping_batches = self.settings.max_rounds * length.steps
+        services, reasons = self._services, []
+        for client in services.processes.hosted[:1]:
+            self._set_length(self.turn_length(services.batches(client, "train"), None))
+            self._trainer.client = client
             try:
-                self.learner.check_optimizers(self.optimization.configure()[0])
+                self._learner.check_optimizers(self.optimization.configure()[0])
             except ConfigurationError as error:
                 reasons.append(str(error))
             finally:
-                trainer.client = None
-        for of_rank in self.processes.of_ranks(reasons):
+                self._trainer.end_turn()
+        for of_rank in services.processes.of_ranks(reasons):
             if of_rank:
                 raise ConfigurationError(of_rank[0])
 
@@ -163,19 +159,20 @@ class TrainingLoop(Evaluator):
         Raises:
             TrainingError: a loss is NaN or infinite.
         """
-        trainable = self.flat.trainable()
+        services = self._services
+        trainable = services.flat.trainable()
         try:
-            with self.profiler.profile(BOOKKEEPING):
-                self.metric_states.begin(client)
+            with services.profiler.profile(BOOKKEEPING):
+                services.metric_states.begin(client)
                 if start is not None:
-                    self.load(client, start, own)
-                with self.callback_states.turn(client, keep=own, trained=True):
+                    services.load(client, start, own)
+                with services.callback_states.turn(client, keep=own, trained=True):
                     report = self._train(client, state, purpose, own, work, correct_)
-                self.metric_states.end(client, keep=own)
+                services.metric_states.end(client, keep=own)
         finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
-            changed = self.flat.trainable_changes(trainable)
+            changed = services.flat.trainable_changes(trainable)
             if changed:
-                self.flat.set_trainable({name: not flag for name, flag in changed.items()})
+                services.flat.set_trainable({name: not flag for name, flag in changed.items()})
         return replace(report, trainable=changed) if changed else report
 
     def _train(
@@ -187,61 +184,58 @@ class TrainingLoop(Evaluator):
         work: LocalWork | None,
         correct_: Correction | None,
     ) -> ClientReport:
-        settings, trainer = self.settings, self.module_trainer
-        path = self.path(client, purpose)
-        batches = self.batches(client, "train")
+        services, trainer, learner = self._services, self._trainer, self._learner
+        path = services.path(client, purpose)
+        batches = services.batches(client, "train")
         batches.next_pass = state.passes
         length = self.turn_length(batches, work)
         by_strategy = own and "client_loss" in self.own_steps
-        parts = self.learner.batch_parts if own else 1
-        accumulate, profile = settings.accumulate_grad_batches, self.profiler.profile
+        parts = learner.batch_parts if own else 1
+        profile, overridden, call = services.profiler.profile, services.overridden, services.call
         # An elementwise correction needs no gradients at other weights.
-        again = correct_ is not None and not self.learner.elementwise
+        again = correct_ is not None and not learner.elementwise
         with profile(SET_UP):
             self.generators = self.seed(*path)
             if again:
-                self.draws = DrawStates([*self.generators, *self._generators])
-            trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+                self.draws = DrawStates([*self.generators, *services.held_generators])
+            trainer.set_stage(*STAGES["fit"])
             trainer.begin_turn(client, state.global_step, batches_before=state.batches)
-            trainer.num_training_batches = trainer.val_check_batch = length.total
-            trainer.estimated_stepping_batches = settings.max_rounds * length.steps
+            self._set_length(length)
             self.optimization.begin(state, correct_)
-        if self.overridden("on_train_epoch_start"):
-            self.call("on_train_epoch_start")
-            self.refuse_new("in on_train_epoch_start", client)
-        progress = trainer.progress
+        if overridden("on_train_epoch_start"):
+            call("on_train_epoch_start")
+            services.refuse_new("in on_train_epoch_start", client)
+        collector, progress = trainer.collector, trainer.progress
         trainer.fit_loop.epoch_progress.increment_started()
 
         losses: list[Tensor] = []
         sizes: list[float] = []
         first = True  # no batch of the present step was used yet
-        taken = timed_items(self.profiler, self._training_batches(batches, path, length))
+        taken = timed_items(services.profiler, _training_batches(batches, path, length))
         for index, (batch, size) in enumerate(taken):
             with profile(DATA):
-                batch = self.move(batch, batches.on_device, client)
+                batch = services.move(batch, batches.on_device, client)
             progress.increment_ready()
             progress.is_last_batch = index == length.total - 1
             first, stepping = first or length.begins_step(index), length.ends_step(index)
             whole = batch
             if parts > 1 and batch is not None:
-                pieces = parts_of(batch, size, parts, self.learner.smallest_part, type(self.learner).__name__)
+                pieces = parts_of(batch, size, parts, learner.smallest_part, type(learner).__name__)
                 batch, size = pieces[0] if pieces else (None, None)
             else:
                 pieces = [(batch, size)]
             left_out = batch is None  # too small, or the collate function dropped all samples
-            if left_out and (first or not stepping):
-                progress.increment_started()
-                progress.increment_processed()
-                progress.increment_completed()
-                continue
             if not left_out:
-                trainer.collector.begin_step(batch, size, trainer.global_step)
-                if self.overridden("on_train_batch_start") and self.call("on_train_batch_start", whole, index) == -1:
+                collector.begin_step(batch, size, trainer.global_step)
+                if overridden("on_train_batch_start") and call("on_train_batch_start", whole, index) == -1:
                     break
                 if again:
                     self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
-
             progress.increment_started()
+            if left_out and (first or not stepping):
+                progress.increment_processed()
+                progress.increment_completed()
+                continue
 
             def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
                 if batch is None:  # the step uses the batches before it
@@ -260,45 +254,32 @@ class TrainingLoop(Evaluator):
             progress.increment_processed()
             if loss is not None:
                 losses.append(loss.detach())
-                sizes.append(trainer.collector.step_size())
-            if not left_out and self.overridden("on_train_batch_end"):
-                self.call("on_train_batch_end", _batch_outputs(output, accumulate), whole, index)
+                sizes.append(collector.step_size())
+            if not left_out and overridden("on_train_batch_end"):
+                outputs = _batch_outputs(output, services.settings.accumulate_grad_batches)
+                call("on_train_batch_end", outputs, whole, index)
             progress.increment_completed()
             if stepping and own:
                 for hook in self._after_step:
                     hook(client, trainer.global_step - state.global_step)
         trainer.fit_loop.epoch_progress.increment_processed()
-        self.call("on_train_epoch_end")
-        self.refuse_new("in the turn", client)
+        call("on_train_epoch_end")
+        services.refuse_new("in the turn", client)
         self.step_batches = []
         with profile(SET_UP):
             self.optimization.end(state)
         state.batches += progress.current.ready
         state.passes = batches.next_pass
         trainer.end_turn()
-        return self._training_report(client, batches, losses, sizes, state)
-
-    def _training_report(
-        self, client: int, batches: ClientBatches, losses: list[Tensor], sizes: list[float], state: ClientState
-    ) -> ClientReport:
-        steps = self.module_trainer.global_step - state.global_step
-        state.global_step = self.module_trainer.global_step
-        metrics, values = self.module_trainer.collector.reduce_with(losses, batches.num_samples)
+        steps, state.global_step = trainer.global_step - state.global_step, trainer.global_step
+        metrics, values = collector.reduce_with(losses, batches.num_samples)
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
-
-    def load(self, client: int, weights: Weights, own: bool) -> None:
-        """Load weights into the module, with the client's personal layers if ``own``."""
-        self.flat.load(weights)
-        personal = self.federation.personal
-        if personal is not None and own:
-            values = self.federation.personal_layers.get(client)
-            if values is not None:
-                personal.insert_(self.flat.weights, values)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
         """The length of a client's turn."""
-        accumulate = self.settings.accumulate_grad_batches
-        work = work or self.round.work or LocalWork(self.settings.local_steps, self.settings.local_epochs)
+        settings = self._services.settings
+        accumulate = settings.accumulate_grad_batches
+        work = work or self._services.round.work or LocalWork(settings.local_steps, settings.local_epochs)
         if work.steps is not None:
             return TurnLength(accumulate, work.steps * accumulate, None, work.steps)
         length, epochs = batches.epoch_length(), work.epochs
@@ -306,53 +287,35 @@ class TrainingLoop(Evaluator):
             return TurnLength(accumulate, math.inf, None, math.inf, epochs)
         return TurnLength(accumulate, length * epochs, length, -(-length // accumulate) * epochs, epochs)
 
-    def _training_batches(
-        self, batches: ClientBatches, path: tuple[int | str, ...], length: TurnLength
-    ) -> Iterator[SizedBatch]:
-        if length.total == math.inf:
-            return cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
-        return batches.shuffled(path, int(length.total))
+    def _set_length(self, length: TurnLength) -> None:
+        trainer = self._trainer
+        trainer.num_training_batches = trainer.val_check_batch = length.total
+        trainer.estimated_stepping_batches = self._services.settings.max_rounds * length.steps
+
+    def seed(self, *path: int | str) -> list[torch.Generator]:
+        """Seed a turn's generators; returns those of the callbacks around its steps."""
+        self._services.seed_user_code(*path)
+        return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
     def training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
         """Run ``training_step`` inside the callbacks that change its input (such as mixup)."""
+        services = self._services
 
         def training_step(batch: Any) -> STEP_OUTPUT:
-            with self.profiler.profile(FORWARD):  # nested in the callback's time
-                return self.step("training_step", batch, index)
+            with services.profiler.profile(FORWARD):  # nested in the callback's time
+                return services.step("training_step", batch, index)
 
         compute: Callable[[Any], STEP_OUTPUT] = training_step
         for hook, draws in zip(self.around, generators, strict=True):
             compute = _bind(hook, compute, draws)
         return compute(batch)
 
-    def loss(self, output: STEP_OUTPUT, by_strategy: bool = False) -> Tensor | None:
-        """The loss in the output of ``training_step``; ``None`` if the batch is left out.
+    def loss(self, output: STEP_OUTPUT, by_strategy: bool) -> Tensor | None:
+        """The loss in the output of ``training_step``, with the strategy's terms if ``by_strategy``."""
+        loss = self._services.loss(output)
+        return self._learner.client_loss(loss, self._services.module) if by_strategy and loss is not None else loss
 
-        Args:
-            output: of ``training_step``.
-            by_strategy: apply the strategy's ``client_loss``.
-        """
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None:
-            if output is not None and self.module.automatic_optimization:
-                raise TrainingError(
-                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): add the loss,"
-                    " or return None to leave the batch out."
-                )
-            return None
-        if not isinstance(loss, Tensor):
-            raise TrainingError(
-                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
-                " None."
-            )
-        return self.learner.client_loss(loss, self.module) if by_strategy else loss
-
-    def seed(self, *path: int | str) -> list[torch.Generator]:
-        """Seed a turn's generators; returns those of the callbacks around its steps."""
-        self.seed_user_code(*path)
-        return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
-
-    def training_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+    def mean_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
         """The mean loss of some training batches in training mode (dropout, mixup), without training.
 
         Callbacks choose or weigh clients by it, so it excludes terms that the strategy adds.
@@ -363,39 +326,44 @@ class TrainingLoop(Evaluator):
             num_batches: number of drawn batches, at most all.
             purpose: of the draws.
         """
-        trainer = self.module_trainer
-        refuse_manual_steps(self.module, "training_loss")
-        path = self.path(client, purpose)
-        batches = self.batches(client, "train")
+        services, trainer = self._services, self._trainer
+        refuse_manual_steps(services.module, "training_loss")
+        path = services.path(client, purpose)
+        batches = services.batches(client, "train")
         length = batches.epoch_length()
-        self.load(client, weights, own=True)
-        self.metric_states.begin(client)
+        services.load(client, weights, own=True)
+        services.metric_states.begin(client)
         generators = self.seed(*path)
-        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-        trainer.begin_turn(client, self.global_step(client))
+        trainer.set_stage(*STAGES["fit"])
+        trainer.begin_turn(client, services.global_step(client))
         losses: list[Tensor] = []
         sizes: list[float] = []
         with torch.no_grad():
             chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
             for index, (batch, size) in enumerate(chosen):
-                batch = self.move(batch, batches.on_device, client)
+                batch = services.move(batch, batches.on_device, client)
                 trainer.collector.begin_step(batch, size)
-                loss = self.loss(self.training_output(batch, index, generators))
-                if loss is None:
-                    continue
-                losses.append(loss.detach())
-                sizes.append(trainer.collector.step_size())
+                loss = services.loss(self.training_output(batch, index, generators))
+                if loss is not None:
+                    losses.append(loss.detach())
+                    sizes.append(trainer.collector.step_size())
         trainer.end_turn()
         _, values = trainer.collector.reduce_with(losses, math.fsum(sizes))
-        total, samples = 0.0, 0.0
+        total, samples = 0.0, sum(sizes)
         for value, size in zip(values, sizes, strict=True):
-            total, samples = total + value * size, samples + size
+            total += value * size
         if not samples:
             raise TrainingError(
                 f"training_step returned no loss for client {client}, and a callback that weighs clients by their loss"
                 " (DROClientSampling) needs one: return a loss."
             )
         return total / samples
+
+
+def _training_batches(batches: ClientBatches, path: tuple[int | str, ...], length: TurnLength) -> Iterator[SizedBatch]:
+    if length.total == math.inf:
+        return cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
+    return batches.shuffled(path, int(length.total))
 
 
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:

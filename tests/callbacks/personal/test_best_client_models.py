@@ -77,7 +77,9 @@ def test_what_local_training_leaves_is_judged_too():
     class Trained(Callback):
         def on_client_end(self, trainer, client):
             model = trainer.client_weights().clone()
-            found[client].append((trainer.loop.evaluate(client, model, "val").metrics["val_loss"].value, model))
+            found[client].append(
+                (trainer.loop.evaluator.evaluate(client, model, "val").metrics["val_loss"].value, model)
+            )
 
     found, history = {k: [] for k in CLIENTS}, History()
     graph = CollaborationGraph(graph="full")

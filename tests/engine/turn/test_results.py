@@ -1,16 +1,9 @@
-import math
-
 import pytest
 import torch
-from rounding import rounding
 from torchmetrics import (
-    AUROC,
     Accuracy,
-    AveragePrecision,
     MeanMetric,
     MeanSquaredError,
-    MetricCollection,
-    PearsonCorrCoef,
     SumMetric,
 )
 
@@ -85,62 +78,9 @@ def test_the_weight_is_the_batch_s_size_from_wherever_it_is_known():
     assert weights == {"given": 2, "held": 5, "read from the batch": 7, "outside a step": 1}
 
 
-def test_flags_are_kept():
-    value = logged(prog_bar=True, logger=False)
-    assert value.prog_bar
-    assert not value.to_logger
-    assert not logged().prog_bar
-    assert logged().to_logger
-
-
 def test_a_mean_in_double_precision():
     """2^24 + 1 is no float32: a sum in single precision would lose the ones."""
     assert logged([2.0**24, 1.0, 1.0], [1, 1, 1], reduce_fx="sum").value == 2**24 + 2
-
-
-def test_values_of_single_steps():
-    def steps(every_n_steps, **arguments):
-        collector = LogCollector(every_n_steps)
-        collector.begin()
-        for step in range(10, 17):
-            collector.batch_size, collector.step = 1, step
-            log(collector, "value", torch.tensor(float(step)), **arguments)
-        reduced = collector.reduce(7)["value"]
-        assert reduced.value == 13
-        return reduced.steps
-
-    assert steps(3, on_step=True) == ((12, 12.0), (15, 15.0))
-    assert steps(3, on_step=False) == ()
-    assert steps(0, on_step=True) == ()
-
-
-def test_metric_objects_cover_one_client_each():
-    metric, collector = Accuracy("multiclass", num_classes=3, average="micro"), LogCollector()
-    clients = [
-        (torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 2, 0]), 3 / 4),
-        (torch.tensor([0, 1]), torch.tensor([1, 0]), 0.0),
-    ]
-    for predicted, target, accuracy in clients:
-        collector.begin()
-        for step in range(len(target)):  # one sample a batch: the mean over batches would be right, too
-            metric(predicted[step : step + 1], target[step : step + 1])
-            log(collector, "accuracy", metric)
-        value = collector.reduce(len(target))["accuracy"]
-        assert value.value == accuracy
-        assert value.weight == len(target)
-        assert value.higher_is_better is True
-
-
-def test_metric_objects_are_not_means_of_batches():
-    draws = torch.Generator().manual_seed(0)
-    predicted, target = torch.randn(9, generator=draws), torch.randn(9, generator=draws)
-    metric, collector = PearsonCorrCoef(), LogCollector()
-    collector.begin()
-    for part in (slice(0, 4), slice(4, 9)):
-        metric.update(predicted[part], target[part])
-        log(collector, "pearson", metric)
-    expected = torch.corrcoef(torch.stack([predicted, target]))[0, 1]
-    assert collector.reduce(9)["pearson"].value == pytest.approx(float(expected), abs=rounding(torch.float32, 9))
 
 
 def test_a_metric_s_values_of_single_steps():
@@ -154,43 +94,6 @@ def test_a_metric_s_values_of_single_steps():
     assert value.steps == ((0, 0.0), (2, 4.0))
     assert value.value == (0 + 1 + 4 + 9) / 4
     assert value.higher_is_better is False
-
-
-def test_a_metric_collection_with_shared_states():
-    collection = MetricCollection(
-        {kind: Accuracy("multiclass", num_classes=2, average=kind) for kind in ("micro", "macro")}, prefix="val/"
-    )
-    collector = LogCollector()
-    target = torch.tensor([0, 0, 0, 1])
-    for predicted, micro, macro in (([0, 0, 0, 0], 3 / 4, 1 / 2), ([1, 1, 0, 1], 2 / 4, (1 / 3 + 1) / 2)):
-        collector.begin()
-        for part in (slice(0, 2), slice(2, 4)):
-            collection.update(torch.tensor(predicted)[part], target[part])
-            for name, metric in collection.items(keep_base=False, copy_state=False):  # as log_dict does
-                log(collector, name, metric)
-        values = collector.reduce(4)
-        assert {name: value.value for name, value in values.items()} == pytest.approx(
-            {"val/micro": micro, "val/macro": macro}
-        )
-
-
-def test_a_metric_collection_whose_shared_states_are_lists():
-    """Both keep all scores, in one list; the first is not reset before the second is computed."""
-    collection = MetricCollection({"auroc": AUROC("binary"), "ap": AveragePrecision("binary")})
-    collector = LogCollector()
-    # Scores from the largest: 1 0 1 0, hence 3 of 4 pairs in order and precisions 1 and 2/3 at the two positives.
-    for scores, target, auroc, precision in (
-        ([0.9, 0.7, 0.5, 0.1], [1, 0, 1, 0], 3 / 4, (1 + 2 / 3) / 2),
-        ([0.1, 0.9], [0, 1], 1.0, 1.0),
-    ):
-        collector.begin()
-        for part in (slice(0, 2), slice(2, 4)):
-            if scores[part]:
-                collection.update(torch.tensor(scores[part]), torch.tensor(target[part]))
-                for name, metric in collection.items(keep_base=False, copy_state=False):
-                    log(collector, name, metric)
-        values = collector.reduce(len(target))
-        assert {name: value.value for name, value in values.items()} == pytest.approx({"auroc": auroc, "ap": precision})
 
 
 def test_a_metric_without_a_single_value_is_refused():
@@ -214,11 +117,6 @@ def test_a_failed_turn_leaves_nothing_for_the_next_client():
     values = collector.reduce(1)
     assert set(values) == {"mean"}
     assert values["mean"].value == 2
-
-
-def test_nan_is_kept():
-    assert math.isnan(logged([1.0, math.nan], [1, 1]).value)
-    assert logged([1.0, math.inf], [1, 1]).value == math.inf
 
 
 def test_a_turn_is_fetched_in_one_go(monkeypatch):
