@@ -316,6 +316,7 @@ def test_the_strategy_answers_what_lightnings_does(tmp_path: Path) -> None:
     class Asks(Linear):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             strategy: Any = self.trainer.strategy
+            assert isinstance(self.trainer, pl.Trainer)
             assert isinstance(strategy, SingleDeviceStrategy)
             assert (strategy.local_rank, strategy.global_rank, strategy.node_rank, strategy.world_size) == (0, 0, 0, 1)
             assert strategy.is_global_zero is True

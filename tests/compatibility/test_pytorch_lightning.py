@@ -52,6 +52,8 @@ def module_of(pl: ModuleType, **members: Any) -> Any:
             self.log("test_loss", nn.functional.mse_loss(self(batch[0]), batch[1]))
 
         def on_train_epoch_end(self) -> None:
+            assert isinstance(self.trainer, pl.Trainer)
+            assert isinstance(self.trainer.strategy, pl.strategies.SingleDeviceStrategy)
             self.calls.append(f"{self.current_epoch} {self.global_step} {self.trainer.state.fn == 'fit'}")
 
         def configure_optimizers(self) -> Any:
