@@ -1,5 +1,6 @@
 """Clients of two kinds with four classes: a few weights, a few steps, and tiers that can tell the kinds apart."""
 
+import copy
 from typing import Any
 
 import torch
@@ -146,6 +147,20 @@ def fit(
     run = quiet_trainer(*callbacks, **({"max_rounds": 3, "local_steps": 2, "seed": 4} | settings))
     run.fit(module or CornerModule(), data or MixedClients(), ckpt_path=ckpt)
     return run
+
+
+def plain_training(start: nn.Module, data: MixedClients, client: int, batches: int = 2) -> nn.Module:
+    """SGD on the client's first batches of six, in its samples' order."""
+    module = copy.deepcopy(start)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    x, y = data.sets[client, "train"].tensors
+    length = -(-len(x) // 6)
+    for number in range(batches):
+        part = slice(number % length * 6, (number % length + 1) * 6)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x[part]), y[part]).backward()
+        optimizer.step()
+    return module
 
 
 def accuracy(run: FederatedTrainer, data: MixedClients, client: int, model: Any, split: str = "train") -> float:

@@ -8,7 +8,7 @@ from hooks import Cohorts
 from tiny import TinyModule
 from two_kinds import KINDS, SIZES, TwoKinds, assert_clients_have, flat, fresh_models, share_average, train_all, trainer
 
-from lightning_fl.callbacks import CFL, Callback, ClientArrivals, UniformSampling
+from lightning_fl.callbacks import CFL, Callback
 from lightning_fl.functional import optimal_bipartition
 
 
@@ -132,23 +132,3 @@ def test_who_took_no_part_in_a_split_joins_the_cluster_whose_mean_update_is_most
     assert cfl.assignments[25] == [0, 0, 1, 1, 1, 0]
     for number, (own, _) in expected.items():
         assert watched[number] == pytest.approx(own, rel=1e-5), number
-
-
-def test_a_client_that_arrives_finds_its_cluster():
-    cfl = CFL()
-    arrivals = ClientArrivals(rounds={"client_2": 8, "4": 9})
-    run = trainer(arrivals, cfl, rounds=10, log_per_client=True)
-    run.fit(TinyModule(), TwoKinds())
-    assert cfl.splits
-    assert cfl.splits[0].round < 8
-    assert cfl.assignments[-1] == KINDS
-    assert cfl.assignments[6] == [0, 0, -1, 1, -1]  # who was not there belongs to none
-    assert cfl.assignments[7] == [0, 0, 0, 1, -1]
-    assert run.collaboration.num_models == 2
-
-
-def test_sampled_clients_are_all_placed():
-    cfl = CFL()
-    run = trainer(cfl, UniformSampling(cohort_size=4), rounds=20)
-    run.fit(TinyModule(), TwoKinds())
-    assert cfl.assignments[-1] == KINDS

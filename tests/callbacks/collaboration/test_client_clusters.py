@@ -15,11 +15,13 @@ from lightning_fl.callbacks import (
     HCCT,
     IFCA,
     Callback,
+    ClientArrivals,
     ClientClusters,
     CoalitionFigure,
     FeSEM,
     KMeans,
     PersonalLayers,
+    UniformSampling,
 )
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.labels import in_order
@@ -139,6 +141,7 @@ def test_nobody_in_any_cluster_trains_one_model():
         (lambda: HCCT(relative_trade_off=1e6), 2, [0] * 5),
         (CFL, 8, KINDS),
         (lambda: KMeans(num_clusters=2), 3, KINDS),
+        (lambda: FeSEM(num_clusters=2), 2, KINDS),
     ],
 )
 def test_personal_layers_are_not_compared_and_not_shared(clusters, rounds, expected):
@@ -151,6 +154,38 @@ def test_personal_layers_are_not_compared_and_not_shared(clusters, rounds, expec
     others = [torch.cat([vector[: span.begin], vector[span.end :]]) for vector in vectors]
     for i in range(N):
         assert [torch.equal(others[i], others[j]) for j in range(N)] == [expected[i] == own for own in expected]
+
+
+LATE = {"client_2": 8, "4": 9}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "others", "rounds"),
+    [
+        (lambda: HCCT(relative_trade_off=0.8), [ClientArrivals(rounds=LATE)], 10),
+        (lambda: HCCT(relative_trade_off=0.8, every_n_rounds=10), [ClientArrivals(rounds=LATE)], 10),
+        (CFL, [ClientArrivals(rounds=LATE)], 10),
+        (CFL, [UniformSampling(cohort_size=4)], 20),
+        *(
+            (
+                lambda warm_up=warm_up: KMeans(num_clusters=2, warm_up_rounds=warm_up),
+                [ClientArrivals(rounds={"client_2": 4, "4": 6}), UniformSampling(cohort_size=4)],
+                12,
+            )
+            for warm_up in (1, 2)
+        ),
+    ],
+)
+def test_clients_that_arrive_or_are_drawn_find_their_cluster(clusters, others, rounds):
+    for callbacks in ([clusters(), *others], [*others[::-1], clusters()]):
+        run = trainer(*callbacks, rounds=rounds, log_per_client=True)
+        run.fit(TinyModule(), TwoKinds())
+        found = run.callback(ClientClusters)
+        assert found.assignments[-1] == KINDS
+        assert run.collaboration.num_models == 2
+        if isinstance(others[0], ClientArrivals):
+            assert found.assignments[others[0].rounds["4"] - 2][4] == -1  # not there yet
+            assert run.absent_clients == set()
 
 
 @pytest.mark.slow

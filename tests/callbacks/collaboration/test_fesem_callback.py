@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit
+from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit, plain_training
 from hooks import hooks
 from rounding import assert_equal_up_to_rounding
-from torch.nn.functional import cross_entropy
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
-    Callback,
     ClientArrivals,
     CoalitionFigure,
     FeSEM,
     ModelCheckpoint,
-    PersonalLayers,
     ShapleyRewards,
     UniformSampling,
 )
@@ -37,14 +34,9 @@ def plain_fesem(data: MixedClients, num_clusters: int, rounds: int) -> tuple[lis
     for turn in range(rounds):
         learned = []
         for client in range(N):
-            module = CornerModule()
+            module: torch.nn.Module = CornerModule()
             torch.nn.utils.vector_to_parameters(centres[labels[client]].clone(), module.parameters())
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            x, y = data.sets[client, "train"].tensors
-            for begin in (0, 6):
-                optimizer.zero_grad()
-                cross_entropy(module(x[begin : begin + 6]), y[begin : begin + 6]).backward()
-                optimizer.step()
+            module = plain_training(module, data, client)
             learned.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
         if turn == 0:
             changes = torch.stack(learned) - start
@@ -90,24 +82,6 @@ def test_it_finds_clients_of_two_kinds() -> None:
     assert fesem.assignments == [[0, 1] * 3] * 3
     assert figure.assignments[-1] == [0, 1] * 3
     assert run.collaboration.num_models == 2
-
-
-class Bias(Callback):
-    """Every client's bias becomes another's number."""
-
-    def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
-        assert "linear.bias" in trainer.personal.names  # type: ignore[union-attr]
-        trainer.client_store("personal_layers")[client]["linear.bias"].fill_(100.0 * client)
-
-
-def test_personal_layers_are_not_compared_and_not_shared() -> None:
-    fesem = FeSEM(num_clusters=2)
-    personal = PersonalLayers(layers=["linear.bias"])
-    run = fit(fesem, personal, Bias(), data=MixedClients(pure=True), max_rounds=1)
-    assert fesem.assignments == [[0, 1] * 3]
-    span = next(span for span in run.loop.flat.spans() if span.name == "linear.bias")
-    biases = {float(run.client_model(i).vectors[torch.float32][span.begin]) for i in range(N)}
-    assert len(biases) == N
 
 
 def test_sampled_clients_leave_the_others_where_they_are() -> None:

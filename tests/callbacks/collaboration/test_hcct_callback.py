@@ -99,16 +99,6 @@ def test_who_has_never_taken_part_uses_the_average_of_the_groups():
     assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("every", [1, 10])
-def test_a_client_that_arrives_finds_its_group(every):
-    hcct = HCCT(relative_trade_off=0.8, every_n_rounds=every)
-    run = trainer(hcct, ClientArrivals(rounds={"client_2": 3, "4": 4}), rounds=5, log_per_client=True)
-    run.fit(TinyModule(), TwoKinds())
-    assert hcct.assignments[-1] == [0, 0, 0, 1, 1]
-    assert len(set(hcct.assignments[0])) == 3  # two groups, and those who are not there
-    assert run.absent_clients == set()
-
-
 def test_the_absent_neither_train_nor_are_evaluated():
     run = trainer(HCCT(relative_trade_off=0.8), ClientArrivals(rounds={"client_2": 9}), rounds=2)
     run.fit(TinyModule(), TwoKinds())

@@ -1,12 +1,11 @@
 """IFCA in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from corners import SIZES, CornerModule, FailingTurns, MixedClients, Network, fit
+from corners import SIZES, CornerModule, FailingTurns, MixedClients, Network, fit, plain_training
 from hooks import StopAfter
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
@@ -59,19 +58,14 @@ def plain_ifca(models: list[CornerModule], data: MixedClients, rounds: int) -> t
     """Algorithm 1, option II, one client after another, with torch alone; two steps of six samples a turn."""
     history = []
     for _ in range(rounds):
-        learned: dict[int, list[tuple[int, CornerModule]]] = {}
+        learned: dict[int, list[tuple[int, nn.Module]]] = {}
         labels = []
         for client in range(N):
             x, y = data.sets[client, "train"].tensors
             with torch.no_grad():
                 losses = [float(cross_entropy(model(x), y)) for model in models]
             labels.append(min(range(len(models)), key=losses.__getitem__))
-            model = copy.deepcopy(models[labels[-1]])
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for begin in (0, 6):
-                optimizer.zero_grad()
-                cross_entropy(model(x[begin : begin + 6]), y[begin : begin + 6]).backward()
-                optimizer.step()
+            model = plain_training(models[labels[-1]], data, client)
             learned.setdefault(labels[-1], []).append((SIZES[client], model))
         history.append(labels)
         for k, members in learned.items():

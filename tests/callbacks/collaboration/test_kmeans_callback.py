@@ -18,7 +18,7 @@ from two_kinds import (
     weights_of,
 )
 
-from lightning_fl.callbacks import Callback, ClientArrivals, KMeans, LocalTraining, UniformSampling
+from lightning_fl.callbacks import Callback, ClientArrivals, KMeans, LocalTraining
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the run ends at max_rounds.*")
 
@@ -80,18 +80,6 @@ def test_clusters_are_formed_once_enough_clients_have_trained(line_clients, line
     cohorts = {1: [0], 2: [0, 1], 3: [2, 0]}
     make_trainer(kmeans, Cohorts(cohorts, 3), max_rounds=4).fit(line_module(), line_clients([1.0, 2.0, 3.0]))
     assert kmeans.clustering_round == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("warm_up", [1, 2])
-def test_a_client_that_arrives_finds_its_cluster(warm_up, order):
-    kmeans = KMeans(num_clusters=2, warm_up_rounds=warm_up)
-    callbacks = [kmeans, ClientArrivals(rounds={"client_2": 4, "4": 6})][::order]
-    run = trainer(*callbacks, UniformSampling(cohort_size=4), rounds=12)
-    run.fit(TinyModule(), TwoKinds())
-    assert kmeans.assignment == KINDS
-    assert run.collaboration.num_models == 2
 
 
 def test_who_arrives_while_all_train_alone_goes_on_from_what_it_learned():

@@ -1,6 +1,5 @@
 """PI-FL in a run: against a plain loop written from its algorithms, its limits, and what composes with it."""
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -9,7 +8,18 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from corners import SIZES, CornerModule, FailingTurns, Greedy, Leaving, MixedClients, Silent, accuracy, fit
+from corners import (
+    SIZES,
+    CornerModule,
+    FailingTurns,
+    Greedy,
+    Leaving,
+    MixedClients,
+    Silent,
+    accuracy,
+    fit,
+    plain_training,
+)
 from hooks import StopAfter, hooks
 from torch import Tensor, nn
 
@@ -33,20 +43,6 @@ ALL: Any = {"num_samples": None}
 def vector(run: FederatedTrainer, model: Any) -> Tensor:
     run.loop.flat.load(model)
     return nn.utils.parameters_to_vector(run.module.parameters()).detach().double()  # type: ignore[union-attr]
-
-
-def plain_training(start: nn.Module, data: MixedClients, client: int, batches: int) -> nn.Module:
-    """SGD on the client's first batches, in its samples' order."""
-    module = copy.deepcopy(start)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    x, y = data.sets[client, "train"].tensors
-    length = -(-len(x) // 6)
-    for number in range(batches):
-        part = slice(number % length * 6, (number % length + 1) * 6)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(module(x[part]), y[part]).backward()
-        optimizer.step()
-    return module
 
 
 def plain_accuracy(module: nn.Module, data: MixedClients, client: int, split: str) -> float:
