@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -57,7 +57,7 @@ class Remembers(TinyModule):
 
 
 def trained(noise: LabelNoise, data: Any, **settings: Any) -> tuple[FederatedTrainer, Remembers]:
-    trainer = FederatedTrainer(max_rounds=2, callbacks=[noise], enable_progress_bar=False, logger=False, **settings)
+    trainer = quiet_trainer(noise, max_rounds=2, **settings)
     module = Remembers()
     trainer.fit(module, data)
     return trainer, module
@@ -121,20 +121,13 @@ def test_class_labels_flip() -> None:
     data = TinyClients((30,))
     labels = torch.arange(30) % 3
     data.sets[0, "train"] = TensorDataset(torch.randn(30, 3), labels)
-    trainer = FederatedTrainer(
-        max_rounds=1,
-        callbacks=[LabelNoise(clients=[0], probability=1.0, num_classes=3)],
-        enable_progress_bar=False,
-        logger=False,
-    )
+    trainer = quiet_trainer(LabelNoise(clients=[0], probability=1.0, num_classes=3), max_rounds=1)
     trainer.fit(Classifier(), data)
     batches = trainer.client_batches(0, "train")
     assert batches is not None
     assert not (batches.targets.cpu() == labels).any()
     with pytest.raises(ConfigurationError, match=r"LabelNoise\.num_classes"):
-        FederatedTrainer(callbacks=[LabelNoise(clients=[0])], enable_progress_bar=False, logger=False).fit(
-            Classifier(), data
-        )
+        quiet_trainer(LabelNoise(clients=[0])).fit(Classifier(), data)
 
 
 def test_data_that_come_sample_by_sample_are_refused() -> None:

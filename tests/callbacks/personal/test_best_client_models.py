@@ -6,7 +6,6 @@ from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import BestClientModels, Callback, CollaborationGraph, FineTuning
-from lightning_fl.core.errors import ConfigurationError
 
 CLIENTS = range(len(SIZES))
 
@@ -114,10 +113,3 @@ def test_fine_tuning_starts_from_them(first):
         optimizer.step()
         run.loop.flat.load(run.client_model(k))
         torch.testing.assert_close(run.module.linear.weight, module.linear.weight)
-
-
-def test_refusals():
-    with pytest.raises(ConfigurationError, match="trainer.check_val_every_n_rounds"):
-        trainer(BestClientModels(), check_val_every_n_rounds=0).fit(TinyModule(), TwoKinds())
-    with pytest.raises(ConfigurationError, match=r"monitor='val/acc' is not logged in validation"):
-        trainer(BestClientModels(monitor="val/acc")).fit(TinyModule(), TwoKinds())

@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 import torch
 from bowls import RATE, Bowl, descend, points, roll
-from corners import fit
-from hooks import hooks
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import Callback, FedSoft
-from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
 from lightning_fl.strategies import FedProx
@@ -192,17 +188,3 @@ def test_the_drawn_alone_train_once_and_feed_what_they_are_drawn_for(tmp_path: P
         assert all(one.own and one.weight == 1.0 for one in cohort.values())
     sent = [8 * sum(client in cohort for cohort in watches.cohorts) for client in range(4)]
     assert [run.communication.bytes_sent[client] for client in range(4)] == sent
-
-
-def test_bad_settings_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="FedSoft.num_models=7 for 6 clients"):
-        fit(FedSoft(num_models=7, lam=0.1))
-    with pytest.raises(ConfigurationError, match="FedSoft.initial_rounds=4"):
-        fit(FedSoft(num_models=2, lam=0.1, initial_rounds=4))
-    with pytest.raises(ConfigurationError, match="FedSoft conflicts with"):
-        fit(FedSoft(num_models=2, lam=0.1), hooks(select_clients=lambda trainer: Cohort((Participant(0, 1),))))
-    with pytest.raises(ConfigurationError, match="FedSoft.clients_per_model conflicts with"):
-        fit(
-            FedSoft(num_models=2, lam=0.1, clients_per_model=2),
-            hooks(select_clients=lambda trainer: Cohort(tuple(Participant(client, weight=1.0) for client in range(6)))),
-        )

@@ -11,6 +11,7 @@ from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_auc_score
+from tiny import quiet_trainer
 
 from lightning_fl.callbacks import ForestReference
 from lightning_fl.core.errors import ConfigurationError
@@ -19,7 +20,6 @@ from lightning_fl.data import MoleculeCSV
 from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.data.partition import IID
 from lightning_fl.models import MoleculeModel
-from lightning_fl.trainer.trainer import FederatedTrainer
 
 
 def run(tmp_path, columns, **settings):
@@ -34,16 +34,8 @@ def run(tmp_path, columns, **settings):
         split=(0.5, 0.2, 0.3),
         split_seed=0,
     )
-    trainer = FederatedTrainer(
-        callbacks=[ForestReference(num_trees=20)],
-        seed=4,
-        max_rounds=1,
-        local_steps=1,
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=tmp_path,
-        **settings,
-    )
+    given = {"seed": 4, "max_rounds": 1, "local_steps": 1, "default_root_dir": tmp_path}
+    trainer = quiet_trainer(ForestReference(num_trees=20), **(given | settings))
     module = MoleculeModel(hidden_dim=4, num_layers=1)
     trainer.fit(module, data)
     return trainer.test(module, data), data

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from tiny import TinyClients, TinyModule, digest
+from tiny import TinyClients, TinyModule, digest, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -95,10 +95,8 @@ class Classifier(LightningModule):
 
 
 def trainer(*callbacks: Callback, root: Path | None = None, **settings: Any) -> FederatedTrainer:
-    given = {"max_rounds": 2, "local_epochs": 1, "logger": False, "enable_checkpointing": False, "seed": 3}
-    return FederatedTrainer(
-        callbacks=list(callbacks), enable_progress_bar=False, default_root_dir=root, **{**given, **settings}
-    )
+    given = {"max_rounds": 2, "local_epochs": 1, "seed": 3, "default_root_dir": root}
+    return quiet_trainer(*callbacks, **(given | settings))
 
 
 def plain_knn(

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ClientArrivals, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import Weights
@@ -20,12 +19,9 @@ SIZES = (24, 10, 18)
 
 
 def trainer(*callbacks, root=None, **settings):
-    defaults = {"max_rounds": 3, "local_epochs": 1, "logger": root is not None, "enable_progress_bar": False, "seed": 3}
-    return FederatedTrainer(
-        callbacks=list(callbacks),
-        default_root_dir=root,
-        **{**defaults, "enable_checkpointing": root is not None, **settings},
-    )
+    writes = root is not None
+    defaults = {"max_rounds": 3, "local_epochs": 1, "logger": writes, "seed": 3, "enable_checkpointing": writes}
+    return quiet_trainer(*callbacks, default_root_dir=root, **(defaults | settings))
 
 
 def test_the_reference_is_a_run_of_local_training_to_the_last_bit():

@@ -18,7 +18,7 @@ from lightning_fl.callbacks import (
     PersonalLayers,
 )
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 
 SIZES = (24, 10, 18)
 STEPS = 3 * 3  # of the largest client in three rounds
@@ -103,7 +103,7 @@ def test_personal_buffers_stay_local_too():
 
 
 def test_normalisation_is_found_by_its_kind():
-    """FedBN: what is named ``before.0`` here, to the bit; and nothing to be found is said."""
+    """FedBN: what is named ``before.0`` here, to the bit."""
     found = []
     for layers in ("normalization", ["before.0"]):
         run = trainer(PersonalLayers(layers=layers))
@@ -112,10 +112,6 @@ def test_normalisation_is_found_by_its_kind():
         assert {name.rpartition(".")[0] for name in run.personal.names} == {"before.0"}
         found.append([run.client_model(client) for client in range(len(SIZES))])
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
-    with pytest.raises(
-        ConfigurationError, match=r"layers='normalization': TinyModule has no BatchNorm or InstanceNorm"
-    ):
-        trainer(PersonalLayers(layers="normalization")).fit(TinyModule(), TinyClients(SIZES))
 
 
 def test_layers_of_normalisation_that_hold_nothing_are_passed_over():
@@ -127,8 +123,6 @@ def test_layers_of_normalisation_that_hold_nothing_are_passed_over():
     run = trainer(PersonalLayers(layers="normalization"))
     run.fit(Bare(nn.BatchNorm1d(3, affine=False)), TinyClients(SIZES))
     assert {name.rpartition(".")[0] for name in run.personal.names} == {"before.1"}
-    with pytest.raises(ConfigurationError, match=r"layers='normalization': Bare"):
-        trainer(PersonalLayers(layers="normalization")).fit(Bare(nn.InstanceNorm1d(3)), TinyClients(SIZES))
 
 
 @pytest.mark.slow
@@ -140,13 +134,6 @@ def test_a_checkpoint_has_the_personal_models(tmp_path):
     best = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
     assert trainer(root=tmp_path).test(TinyModule(), data, ckpt_path=best)["test_loss"].clients == tested
     assert len(set(tested.values())) == len(SIZES)
-
-
-def test_layers_that_are_not_there_are_named():
-    with pytest.raises(ConfigurationError, match=r"'linera' matches no layer.*did you mean 'linear'"):
-        trainer(PersonalLayers(layers=["linera"])).fit(TinyModule(), TinyClients())
-    with pytest.raises(ConfigurationError, match="whole model"):
-        trainer(PersonalLayers(layers=["*"])).fit(TinyModule(), TinyClients())
 
 
 @pytest.mark.slow
@@ -238,13 +225,7 @@ def test_who_arrives_where_all_train_alone_goes_on_with_its_own_model():
     assert run.client_model(1).equal(ends[3, 1])
 
 
-def test_arrivals_that_cannot_be_are_named():
-    with pytest.raises(ConfigurationError, match=r"ClientArrivals.rounds\[client_2\]=0"):
-        ClientArrivals(rounds={"client_2": 0})
-    with pytest.raises(ConfigurationError, match=r"ClientArrivals.rounds.*'client_9'.*client_0, client_1"):
-        trainer(ClientArrivals(rounds={"client_9": 2})).fit(TinyModule(), TinyClients(SIZES))
-    with pytest.raises(ConfigurationError, match=r"ClientArrivals\.rounds.* round 1"):
-        trainer(ClientArrivals(rounds={"0": 2, "1": 2, "2": 3})).fit(TinyModule(), TinyClients(SIZES))
+def test_a_round_without_anybody_leaves_all_models():
     module = TinyModule()
     with pytest.warns(UserWarning, match="nobody takes part in round 1, which leaves all models as they are"):
         trainer(ClientArrivals(rounds={"2": 3}), hooks(select_clients=lambda run: Cohort.of([2])), max_rounds=1).fit(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from corners import SIZES, CornerModule, Leaving, Manual, MixedClients, fit
+from corners import SIZES, Leaving, MixedClients, fit
 from hooks import StopAfter
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,6 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, SoftAveraging
 from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
 from lightning_fl.core.collaboration import Collaboration
-from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 
 
@@ -181,29 +180,3 @@ def test_estimates_are_made_every_n_rounds() -> None:
     run = fit(soft, max_rounds=4)
     assert soft.rounds == [1, 3]
     assert torch.equal(run.collaboration.personalisation, soft.importance[-1])
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SoftAveraging.num_models=7 for 6 clients"):
-        fit(SoftAveraging(num_models=7))
-    with pytest.raises(ConfigurationError, match="SoftAveraging.initial_rounds=4"):
-        fit(SoftAveraging(num_models=2, initial_rounds=4))
-    with pytest.raises(ConfigurationError, match=r"split='val': 4 of 6 clients have no .* is client_1\)"):
-        fit(SoftAveraging(num_models=2, split="val"), data=MixedClients(with_val={0, 4}))
-    with pytest.raises(ConfigurationError, match=r"personal_split='val': 4 of 6 clients have no"):
-        fit(SoftAveraging(num_models=2, personal_split="val"), data=MixedClients(with_val={0, 4}))
-
-    with pytest.raises(ConfigurationError, match="SoftAveraging needs the loss .* Manual optimises manually"):
-        fit(SoftAveraging(num_models=2), module=Manual())
-
-
-def test_a_sample_without_a_finite_loss_is_named() -> None:
-    class Broken(CornerModule):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            return loss if self.training else loss / 0
-
-    with pytest.raises(
-        TrainingError, match=r"SoftAveraging cannot compare .*client_0\) on its train data in round 1 is"
-    ):
-        fit(SoftAveraging(num_models=2), module=Broken())

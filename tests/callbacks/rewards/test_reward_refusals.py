@@ -7,10 +7,9 @@ import corners
 import pytest
 import torch
 from corners import Greedy, MixedClients
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch.utils.data import TensorDataset
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import CollaborationGraph, RandomBidding, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 
@@ -145,13 +144,5 @@ def test_contributions_that_cannot_be_valued(callbacks: Any, module: Any, data: 
     torch.manual_seed(0)
     made = module()
     with pytest.raises(error, match=name):
-        FederatedTrainer(
-            callbacks=callbacks,
-            max_rounds=2,
-            local_steps=3,
-            seed=3,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-        ).fit(made, data())
+        quiet_trainer(*callbacks, max_rounds=2, local_steps=3, seed=3).fit(made, data())
     assert made.training
