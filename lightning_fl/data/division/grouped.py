@@ -15,8 +15,24 @@ from lightning_fl.data.partition.scaffold import read_scaffolds
 __all__ = ["GroupDivision", "ScaffoldDivision"]
 
 
+class _WholeGroups(Division):
+    """Division into whole groups, which are the keys."""
+
+    balanced: bool
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        """Divide into whole groups; groups with copies of one molecule are joined."""
+        groups = group_numbers(keys)
+        if cut.copies is not None:
+            groups = joined_groups(groups, cut.copies)
+        if cut.folds is not None:
+            return cut.by_folds(fold_numbers(cut.size, cut.folds, cut.generator("group folds"), groups=groups))
+        rng = cut.generator("groups")
+        return cut.by_fractions(grouped_parts(groups, cut.fractions, rng, balanced=self.balanced))
+
+
 @dataclass(kw_only=True, eq=False)
-class GroupDivision(Division):
+class GroupDivision(_WholeGroups):
     """Division by a column with groups that are never cut: the patient, the batch, a cluster of molecules.
 
     Each group in turn goes to the first of the three parts that it still fits into.
@@ -35,18 +51,9 @@ class GroupDivision(Division):
         """The group of every sample."""
         return read_texts(dataset, self.column, type(self).__name__)
 
-    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide into whole groups; groups with copies of one molecule are joined."""
-        groups = group_numbers(keys)
-        if cut.copies is not None:
-            groups = joined_groups(groups, cut.copies)
-        if cut.folds is not None:
-            return cut.by_folds(fold_numbers(cut.size, cut.folds, cut.generator("group folds"), groups=groups))
-        rng = cut.generator("groups")
-        return cut.by_fractions(grouped_parts(groups, cut.fractions, rng, balanced=self.balanced))
 
-
-class ScaffoldDivision(GroupDivision):
+@dataclass(kw_only=True, eq=False)
+class ScaffoldDivision(_WholeGroups):
     """Division by Bemis-Murcko scaffold, so that test molecules have other scaffolds than training molecules.
 
     Molecules without a ring share one scaffold. The result depends on the client's molecules, its name and the seed,
@@ -58,11 +65,7 @@ class ScaffoldDivision(GroupDivision):
             overfill a held-out part while training has room.
     """
 
-    def __init__(self, *, balanced: bool = True) -> None:
-        self.balanced = balanced
-
-    def __repr__(self) -> str:
-        return f"ScaffoldDivision(balanced={self.balanced})"  # no column
+    balanced: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The scaffold of every molecule."""

@@ -360,6 +360,12 @@ def test_any_data_set_is_divided_so_too():
     assert (told["folds"], told["fold"]) == (4, 3)
 
 
+@pytest.mark.parametrize("division", [ScaffoldDivision(balanced=False), HashDivision(by="scaffold"), RandomDivision()])
+def test_the_record_has_all_options(division):
+    assert division.describe() == {"name": type(division).__name__} | vars(division)
+    assert type(division).__name__ in repr(division)
+
+
 def test_the_record_says_how_samples_were_divided():
     told = ready(letters("ab" * 20), partitioner=Quantity(ratios=[1.0]), division=RandomDivision(), folds=4).describe()
     assert told["division"] == {"name": "RandomDivision"}

@@ -106,6 +106,7 @@ RECORDS = [
 @pytest.mark.parametrize(("partitioner", "options"), RECORDS)
 def test_the_record_has_all_options(partitioner, options):
     assert partitioner.describe() == {"name": type(partitioner).__name__} | options
+    assert repr(partitioner).startswith(f"{type(partitioner).__name__}(")
     json.dumps(partitioner.describe())
 
 
