@@ -60,7 +60,7 @@ def test_images(command):
     assert list(table["file"]) == ["broken.png", *(f"deep/{number}.png" for number in range(5)), "long.png"]
     np.testing.assert_allclose(table[columns][1:6], expected, rtol=1e-4)
     assert "cannot be read as an image" in table["error"][0]
-    assert "8 x 4 pixels" in table["error"][6]
+    assert "8, 4" in table["error"][6]
     code, _, err = command(*predict, "new.csv")
     assert code == 2
     assert "'new.csv'" in err
