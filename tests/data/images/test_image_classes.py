@@ -64,15 +64,9 @@ def test_training_and_validation_images_are_put_together(cinic):
     assert train.targets.tolist() == [label for _ in range(2) for label in range(10) for _ in range(2)]
     assert train.classes == list(CINIC_CLASSES)
     assert torch.equal(train.images[0].permute(1, 2, 0), torch.from_numpy(pictures(1, 32, 3, seed=0)[0]))
+    assert torch.equal(train.images[1], torch.from_numpy(pictures(1, 32, 1, seed=1)).expand(3, -1, -1))  # a grey one
     valid = pictures(1, 32, 3, seed=100 + 30)[0]  # the first of class 3 in the second part
     assert torch.equal(train.images[26].permute(1, 2, 0), torch.from_numpy(valid))
-
-
-def test_grey_images_get_three_equal_channels(cinic):
-    grey = read()["train"].images[1]
-    assert torch.equal(grey[0], torch.from_numpy(pictures(1, 32, 1, seed=1)[0]))
-    assert torch.equal(grey[0], grey[1])
-    assert torch.equal(grey[0], grey[2])
 
 
 def test_a_data_module_reads_it(cinic):

@@ -54,12 +54,14 @@ def test_images_labels_and_writers_are_those_of_the_files(own_folder):
 
 def test_classes_are_digits_upper_case_lower_case(own_folder):
     assert CARD.classes == tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-    content = leaf_content({"w": 4})
+    content = leaf_content({"w": 4, "empty": 0})
     content["user_data"]["w"]["y"] = [9, 10, 36, 61]
+    content["user_data"]["alone"] = {"x": [], "y": []}  # LEAF's -t sample keeps writers of one image so
     (own_folder / "femnist" / "all_data").mkdir(parents=True)
     (own_folder / "femnist" / "all_data" / "a.json").write_text(json.dumps(content))
     (data,) = read().values()
     assert data.column("label") == ["9", "A", "a", "z"]
+    assert data.column("writer") == ["w"] * 4  # writers without an image are left out
 
 
 def test_how_writers_are_spread_over_files_changes_nothing(tmp_path):
@@ -73,12 +75,15 @@ def test_how_writers_are_spread_over_files_changes_nothing(tmp_path):
     assert first.column("writer") == second.column("writer")
 
 
-@pytest.mark.parametrize("place", ["femnist", "femnist/data", "data/femnist/data"])
+@pytest.mark.parametrize("place", ["femnist", "femnist/data", "data/femnist/data", "in the cache"])
 def test_it_may_lie_where_leaf_puts_it(own_folder, place):
-    write_leaf(own_folder / place, BY_SAMPLE)
+    folder, origin = own_folder / place, "LIGHTNING_FL_DATA"
+    if place == "in the cache":
+        folder, origin = dataset_cache(CARD) / "femnist", "cache"
+    write_leaf(folder, BY_SAMPLE)
     found = find_images(CARD)
-    assert (found.layout, found.path, found.origin) == ("leaf", own_folder / place, "LIGHTNING_FL_DATA")
-    assert found.place == f"{own_folder / place} (4 files)"
+    assert (found.layout, found.path, found.origin) == ("leaf", folder, origin)
+    assert found.place == f"{folder} (4 files)"
 
 
 def test_parts_go_before_all_data_and_a_npz_file_before_both(own_folder):
@@ -88,11 +93,6 @@ def test_parts_go_before_all_data_and_a_npz_file_before_both(own_folder):
     write_npz(own_folder / "femnist.npz", size=28, train_writer=np.array(writers), test_writer=np.array(["x"] * 30))
     assert find_images(CARD).layout == "npz"
     assert read()["train"].column("writer") == writers
-
-
-def test_in_the_cache(own_folder):
-    write_leaf(dataset_cache(CARD) / "femnist", BY_SAMPLE)
-    assert find_images(CARD).origin == "cache"
 
 
 def test_the_record_has_a_sum_of_names_and_sizes(tmp_path):
@@ -106,15 +106,6 @@ def test_the_record_has_a_sum_of_names_and_sizes(tmp_path):
     assert (one["layout"], one["sha256"], one["verified"], one["file"]) == ("leaf", None, False, "femnist")
     write_leaf(tmp_path / "other" / "femnist", {"train": [{"f0001_41": 8, "f0000_14": 7}]})
     assert find_images(CARD, data_root=tmp_path / "other").record() != one
-
-
-def test_writers_without_an_image_are_left_out(own_folder):
-    content = leaf_content({"a": 3, "empty": 0})
-    content["user_data"]["alone"] = {"x": [], "y": []}  # LEAF's -t sample keeps writers of one image so
-    (own_folder / "femnist" / "all_data").mkdir(parents=True)
-    (own_folder / "femnist" / "all_data" / "a.json").write_text(json.dumps(content))
-    (data,) = read().values()
-    assert set(data.column("writer")) == {"a"}
 
 
 # ---- writers as clients
@@ -183,12 +174,8 @@ def test_parts_without_a_common_writer_need_pooling(own_folder):
         ready(partitioner=GroupBy(column="writer", min_samples=1))  # which leaves the writers of the test part out
     data = ready(partitioner=GroupBy(column="writer"), pooled=True, split=(0.5, 0.25, 0.25))
     assert data.client_names() == ["f0000_14", "f0001_41", "f0002_00", "f0003_07"]
-    assert [sum(sizes) for sizes in zip(*(data.num_samples(s) for s in ("train", "val", "test")), strict=True)] == [
-        6,
-        8,
-        5,
-        5,
-    ]
+    totals = zip(*(data.num_samples(split) for split in ("train", "val", "test")), strict=True)
+    assert [sum(sizes) for sizes in totals] == [6, 8, 5, 5]
     assert ready(partitioner=IID(num_clients=2)).num_samples("test") == [5, 5]  # without writers it is no fault
 
 

@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningModule
 from rounding import rounding
 from table_files import OWN, ready
-from torch import nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.data.cards.catalogue import TableCard, load_card
+from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.partition import IID, GroupBy
 from lightning_fl.data.tables.dataset import TableSchema, column_statistics, read_csv, standardize
 from lightning_fl.data.tables.module import TableData
+from lightning_fl.models import ClassificationModel
 
 # UCI Adult's layout: blanks after commas, missing values, a full stop after test rows, a blank line at the end.
 ROW = "{age}, {work}, 7, {education}, 9, Never-married, Sales, Husband, White, Male, 0, 0, 40, {country}, {income}"
@@ -80,12 +79,13 @@ def test_adult_by_doctorate(adult):
         assert targets.dtype == torch.int64
         assert features[:, data.feature_names.index("education=Doctorate")].eq(1 - client).all()
         assert targets.tolist() == ([0] * 4 if client == 0 else [1, 0, 1] * 4)
-    record = data.describe()
-    assert record["source"] == "measured"
-    assert record["rows"] == {"train": 40, "test": 16}
+    record, details = data.describe(), data.card.details()
+    assert (record["source"], record["rows"], record["num_features"]) == ("measured", {"train": 40, "test": 16}, 19)
+    assert details["groups"] == "doctorate (doctorate, non-doctorate; from education)"
+    assert details["target"] == "income: <=50K, >50K"
+    assert details["columns"].startswith("age, workclass (categories), fnlwgt")
     assert [file["file"] for file in record["files"]] == ["adult.data", "adult.test.gz"]
     assert record["files"][0]["verified"] is False
-    assert record["num_features"] == 19
 
 
 def test_numbers_are_standardised_by_all_clients_training_rows(adult):
@@ -165,25 +165,6 @@ def test_another_target_of_a_card(adult):
     assert data.feature_names == ["age", "income=<=50K", "income=>50K"]
 
 
-class Logistic(LightningModule):
-    def __init__(self, num_features, num_classes):
-        super().__init__()
-        self.linear = nn.Linear(num_features, num_classes)
-
-    def training_step(self, batch, batch_idx):
-        features, targets = batch
-        loss = nn.functional.cross_entropy(self.linear(features), targets)
-        self.log("loss", loss)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        features, targets = batch
-        self.log("accuracy", (self.linear(features).argmax(1) == targets).float().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
 def test_a_federation_learns_from_a_table(table, tmp_path):
     rows = "".join(f"{i % 7},{'ab'[i % 2]},{('low', 'high')[(i % 7) > 3]}\n" for i in range(140))
     data = TableData(
@@ -191,14 +172,12 @@ def test_a_federation_learns_from_a_table(table, tmp_path):
     )
     data.prepare_data()
     data.setup("fit")
-    module = Logistic(data.num_features, data.num_classes)
+    module = ClassificationModel(
+        network="mlp", in_shape=[data.num_features], num_classes=data.num_classes, hidden_sizes=[], learning_rate=0.5
+    )
     trainer = FederatedTrainer(max_rounds=4, accelerator="cpu", devices=1, default_root_dir=str(tmp_path))
     trainer.fit(module, data)
-    with torch.no_grad():
-        right = [
-            (module.linear(x).argmax(1) == y).float().mean() for x, y in (_rows(data, c, "test") for c in range(2))
-        ]
-    assert min(right) > 0.9
+    assert trainer.test(module, data)["test/acc"].worst > 0.9
 
 
 def test_standardize_by_hand():
@@ -219,17 +198,6 @@ def test_one_hot_without_numbers_and_the_other_way_round(table):
     numeric = TableSchema.of([frame], ["x"], None, "here")
     assert numeric.one_hot(frame).shape == (2, 0)
     assert numeric.numbers(frame).tolist() == [[1], [2]]
-
-
-def test_the_card_of_adult():
-    card = load_card("adult")
-    assert isinstance(card, TableCard)
-    assert card.num_rows == 32_561 + 16_281
-    assert [file.name for file in card.files] == ["adult.data", "adult.test"]
-    assert len(card.columns) == 15
-    assert card.details()["groups"] == "doctorate (doctorate, non-doctorate; from education)"
-    assert card.details()["target"] == "income: <=50K, >50K"
-    assert card.details()["columns"].startswith("age, workclass (categories), fnlwgt")
 
 
 def test_a_card_of_one_s_own_with_training_data_only(tmp_path):
