@@ -389,3 +389,14 @@ def _mean(values: list[float]) -> float:
     if values and all(map(math.isfinite, values)):
         return statistics.fmean(values)
     return sum(values) / len(values) if values else math.nan  # fmean raises on inf - inf
+
+
+def __getattr__(name: str) -> Any:
+    fields_now = {
+        "incentivized_participation_rate": "ipr",
+        "reward_standard_deviation": "rsd",
+        "share_harmed": "harmed",
+    }
+    if name in fields_now:
+        raise ImportError(f"lightning_fl.metrics.{name} is now summarize_gains(...).{fields_now[name]}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

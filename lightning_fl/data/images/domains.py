@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
@@ -151,10 +151,6 @@ class ImageDomains(SharedImages):
         }
         return self._opened_images({"train": joined}, lambda: joined.images, source, record)
 
-    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """Read all parts of a ``.npz`` file in MedMNIST's layout, as a domain of its own."""
-        return self._newcomer(path, record, size=self.size, channels=self.channels)
-
     def _read(self, allow_download: bool) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
         """Read all images of the domains in use, their source, and a record of each."""
         if self.source_choice == "standin":
@@ -215,7 +211,7 @@ class ImageDomains(SharedImages):
             else:
                 chosen = torch.randperm(len(part), generator=rng)[:wanted].sort().values
             part = part.select(chosen)
-        part = part.converted(size=self.size, channels=self.channels)
+        part = self._converted(part)
         return ImageDataset(
             part.images, part.targets, classes=classes, columns={"domain": [domain] * len(part)}, place=part.place
         )

@@ -51,6 +51,8 @@ class SharedImages(SharedDataModule):
     #: Height and width in pixels, and channels, to which images are converted; ``None`` to keep theirs.
     size: int | None = None
     channels: int | None = None
+    #: Whether to learn the superclasses.
+    coarse_labels: bool = False
     #: Made when the images are opened, or a new client's.
     _transform: ImageTransform
 
@@ -104,16 +106,13 @@ class SharedImages(SharedDataModule):
         }
         return OpenedData(dict(parts), source, {**record, **own})
 
-    def _newcomer(
-        self, path: str, record: Mapping[str, Any], *, size: int | None, channels: int | None, labels: str = "labels"
-    ) -> TensorDataset:
-        """Read all parts of a ``.npz`` file in the run's shape and normalisation."""
+    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
+        """Read all parts of a ``.npz`` file in MedMNIST's layout, in the run's shape and normalisation; no shifts."""
         if not path.endswith(".npz"):
             raise ConfigurationError(f"{path!r}: must be a file of images that ends in .npz, in MedMNIST's layout.")
+        labels = "coarse_labels" if self.coarse_labels else "labels"
         parts = read_npz(existing_file(path), classes=record["classes"], labels=labels, place=path)
-        images = ImageDataset.joined(
-            [part.converted(size=size, channels=channels) for part in parts.values()], place=path
-        )
+        images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
             raise DataError(
@@ -122,6 +121,9 @@ class SharedImages(SharedDataModule):
             )
         self._normalize_as(record)
         return images.tensors()
+
+    def _converted(self, part: ImageDataset) -> ImageDataset:
+        return part.converted(size=self.size, channels=self.channels)
 
     def _normalize_as(self, record: Mapping[str, Any]) -> None:
         """Normalise batches as in the run."""
@@ -261,14 +263,6 @@ class ImageData(SharedImages):
             return (train if chosen is read.datasets else self._converted(read.datasets["train"])).images
 
         return self._opened_images(parts, whole, read.source, read.record | own)
-
-    def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """Read all parts of a ``.npz`` file in MedMNIST's layout, without the run's shifts."""
-        labels = "coarse_labels" if self.coarse_labels else "labels"
-        return self._newcomer(path, record, size=self.size, channels=self.channels, labels=labels)
-
-    def _converted(self, part: ImageDataset) -> ImageDataset:
-        return part.converted(size=self.size, channels=self.channels)
 
     def _choose(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
         """Choose ``max_samples`` of the images."""
