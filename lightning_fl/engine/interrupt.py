@@ -1,13 +1,12 @@
-"""SIGINT and SIGTERM: the first asks a fit to finish its round; a second one, or one outside of rounds, ends all.
+"""SIGINT and SIGTERM: the first asks a fit to finish its round, the second ends the process at once.
 
-It ends at once, whatever it is in: files are written whole or not at all and every round can be resumed, so nothing
-needs to be closed. A notebook's process is more than a run: there the second is Python's KeyboardInterrupt.
+Nothing needs to be closed: files are written whole or not at all, and every round can be resumed. In a notebook, where
+the process is more than a run, the second signal is Python's KeyboardInterrupt.
 """
 
 import contextlib
 import multiprocessing
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -15,23 +14,27 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn, Protocol
 
+from lightning_fl.core.escaping import printable
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
 
-__all__ = ["InterruptGuard", "Interrupted", "end_with_this_process", "ends_on_signals", "signals_of_a_run"]
+__all__ = [
+    "InterruptGuard",
+    "Interrupted",
+    "end_process",
+    "end_with_this_process",
+    "ends_on_signals",
+    "signals_of_a_run",
+]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ends what this process waits for.
-
-    Args:
-        number: the signal.
-    """
+    """Signal ``number`` ends what this process waits for."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,18 +42,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Child(Protocol):
-    """A process that this one has started."""
+    """A process that this one started."""
 
     def kill(self) -> None:
         """End it at once."""
 
 
 class InterruptGuard:
-    """Notes the first SIGINT or SIGTERM in :attr:`signal_number`, at which what it guards looks from time to time.
+    """Context in which the first SIGINT or SIGTERM is only noted, in :attr:`signal_number`.
 
     Args:
-        answer: what is said to the first signal; nothing by default.
-        checkpoint: the file to go on from, which the second signal names if it is there by then.
+        answer: printed at the first signal.
+        checkpoint: file to resume from, named when this process ends at once and the file exists by then.
     """
 
     def __init__(self, answer: str = "", checkpoint: Path | None = None) -> None:
@@ -65,37 +68,53 @@ class InterruptGuard:
         self._handlers.enter_context(_handled(_SIGNALS))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handlers.close()
         _THIS.guards.remove(self)
 
     def note(self, number: int) -> None:
-        """The first signal came."""
+        """Note the first signal."""
         self.signal_number = number
         if self._answer:
             _say(f"{signal.Signals(number).name}: {self._answer}")
 
 
 class _Process:
-    """What the answer to a signal depends on in this process."""
+    """What the answer to a signal depends on. ``wakeup``: descriptor that each signal of a run is written to, or -1."""
 
     def __init__(self) -> None:
         self.guards: list[InterruptGuard] = []
         self.children: list[Iterable[Child]] = []
         self.checkpoint: Path | None = None
-        #: Each signal of a run is a byte in this connection, which whoever reads it answers.
-        self.wakers: tuple[socket.socket, socket.socket] | None = None
-        self.answering = threading.RLock()
+        self.wakeup = -1
 
 
 _THIS = _Process()
 
 
 def end_with_this_process(children: Iterable[Child]) -> None:
-    """Have processes killed when a signal ends this one; further ones may join the list later."""
+    """Kill these processes in :func:`end_process`; more may be added to the collection later."""
     _THIS.children.append(children)
+
+
+def end_process(code: int, reason: str) -> NoReturn:
+    """End this process and its children at once, with one line on the reason and on how to resume."""
+    with contextlib.suppress(Exception):
+        for child in chain(*_THIS.children, multiprocessing.active_children()):
+            with contextlib.suppress(OSError):
+                child.kill()
+        remove_generated_files()
+    last = _THIS.checkpoint
+    resume = "" if last is None or not last.exists() else f": resume with --ckpt_path {near(last)}"
+    _say(reason.rstrip(".") + resume)
+    os._exit(code)
+
+
+def _say(line: str) -> None:
+    """Print a line on the first rank of a machine, past the buffers of ``sys.stderr``, which may be in use."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with contextlib.suppress(OSError):
+            os.write(2, f"{printable(line)}\n".encode())
 
 
 def _answer(number: int) -> None:
@@ -105,56 +124,22 @@ def _answer(number: int) -> None:
     elif hasattr(sys, "ps1"):
         raise Interrupted(number)
     else:
-        _exit(number)
-
-
-def _exit(number: int) -> NoReturn:
-    """End this process and those that it started, whatever they are in."""
-    with contextlib.suppress(Exception):
-        for child in chain(*_THIS.children, multiprocessing.active_children()):
-            with contextlib.suppress(OSError):
-                child.kill()
-        remove_generated_files()
-    last = _THIS.checkpoint
-    _say("interrupted" if last is None or not last.exists() else f"interrupted: go on with --ckpt_path {near(last)}")
-    os._exit(128 + number)
-
-
-def _say(line: str) -> None:
-    """A line past the buffers of ``sys.stderr``, in which the signal may have come."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode())
+        end_process(128 + number, "interrupted")
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """The handler, in the main thread."""
-    own = -1 if _THIS.wakers is None else _THIS.wakers[1].fileno()
-    current = signal.set_wakeup_fd(own, warn_on_full_buffer=False)
-    if current == own != -1:
-        _answer_all()
-    else:  # not in a run, or what the main thread is in has another connection there
+    """Signal handler, in the main thread; during a run the watcher answers, unless user code took its descriptor."""
+    if _THIS.wakeup != -1:
+        current = signal.set_wakeup_fd(_THIS.wakeup, warn_on_full_buffer=False)
+        if current == _THIS.wakeup:
+            return
         signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-        _answer(number)
-
-
-def _answer_all() -> bool:
-    """Answer the signals of a run that have come; whether more may come."""
-    with _THIS.answering:
-        assert _THIS.wakers is not None
-        try:
-            numbers = _THIS.wakers[0].recv(64)
-        except BlockingIOError:
-            return True
-        for number in numbers:
-            if number in _SIGNALS and signal.getsignal(number) is _handle:
-                _answer(number)
-        return bool(numbers)
+    _answer(number)
 
 
 @contextlib.contextmanager
 def _handled(signals: Sequence[int]) -> Iterator[None]:
-    """Answer signals as this module does, in the main thread, the only one that can."""
+    """Install the handler if this is the main thread, the only one that can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -167,47 +152,44 @@ def _handled(signals: Sequence[int]) -> Iterator[None]:
 
 
 def ends_on_signals() -> contextlib.AbstractContextManager[None]:
-    """Around a command: a signal ends the process. Those that the program handles or ignores itself are left alone."""
+    """Context of a command, which a signal ends; signals that the program handles or ignores itself are left alone."""
     plain = (signal.default_int_handler, signal.SIG_DFL, _handle)
     return _handled([] if hasattr(sys, "ps1") else [one for one in _SIGNALS if signal.getsignal(one) in plain])
 
 
 @contextlib.contextmanager
 def signals_of_a_run() -> Iterator[None]:
-    """Meanwhile signals are answered even while the main thread is in C++, waiting for other ranks say."""
+    """Answer signals even while the main thread is in C++, for example waiting for other ranks."""
     mine = threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1")
-    if not mine or _THIS.wakers is not None:
+    if not mine or _THIS.wakeup != -1:
         yield
         return
     reading, writing = socket.socketpair()
-    reading.setblocking(False)
     writing.setblocking(False)
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    _THIS.wakers = reading, writing
+    _THIS.wakeup = writing.fileno()
     watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
     watcher.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        writing.shutdown(socket.SHUT_WR)  # ends the watcher
+        _THIS.wakeup = -1
+        writing.close()  # ends the watcher
         watcher.join()
-        _THIS.wakers = None
         reading.close()
-        writing.close()
 
 
 def _watch(reading: socket.socket) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(reading, selectors.EVENT_READ)
-        while selector.select() and _answer_all():
-            pass
+    while number := reading.recv(1):
+        if number[0] in _SIGNALS and signal.getsignal(number[0]) is _handle:
+            _answer(number[0])
 
 
 def _in_fork() -> None:
-    """A forked process, a loader's worker say, leaves Ctrl-C to this one."""
+    """Leave Ctrl-C to this process, and end on SIGTERM, in forks such as workers of data loaders."""
     with contextlib.suppress(ValueError):
-        if _THIS.wakers is not None:
+        if _THIS.wakeup != -1:
             signal.set_wakeup_fd(-1)
         for number, action in zip(_SIGNALS, (signal.SIG_IGN, signal.SIG_DFL), strict=True):
             if signal.getsignal(number) is _handle:

@@ -31,7 +31,7 @@ from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.rank_exchange import RankExchange
-from lightning_fl.strategies.rendezvous import LOOPBACK, Place, meet
+from lightning_fl.strategies.rendezvous import LOOPBACK, RankAddress, meet
 
 __all__ = ["FederatedStrategy"]
 
@@ -256,7 +256,7 @@ class FederatedStrategy(Learner, RankExchange):
         os.environ["MASTER_ADDR"] = environment.main_address
         os.environ["MASTER_PORT"] = str(environment.main_port)
         served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        place = Place(
+        own = RankAddress(
             address=environment.main_address if served or self.num_nodes > 1 else LOOPBACK,
             port=environment.main_port,
             rank=self.global_rank,
@@ -265,7 +265,7 @@ class FederatedStrategy(Learner, RankExchange):
             local_rank=self.local_rank,
             served=served,
         )
-        self._store, self._peers = meet(place, self.timeout)
+        self._store, self._peers = meet(own, self.timeout, getattr(self._launcher, "procs", ()))
         self._barriers = 0
         # Registered before the group's own end, so that it runs after it: a rank leaves once its group has ended.
         atexit.register(self._peers.leave)
@@ -278,8 +278,6 @@ class FederatedStrategy(Learner, RankExchange):
                 timeout=self.timeout,
                 device_id=self.root_device if self._connects_gpus else None,
             )
-        if self._connects_gpus:
-            self._peers.abort = self._abort
         # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
         atexit.unregister(_destroy_dist_connection)
         atexit.register(_destroy_dist_connection)
@@ -289,39 +287,22 @@ class FederatedStrategy(Learner, RankExchange):
         """Whether the backend connects GPUs with each other, and so must know them when the group starts."""
         return backends_of(self._process_group_backend).get(self.root_device.type, "gloo") not in ("gloo", "mpi")
 
-    def _abort(self) -> None:
-        """Abort the collectives that this rank's GPU waits in, which would last until the time-out."""
-        group = self._group or GroupMember.WORLD
-        if group is not None:
-            group._get_backend(self.root_device).abort()
-
     def fail(self, error: BaseException) -> None:
-        """Send the error that ends this rank to all others, which raise it, and leave them.
+        """Send the error that ends this rank to all others, which end with it, and leave them.
 
         A later run of this process meets them again.
         """
         peers, self._peers = self._peers, None
         if peers is None:
             return
-        peers.end_work()
         peers.tell(error)
         GroupMember.WORLD, self._group = self._group or GroupMember.WORLD, None
-        if torch.distributed.is_initialized():
-            if self._connects_gpus:
-                self._abort()
+        if GroupMember.WORLD is not None:
+            if self._connects_gpus:  # collectives that this rank's GPU waits in would last until the time-out
+                GroupMember.WORLD._get_backend(self.root_device).abort()
             torch.distributed.destroy_process_group()
         peers.leave()
         atexit.unregister(peers.leave)
-
-    def begin_work(self) -> None:
-        """Let an error of another rank interrupt this thread from now on, not only in exchanges."""
-        if self._peers is not None:
-            self._peers.begin_work()
-
-    def end_work(self) -> None:
-        """Stop other ranks' errors from interrupting this thread."""
-        if self._peers is not None:
-            self._peers.end_work()
 
     def wait_for_all(self) -> None:
         """Wait for all ranks without a time limit: for a download, which may take hours.
@@ -335,8 +316,6 @@ class FederatedStrategy(Learner, RankExchange):
         key, pause = f"barrier/{self._barriers}", 0.001
         self._store.add(key, 1)
         while True:
-            if self._peers.error is not None:
-                raise self._peers.error
             with self._together():
                 if self._store.add(key, 0) >= self.world_size:
                     return None

@@ -1,8 +1,10 @@
 """Exchanges between the ranks of a run: the only way in for bytes of other ranks, which are never unpickled."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +40,9 @@ class RankExchange(DDPStrategy):
         **settings: of Fabric's ``DDPStrategy``.
     """
 
+    #: Longest wait of ranks for each other.
+    _timeout: timedelta
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.profiler: Profiler = PassThroughProfiler()
@@ -72,19 +77,21 @@ class RankExchange(DDPStrategy):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Restore the process group for an exchange of all ranks; if it breaks, raise the reason if it is known."""
-        peers, hidden, seen = self._peers, self._group, GroupMember.WORLD
+        """Restore the process group for an exchange of all ranks; if it breaks, raise the reason."""
+        peers, hidden, seen, begin = self._peers, self._group, GroupMember.WORLD, time.monotonic()
+        if peers is not None:
+            peers.check()
+            peers.waits = True
+        if hidden is not None:
+            GroupMember.WORLD = hidden
         try:
-            if hidden is not None:
-                GroupMember.WORLD = hidden
-            if peers is not None:
-                peers.waits = True
             with self.profiler.profile(WAITING):
                 yield
         except (RuntimeError, ValueError) as error:
             if peers is None or isinstance(error, FederatedError):
                 raise
-            raise peers.reason(error) from None
+            timed_out = time.monotonic() - begin >= self._timeout.total_seconds()
+            raise peers.reason(error, timed_out) from None
         finally:
             if hidden is not None:
                 GroupMember.WORLD = seen

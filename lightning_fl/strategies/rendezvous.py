@@ -1,68 +1,56 @@
-"""How the ranks of a run find each other: at rank zero's store, saying whom they wait for.
+"""How the ranks of a run find each other: at rank zero's store, with messages about ranks that are missing.
 
 Ranks of one machine listen on its loopback interface only, those of several on the interface of MASTER_ADDR.
 """
 
-import errno
 import os
-import secrets
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from errno import EADDRINUSE
 from ipaddress import ip_address
 from typing import Any
 
-import torch.distributed
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.wire_format import MessageError, decode, encode
+from lightning_fl.core.wire_format import decode, encode
 from lightning_fl.engine.interrupt import Interrupted, InterruptGuard
-from lightning_fl.strategies.peers import Channel, Peers, text_of
+from lightning_fl.strategies.peers import END, Peers, publish, text_of
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["INTERFACE_VARIABLES", "LOOPBACK", "Place", "meet"]
+__all__ = ["INTERFACE_VARIABLES", "LOOPBACK", "RankAddress", "meet"]
 
 LOOPBACK = "127.0.0.1"
 #: Where Gloo and NCCL read the network interface from that they listen on.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-#: The system call for an interface's IPv4 address.
+#: System call for an interface's IPv4 address.
 _SIOCGIFADDR = {"linux": 0x8915, "darwin": 0xC0206921}
+#: Seconds between two looks; until the first line about missing ranks, on one machine and on several; between lines;
+#: that a process has to answer.
+_LOOK, _FIRST_LINE, _LINES, _ANSWER = 0.05, {False: 30.0, True: 3.0}, 10.0, timedelta(seconds=10)
 
-#: Seconds between two looks, and from the start to the first line about others that have not come: on one machine
-#: (False: where processes import for a while) and on several (True).
-_LOOK = 0.05
-_FIRST_LINE = {False: 30.0, True: 3.0}
-_LINES = 10.0
-#: Seconds for what a process that is there needs to answer.
-_ANSWER = 10.0
-
-#: The stores that this process serves or uses, by address: they outlive a group of processes, which may meet again.
-_STORES: dict[tuple[str, int], TCPStore] = {}
+#: Stores that this process serves or uses, by address: they outlive a process group, whose ranks may meet again.
+_STORES: dict[str, TCPStore] = {}
 _MEETINGS: list[None] = []
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and as whom a rank comes.
+class RankAddress:
+    """A rank and where it meets the others.
 
     Args:
         address: of rank zero's machine.
         port: of the store there.
-        rank: this one.
-        world_size: ranks.
-        num_nodes: machines.
-        local_rank: this rank's among those of the machine.
-        served: somebody else (torchrun) serves the store.
+        rank: of this process.
+        world_size: number of ranks.
+        num_nodes: number of machines.
+        local_rank: rank on this machine.
+        served: a launcher such as torchrun serves the store.
     """
 
     address: str
@@ -78,251 +66,184 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The address by which ranks reach rank zero itself, whoever serves the store."""
+        """Address at which ranks reach rank zero itself, even if a launcher serves the store."""
         return self.address if self.num_nodes > 1 else LOOPBACK
 
     def reaches_all(self, address: str) -> bool:
-        """Whether an address of this machine is one by which all ranks reach it.
+        """Whether all ranks reach this machine at one of its addresses.
 
-        A name may stand for a loopback address on its own machine (Debian's /etc/hosts) and for another elsewhere.
+        A name may be a loopback address on its own machine (Debian's /etc/hosts) and another one elsewhere.
         """
         return self.num_nodes == 1 or self.address == address or not ip_address(address.partition("%")[0]).is_loopback
 
-
-class _Wait:
-    """Waits with a line now and then on the machine's first rank, and not for ever."""
-
-    def __init__(self, place: Place, seconds: float) -> None:
-        self._place = place
-        self._seconds = seconds
-        self._began = time.monotonic()
-        self._next = _FIRST_LINE[place.num_nodes > 1]
-
-    def until(self, there: Callable[[], bool], missing: Callable[[], str], mend: str) -> None:
-        """Wait until something is there; ``missing`` names what is not.
-
-        Raises:
-            ConfigurationError: the time is over.
-        """
-        with InterruptGuard() as guard:
-            while not there():
-                if guard.signal_number is not None:  # others who wait are told
-                    raise Interrupted(guard.signal_number)
-                waited = time.monotonic() - self._began
-                if waited >= self._seconds:
-                    raise ConfigurationError(
-                        f"waited {self._seconds:.0f} s for {missing()} at {self._place}: {mend}, or raise"
-                        " trainer.timeout."
-                    )
-                if waited >= self._next and self._place.local_rank == 0:
-                    print(f"waiting for {missing()} at {self._place} … {waited:.0f} s", file=sys.stderr, flush=True)
-                    self._next = waited + _LINES
-                time.sleep(_LOOK)
+    def missing(self, ranks: Sequence[int]) -> str:
+        """Description of missing ranks."""
+        if self.num_nodes == 1:
+            return f"{len(ranks)} of {self.world_size} processes"
+        nodes = sorted({rank * self.num_nodes // self.world_size for rank in ranks})
+        return f"{len(nodes)} of {self.num_nodes} machines (NODE_RANK {', '.join(map(str, nodes))})"
 
 
-def meet(place: Place, timeout: timedelta) -> tuple[Store, Peers]:
-    """Wait until all ranks are there; a store for their process group, and their connections.
+def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
+    """Wait until all ranks are connected to the store.
 
     Args:
-        place: where.
-        timeout: how long to wait.
+        own: this rank.
+        timeout: longest wait.
+        children: processes of ranks 1, 2, ..., if this rank started them.
+
+    Returns:
+        The store for the process group, and the other ranks.
 
     Raises:
-        ConfigurationError: somebody did not come in time, came twice or counts the ranks otherwise; nobody serves at
-            the address, or somebody else does.
+        ConfigurationError: a rank is missing, came twice or counts the ranks otherwise; the address is in use, or what
+            answers there is not a run.
     """
-    wait = _Wait(place, timeout.total_seconds())
-    store = PrefixStore(
-        f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{len(_MEETINGS)}", _open(place, wait)
-    )
+    begin = time.monotonic()
+    next_line = begin + _FIRST_LINE[own.num_nodes > 1]
+
+    def wait(arrived: Callable[[], bool], missing: Callable[[], str], remedy: str) -> None:
+        nonlocal next_line
+        with InterruptGuard() as guard:
+            while not arrived():
+                if guard.signal_number is not None:  # other ranks are told
+                    raise Interrupted(guard.signal_number)
+                now = time.monotonic()
+                if now - begin >= timeout.total_seconds():
+                    raise ConfigurationError(
+                        f"waited {timeout.total_seconds():.0f} s for {missing()} at {own}: {remedy}, or raise"
+                        " trainer.timeout."
+                    )
+                if now >= next_line and own.local_rank == 0:
+                    print(f"waiting for {missing()} at {own} … {now - begin:.0f} s", file=sys.stderr, flush=True)
+                    next_line = now + _LINES
+                time.sleep(_LOOK)
+
+    run = f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{len(_MEETINGS)}"
+    store = PrefixStore(run, _open(own, wait))
     _MEETINGS.append(None)
     try:
-        hosts = _register(place, store, wait)
-        peers = _connect(place, store, hosts)
-        _listen_on(place, peers.address)
+        hosts = _register(own, store, wait)
+        _choose_interface(own)
+        return PrefixStore("group", store), Peers(own.rank, hosts, store, children)
+    except DistError as error:
+        raise ConfigurationError(
+            f"rank 0 at {own} ended while ranks waited for others: its output has the reason. ({_first_line(error)})"
+        ) from None
     except BaseException as error:
-        # The others wait as well. What serves the store for them ends a little later.
-        text = f"rank {place.rank} ({socket.gethostname()}): {text_of(error)}"
-        with suppress(torch.distributed.DistError):
-            if not store.check(["refused"]):
-                _tell(store, "refused", text)
-                if place.rank == 0 and not place.served:
-                    time.sleep(10 * _LOOK)
-        if isinstance(error, torch.distributed.DistError):
-            raise ConfigurationError(
-                f"rank 0 at {place} ended while ranks waited for others: its output says why. ({_first_line(error)})"
-            ) from None
+        with suppress(DistError):
+            if not store.check([END]):
+                publish(store, type(error).__name__, f"rank {own.rank} ({socket.gethostname()}): {text_of(error)}")
+                if own.rank == 0 and not own.served:
+                    time.sleep(10 * _LOOK)  # the store ends with this process
         raise
-    return PrefixStore("group", store), peers
 
 
-def _open(place: Place, wait: _Wait) -> TCPStore:
-    """The store that all meet at."""
-    known = _STORES.get((place.address, place.port))
-    if known is not None:
-        return known
-    if place.rank == 0 and not place.served:
-        try:
-            server = _server(place, place.port)
+def _open(own: RankAddress, wait: Callable[..., None]) -> TCPStore:
+    """Serve or join the store."""
+    if str(own) in _STORES:
+        return _STORES[str(own)]
+    try:
+        if own.rank == 0 and not own.served:
+            problem = (
+                f"port {own.port} cannot be opened for the other ranks on {socket.gethostname()}: another program or"
+                " run listens there. Set MASTER_PORT to a free one for all ranks."
+            )
+            server = _server(own)
             address, port = server.getsockname()[:2]
             address = LOOPBACK if ip_address(address).is_unspecified else address
             store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigurationError(
-                f"port {place.port} cannot be opened for the other ranks on {socket.gethostname()}: another program, or"
-                f" another run, listens there. Set MASTER_PORT to a free one for all ranks. ({_first_line(error)})"
-            ) from None
-    else:
-        reasons: list[str] = []
-        wait.until(
-            lambda: _answers(place, reasons),
-            lambda: f"{_count(1, place)}, the first of them ({reasons[-1]})",
-            "start rank 0 there, look whether MASTER_ADDR and MASTER_PORT are right and the port is open",
-        )
-        try:
-            store = TCPStore(
-                place.address, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_ANSWER)
+        else:
+            reasons = [""]
+
+            def answers() -> bool:
+                try:
+                    socket.create_connection((own.address, own.port), timeout=1.0).close()
+                except OSError as error:
+                    reasons[0] = error.strerror or type(error).__name__
+                    return False
+                return True
+
+            wait(
+                answers,
+                lambda: f"{own.missing([0]).partition(' (')[0]}, the first of them ({reasons[0]})",
+                "start rank 0 there, check MASTER_ADDR and MASTER_PORT and that the port is open",
             )
-        except (RuntimeError, ValueError) as error:
-            raise ConfigurationError(
-                f"what answers at {place} is not rank 0 of a run: look whether MASTER_ADDR and MASTER_PORT are those"
-                f" that it was started with. ({_first_line(error)})"
-            ) from None
-    store.set_timeout(timedelta(seconds=_ANSWER))
-    _STORES[place.address, place.port] = store
-    return store
+            problem = (
+                f"what answers at {own} is not rank 0 of a run: check that MASTER_ADDR and MASTER_PORT are those that"
+                " it was started with."
+            )
+            store = TCPStore(own.address, own.port, is_master=False, wait_for_workers=False, timeout=_ANSWER)
+    except ConfigurationError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"{problem} ({_first_line(error)})") from None
+    store.set_timeout(_ANSWER)
+    return _STORES.setdefault(str(own), store)
 
 
-def _answers(place: Place, reasons: list[str]) -> bool:
-    """Whether somebody listens at the address, else why not."""
-    try:
-        socket.create_connection((place.address, place.port), timeout=1.0).close()
-    except OSError as error:
-        reasons[:] = [error.strerror or type(error).__name__]
-        return False
-    return True
-
-
-def _register(place: Place, store: Store, wait: _Wait) -> list[str]:
-    """Say who came and wait for all others; the names of all ranks' machines."""
-    own = [socket.gethostname(), place.world_size, place.num_nodes]
-    if store.add(f"came/{place.rank}", 1) > 1:
-        other = decode(store.get(f"here/{place.rank}"))[0]
+def _register(own: RankAddress, store: Store, wait: Callable[..., None]) -> list[str]:
+    """Register this rank and wait for all others; returns the name of every rank's machine."""
+    here = [socket.gethostname(), own.world_size, own.num_nodes]
+    if store.add(f"came/{own.rank}", 1) > 1:
+        other = decode(store.get(f"here/{own.rank}"))[0]
         raise ConfigurationError(
-            f"rank {place.rank} of {place.world_size} came twice, from {own[0]} and before from {other}: give every"
+            f"rank {own.rank} of {own.world_size} came twice, from {here[0]} and before from {other}: give every"
             " machine a NODE_RANK of its own."
         )
-    _tell(store, f"here/{place.rank}", own)
-    names = [f"here/{rank}" for rank in range(place.world_size)]
+    store.set(f"beat/{own.rank}", bytes(2))  # type: ignore[arg-type]  # takes bytes as well
+    store.set(f"here/{own.rank}", encode(here))  # type: ignore[arg-type]
+    names = [f"here/{rank}" for rank in range(own.world_size)]
 
     def all_here() -> bool:
-        if store.check(["refused"]):
-            raise ConfigurationError(str(decode(store.get("refused"))))
-        if place.rank and store.check(names[:1]):
+        if store.check([END]):
+            raise ConfigurationError(str(decode(store.get(END))[1]))
+        if own.rank and store.check(names[:1]):
             host, world_size, num_nodes = decode(store.get(names[0]))
-            if [world_size, num_nodes] != own[1:]:
+            if [world_size, num_nodes] != here[1:]:
                 raise ConfigurationError(
-                    f"rank {place.rank} ({own[0]}) is one of {own[1]} processes on {own[2]} machines, rank 0 ({host})"
+                    f"rank {own.rank} ({here[0]}) is one of {here[1]} processes on {here[2]} machines, rank 0 ({host})"
                     f" one of {world_size} on {num_nodes}: set trainer.devices and trainer.num_nodes alike."
                 )
         return store.check(names)
 
     def missing() -> str:
-        absent = [rank for rank, name in enumerate(names) if not store.check([name])]
-        if place.num_nodes == 1:
-            return f"{len(absent)} of {place.world_size} processes"
-        per_node = place.world_size // place.num_nodes
-        nodes = sorted({rank // per_node for rank in absent})
-        return f"{_count(len(nodes), place)} (NODE_RANK {', '.join(map(str, nodes))})"
+        return own.missing([rank for rank, name in enumerate(names) if not store.check([name])])
 
-    wait.until(all_here, missing, "start them there with the same command")
+    wait(all_here, missing, "start them there with the same command")
     return [str(decode(store.get(name))[0]) for name in names]
 
 
-def _count(missing: int, place: Place) -> str:
-    return (
-        f"{missing} of {place.num_nodes} machines"
-        if place.num_nodes > 1
-        else f"{missing} of {place.world_size} processes"
-    )
-
-
-def _connect(place: Place, store: Store, hosts: list[str]) -> Peers:
-    """The connections between rank zero and all others."""
-    if place.rank:
-        store.wait(["control"], timedelta(seconds=_ANSWER))
-        port, token = decode(store.get("control"))
-        try:
-            channel = Channel(socket.create_connection((place.host, port), timeout=_ANSWER))
-        except OSError as error:
-            raise ConfigurationError(
-                f"rank 0 ({hosts[0]}) cannot be reached at {place.host}:{port} ({error}): ranks need all ports"
-                " between their machines, not MASTER_PORT alone."
-            ) from error
-        channel.send([token, place.rank])
-        return Peers(place.rank, hosts, {0: channel})
-    with _server(place, 0) as server:
-        token = secrets.token_hex(16)
-        _tell(store, "control", [server.getsockname()[1], token])
-        server.settimeout(_ANSWER)
-        channels: dict[int, Channel] = {}
-        while len(channels) < place.world_size - 1:
-            try:
-                channel = Channel(server.accept()[0])
-                said, rank = channel.receive()
-            except TimeoutError:
-                absent = ", ".join(
-                    f"{rank} ({hosts[rank]})" for rank in range(1, place.world_size) if rank not in channels
-                )
-                raise ConfigurationError(
-                    f"rank {absent} came to {place} and did not connect to rank 0 within {_ANSWER:.0f} s: look whether"
-                    " its machine reaches all ports of this one, or whether it was ended."
-                ) from None
-            except (OSError, MessageError, TypeError, ValueError):
-                continue  # somebody else
-            if said == token and rank in range(1, place.world_size):
-                channels[rank] = channel
-            else:
-                channel.close()
-    return Peers(0, hosts, channels)
-
-
-def _server(place: Place, port: int) -> socket.socket:
-    """A socket that listens where other ranks connect to; on all interfaces where that is no address of this machine's.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    found = []
+def _server(own: RankAddress) -> socket.socket:
+    """Listen where other ranks connect to: on all interfaces if that is not an address of this machine."""
+    found: Sequence[Any] = ()
     with suppress(socket.gaierror):
-        found = socket.getaddrinfo(place.host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(own.host, own.port, type=socket.SOCK_STREAM)
     for family, _, _, _, address in found:
-        if place.reaches_all(str(address[0])):
+        if own.reaches_all(str(address[0])):
             try:
-                return socket.create_server(address, family=family, backlog=place.world_size)
+                return socket.create_server(address, family=family, backlog=own.world_size)
             except OSError as error:
-                if error.errno == errno.EADDRINUSE:
+                if error.errno == EADDRINUSE:
                     raise
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=place.world_size, dualstack_ipv6=both)
+    return socket.create_server(("", own.port), family=family, backlog=own.world_size, dualstack_ipv6=both)
 
 
-def _listen_on(place: Place, address: str) -> None:
-    """Have Gloo, and NCCL on one machine, listen on the interface of an address, unless the user chose another one."""
-    if fcntl is None or sys.platform not in _SIOCGIFADDR or not place.reaches_all(address):
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no such address
+def _choose_interface(own: RankAddress) -> None:
+    """Have Gloo, and NCCL on one machine, listen where rank zero is reached, unless the user chose an interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(ImportError, OSError):
+        import fcntl  # not on Windows
+
+        probe.connect((own.host, own.port))  # sends nothing
+        address = probe.getsockname()[0]
+        for _, name in socket.if_nameindex() if own.reaches_all(address) else ():
+            with suppress(OSError, KeyError):  # it has no such address
                 found = fcntl.ioctl(probe, _SIOCGIFADDR[sys.platform], struct.pack("256s", name.encode()))[20:24]
                 if socket.inet_ntoa(found) == address:
-                    for variable in INTERFACE_VARIABLES[: 2 if place.num_nodes == 1 else 1]:
+                    for variable in INTERFACE_VARIABLES[: 2 if own.num_nodes == 1 else 1]:
                         os.environ.setdefault(variable, name)
-
-
-def _tell(store: Store, key: str, value: Any) -> None:
-    store.set(key, encode(value))  # type: ignore[arg-type]  # takes bytes as well
 
 
 def _first_line(error: BaseException) -> str:

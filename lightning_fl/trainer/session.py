@@ -54,11 +54,9 @@ def session(
         try:
             with ExitStack() as ending:
                 try:
-                    trainer.strategy.begin_work()
                     path, state = _start(trainer, stage, steps.module, ckpt_path)
                     began = _register_ends(ending, trainer, stage, restore_torch)
                     ending.callback(steps.end)
-                    ending.callback(trainer.strategy.end_work)
                     if trainer.deterministic:
                         torch.use_deterministic_algorithms(True)
                         torch.backends.cudnn.benchmark = False

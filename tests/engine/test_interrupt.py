@@ -100,7 +100,7 @@ def test_the_second_signal_ends_the_process_and_its_children_at_once(kept, body,
     process.send_signal(signal.SIGTERM)
     ended = process.end()  # its children have its output as well
     assert (ended.code, ended.out.strip()) == (128 + signal.SIGTERM, "here")
-    assert ended.err == f"SIGTERM: noted\ninterrupted{': go on with --ckpt_path last.ckpt' if kept else ''}\n"
+    assert ended.err == f"SIGTERM: noted\ninterrupted{': resume with --ckpt_path last.ckpt' if kept else ''}\n"
 
 
 @pytest.mark.processes

@@ -1,101 +1,104 @@
-"""Whom a rank names where another did not come in time."""
+"""Which rank is named when another did not come in time, or is gone."""
 
-import socket
-import threading
-import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
-from lightning_fl.core.errors import FederatedError, TrainingError
+from lightning_fl.core.errors import FederatedError, LostPeerError, TrainingError
 from lightning_fl.strategies import FedAvg
 from lightning_fl.strategies import peers as module
-from lightning_fl.strategies.peers import Channel, Peers
+from lightning_fl.strategies.peers import Peers
 
 HOSTS = ["a", "b", "c"]
-TIMED_OUT = RuntimeError("Timed out waiting 3000ms for recv operation to complete")
+BROKEN = RuntimeError("Connection closed by peer")
 
 
 @pytest.fixture
-def connected(monkeypatch):
-    """Rank zero, and the other ends of its connections to ranks 1 and 2."""
-    monkeypatch.setattr(module, "_GRACE", 0.3)
-    here, there = {}, {}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for rank in (1, 2):
-            there[rank] = Channel(socket.create_connection(server.getsockname()))
-            here[rank] = Channel(server.accept()[0])
-    zero = Peers(0, HOSTS, here)
-    yield zero, there
-    zero.leave()
-    for channel in there.values():
-        channel.close()
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Peers]]:
+    """Ranks of one run, in threads of this process."""
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(HashStore, "clone", lambda store: store, raising=False)
+    store = HashStore()
+    for rank in range(len(HOSTS)):
+        store.set(f"beat/{rank}", bytes(2))
+    made = [Peers(rank, HOSTS, store) for rank in range(len(HOSTS))]
+    for one in made:
+        one.ending = True  # this process is no rank's
+    yield made
+    for one in reversed(made):
+        one.leave()
 
 
-def test_who_is_still_at_work_and_who_does_not_answer_are_named(connected):
-    zero, there = connected
-    at_work = Peers(1, HOSTS, {0: there[1]})  # and nobody reads what rank 2 is asked
-    error = zero.reason(TIMED_OUT)
-    assert isinstance(error, TrainingError)
-    assert str(error) == (
-        "rank 2 (c) did not come to an exchange in the time that trainer.timeout allows, and does not answer: its"
-        " process is stopped or hangs, or its machine does. rank 1 (b) was still at work and did not come to an"
-        " exchange in the time that trainer.timeout allows: raise it if turns or evaluations take longer, or look what"
-        " keeps that rank."
-    )
-    at_work.leave()
+def test_ranks_at_work_and_ranks_that_do_not_answer_are_named(ranks: list[Peers]) -> None:
+    zero, _, two = ranks
+    two.leave()  # without an error: it answers no more
+    found = zero.reason(BROKEN, timed_out=True)
+    assert isinstance(found, TrainingError)
+    silent, busy = str(found).split(". ")
+    assert "rank 2 (c)" in silent
+    assert "rank 1 (b)" in busy
+    assert "trainer.timeout" in busy
 
 
-def test_who_waits_as_well_is_not_blamed(connected):
-    zero, there = connected
-    one, two = (Peers(rank, HOSTS, {0: there[rank]}) for rank in (1, 2))
+def test_a_rank_that_waits_as_well_is_not_blamed(ranks: list[Peers]) -> None:
+    zero, one, _ = ranks
     one.waits = True
-    assert str(zero.reason(TIMED_OUT)).startswith("rank 2 (c) was still at work and did not come to an exchange in")
-    one.leave()
+    found = str(zero.reason(BROKEN, timed_out=True))
+    assert "rank 2 (c)" in found
+    assert "rank 1" not in found
+
+
+def test_a_rank_that_is_gone_is_named_on_all(ranks: list[Peers]) -> None:
+    zero, one, two = ranks
     two.leave()
+    for each in (one, zero):
+        found = each.reason(BROKEN, timed_out=False)
+        assert isinstance(found, LostPeerError)
+        assert str(found).startswith("rank 2 (c) is gone")
 
 
-def test_an_error_that_is_known_is_the_reason(connected):
-    zero, there = connected
-    one = Peers(1, HOSTS, {0: there[1]})
+def test_a_rank_that_waits_for_long_finds_one_that_is_gone(ranks: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOST", 20)
+    zero, one, two = ranks
+    two.leave()
+    zero.waits = True
+    with one._changed:
+        assert one._changed.wait_for(lambda: one.error is not None, 60)
+    assert str(one.error).startswith("rank 2 (c) is gone")
+
+
+@pytest.mark.parametrize("code", [3, -9])
+def test_a_process_that_failed_is_named_at_once(code: int, ranks: list[Peers]) -> None:
+    zero, one, _ = ranks
+    zero._children = [SimpleNamespace(poll=lambda: 0), SimpleNamespace(poll=lambda: code)]
+    assert str(one.reason(BROKEN, timed_out=False)).startswith("rank 2 (c) is gone")
+
+
+def test_the_first_error_is_the_reason_on_all(ranks: list[Peers]) -> None:
+    zero, one, two = ranks
     one.tell(FederatedError("its disk is full"))
-    assert str(zero.reason(RuntimeError("Connection closed by peer"))) == "rank 1 (b): its disk is full"
-    one.leave()
+    two.tell(FederatedError("a later one"))
+    for each in (zero, two):
+        found = each.reason(BROKEN, timed_out=False)
+        assert type(found) is FederatedError
+        assert str(found) == "rank 1 (b): its disk is full"
+    with pytest.raises(FederatedError, match="its disk is full"):
+        zero.check()
 
 
-def test_a_rank_that_waits_for_a_gpu_is_freed_once_and_then_gets_the_error(connected):
-    """The thread at work is in a call that no exception ends, as in a collective of GPUs; aborting it does."""
-    zero, there = connected
-    freed, ends = threading.Event(), []
-
-    def abort() -> None:
-        ends.append("aborted")
-        freed.set()
-
-    def work() -> None:
-        zero.begin_work()
-        try:
-            freed.wait(60)
-            while True:
-                time.sleep(0.01)
-        except TrainingError as error:
-            ends.append(str(error))
-        finally:
-            zero.end_work()
-
-    zero.abort = abort
-    thread = threading.Thread(target=work)
-    thread.start()
-    one = Peers(1, HOSTS, {0: there[1]})
-    one.tell(TrainingError("its validation failed"))
-    thread.join(60)
-    assert ends == ["aborted", "rank 1 (b): its validation failed"]
-    one.leave()
+def test_a_rank_that_goes_on_after_rank_zero_has_ended_is_told(ranks: list[Peers]) -> None:
+    zero, one, two = ranks
+    two.leave()
+    zero.leave()
+    assert "start all alike" in str(one.reason(BROKEN, timed_out=False))
 
 
-def test_an_error_of_this_rank_aborts_what_its_gpu_waits_for(monkeypatch):
-    """NCCL itself needs GPUs: a group that writes down what is asked of it stands in its place."""
+def test_an_error_of_this_rank_aborts_what_its_gpu_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL itself needs GPUs: a group that records calls replaces it."""
     asked = []
 
     class Group:
@@ -108,10 +111,10 @@ def test_an_error_of_this_rank_aborts_what_its_gpu_waits_for(monkeypatch):
 
     strategy = FedAvg(process_group_backend="cpu:gloo,cuda:nccl")
     strategy.parallel_devices = [torch.device("cuda", 0)]
-    strategy._peers = Peers(0, HOSTS, {})
+    strategy._peers = SimpleNamespace(tell=asked.append, leave=lambda: asked.append("leave"))
+    error = TrainingError("a label is out of range")
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.distributed_c10d._world", SimpleNamespace(default_pg=Group()))
-        patch.setattr("torch.distributed.is_initialized", lambda: True)
         patch.setattr("torch.distributed.destroy_process_group", lambda: asked.append("destroy"))
-        strategy.fail(TrainingError("a label is out of range"))
-    assert asked == [torch.device("cuda", 0), "abort", "destroy"]
+        strategy.fail(error)
+    assert asked == [error, torch.device("cuda", 0), "abort", "destroy", "leave"]
