@@ -56,8 +56,6 @@ class ProgressDisplay(Callback):
         self._doing = ""
         self._clients_done = 0
 
-    # -- hooks ---------------------------------------------------------------------------------------------------
-
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Start the display."""
         if not trainer.is_global_zero:
@@ -74,22 +72,23 @@ class ProgressDisplay(Callback):
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         """Count the client."""
-        if self._live is not None:
-            self._clients_done += 1
-            self._refresh(trainer)
+        self._clients_done += 1
+        self._refresh(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Show the round."""
         if self._clock is None:
             return
-        now = time.monotonic()
+        now, done = time.monotonic(), trainer.federation.current_round
         self._clock.round_done(now)
-        if self._live is not None:
-            self._clients_done, self._doing = 0, ""
-            self._refresh(trainer)
-        elif self._line_is_due(trainer, now):
-            self._line_round, self._line_time = trainer.federation.current_round, now
-            _print_plain(self._plain_line(trainer, now))
+        self._clients_done, self._doing = 0, ""
+        self._refresh(trainer)
+        if self._live is None and self._line_is_due(done, trainer.max_rounds, now):
+            self._line_round, self._line_time = done, now
+            clients = f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"
+            times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
+            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *times]
+            _print_plain(" | ".join(parts))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Show the final state."""
@@ -97,118 +96,85 @@ class ProgressDisplay(Callback):
             return
         elapsed = _duration(self._clock.elapsed(time.monotonic()))
         done, rounds = trainer.federation.current_round, trainer.max_rounds
-        if done >= rounds:
-            text = f"finished {rounds} rounds in {elapsed}"
-        else:
-            how = "interrupted" if trainer.federation.interrupted_by else "stopped"
-            text = f"{how} after round {done}/{rounds}, {elapsed}"
+        how = "interrupted" if trainer.federation.interrupted_by else "stopped"
         if self._live is not None:
             self._live.update(self._renderable(trainer, ended=True))
-        self._stop()
-        _print_plain(text)
+        self.teardown(trainer, "fit")
+        ended = f"finished {rounds} rounds in {elapsed}"
+        _print_plain(ended if done >= rounds else f"{how} after round {done}/{rounds}, {elapsed}")
 
     def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
         """Remove the display before the error is shown."""
-        self._stop()
+        self.teardown(trainer, "fit")
 
     def teardown(self, trainer: TrainerSurface, stage: str) -> None:
         """Remove the display."""
-        self._stop()
-
-    # -- what is shown -------------------------------------------------------------------------------------------
-
-    def _start(self, trainer: TrainerSurface) -> None:
-        now = time.monotonic()
-        self._clock = RoundClock(now, trainer.federation.wall_time_seconds)
-        self._names = trainer.datamodule.client_names()
-        self._line_round, self._line_time, self._next_refresh = trainer.federation.current_round, now, 0.0
-        console = terminal()
-        if console.is_jupyter:
-            self._live = _NotebookDisplay()
-            self._refresh(trainer)
-        elif console.is_interactive:
-            self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
-            self._live.start()
-            self._refresh(trainer)
-        else:
-            if trainer.datamodule.source == "stand-in":
-                _print_plain(STAND_IN_LABEL)
-            _print_plain(
-                _title(trainer)
-                + (f", from round {trainer.federation.current_round}" if trainer.federation.current_round else "")
-            )
-
-    def _stop(self) -> None:
         live, self._live, self._clock = self._live, None, None
         if live is not None:
             live.stop()
 
+    def _start(self, trainer: TrainerSurface) -> None:
+        now, done = time.monotonic(), trainer.federation.current_round
+        self._clock = RoundClock(now, trainer.federation.wall_time_seconds)
+        self._names = trainer.client_names
+        self._line_round, self._line_time, self._next_refresh = done, now, 0.0
+        console = terminal()
+        if console.is_jupyter:
+            self._live = _NotebookDisplay()
+        elif console.is_interactive:
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+            self._live.start()
+        else:
+            if trainer.datamodule.source == "stand-in":
+                _print_plain(STAND_IN_LABEL)
+            _print_plain(_title(trainer) + (f", from round {done}" if done else ""))
+        self._refresh(trainer)
+
     def _refresh(self, trainer: TrainerSurface) -> None:
-        now = time.monotonic()
-        if self._live is not None and now >= self._next_refresh:
+        if self._live is not None and (now := time.monotonic()) >= self._next_refresh:
             self._live.update(self._renderable(trainer), refresh=True)
             self._next_refresh = now + _REFRESH_SECONDS
 
     def _renderable(self, trainer: TrainerSurface, ended: bool = False) -> Group:
-        assert self._clock is not None
-        now = time.monotonic()
+        now, done, rounds = time.monotonic(), trainer.federation.current_round, trainer.max_rounds
         title = Text(_title(trainer), style="bold")
         if trainer.datamodule.source == "stand-in":
             title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), " ", title)
-        done, rounds = trainer.federation.current_round, trainer.max_rounds
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        times = f"{_duration(self._clock.elapsed(now))} elapsed, {self._left(trainer, now)} left"
+        elapsed = _duration(self._clock.elapsed(now)) if self._clock is not None else "?"
+        times = f"{elapsed} elapsed, {self._left(trainer, now)} left"
         bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
         lines: list[Any] = [title, bar]
-        if (
-            not ended and done < rounds
-        ):  # one line whether a client is at work or not, so that the display does not jump
+        if not ended and done < rounds:  # also between clients, so that the display does not jump
             where = "" if trainer.fabric.world_size == 1 else f" on process 0 of {trainer.fabric.world_size}"
             work = f", at work: {self._doing}" if self._doing else ""
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
-        lines += [Text(part) for part in self._metrics(trainer)]
-        return Group(*lines)
+        return Group(*lines, *map(Text, self._metrics(trainer)))
 
-    def _plain_line(self, trainer: TrainerSurface, now: float) -> str:
-        assert self._clock is not None
-        done, rounds = trainer.federation.current_round, trainer.max_rounds
-        parts = [f"round {done}/{rounds}", f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"]
-        times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
-        return " | ".join([*parts, *self._metrics(trainer), *times])
-
-    def _line_is_due(self, trainer: TrainerSurface, now: float) -> bool:
-        done = trainer.federation.current_round
-        if done == trainer.max_rounds or (self._clock is not None and self._clock.rounds_done == 1):
+    def _line_is_due(self, done: int, rounds: int, now: float) -> bool:
+        if done == rounds or (self._clock is not None and self._clock.rounds_done == 1):
             return True
-        if done % self.every_n_rounds:
-            return False
-        return (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
+        late = (done - self._line_round) * 100 >= rounds or now - self._line_time >= _PLAIN_SECONDS
+        return done % self.every_n_rounds == 0 and late
 
     def _left(self, trainer: TrainerSurface, now: float) -> str:
-        assert self._clock is not None
-        seconds = self._clock.remaining(trainer.max_rounds - trainer.federation.current_round, now)
+        rounds = trainer.max_rounds - trainer.federation.current_round
+        seconds = None if self._clock is None else self._clock.remaining(rounds, now)
         return "?" if seconds is None else _duration(seconds)
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
         """Texts of the training loss, the monitored validation metric, and those logged with ``prog_bar``."""
-        shown: list[str] = []
-        texts: list[str] = []
-        checkpoint = trainer.callback(ModelCheckpoint)
-        monitor = None if checkpoint is None else checkpoint.monitor
+        monitor = getattr(trainer.callback(ModelCheckpoint), "monitor", None)
         train: Mapping[str, MetricSummary] = trainer.federation.metrics.get("train", {})
         validation: Mapping[str, MetricSummary] = trainer.federation.metrics.get("val", {})
-        for metrics, wanted in ((train, None), (validation, monitor)):
-            name = displayed_metric(metrics, wanted)
-            if name is not None:
-                shown.append(name)
-                texts.append(self._metric_text(name, metrics[name]))
-        for name, metric in {**train, **validation}.items():
-            if metric.prog_bar and name not in shown and len(texts) < _MOST_METRICS:
-                texts.append(self._metric_text(name, metric))
-        return texts
+        measured = {**train, **validation}
+        leading = [displayed_metric(train), displayed_metric(validation, monitor)]
+        shown = dict.fromkeys(name for name in leading if name is not None)
+        shown |= dict.fromkeys(name for name, metric in measured.items() if metric.prog_bar)
+        return [self._metric_text(name, measured[name]) for name in list(shown)[:_MOST_METRICS]]
 
     def _metric_text(self, name: str, metric: MetricSummary) -> str:
         text = f"{name} {metric.mean:.4g}"
