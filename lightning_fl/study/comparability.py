@@ -94,7 +94,7 @@ def _without_statistics(value: object) -> object:
 
 
 def _recipe_differences(run: FinishedRun, other: FinishedRun, label: str) -> Iterator[_Difference]:
-    """Differences within a row, whose mean would mix algorithms."""
+    """Differences within a row, which would make its mean one of several algorithms."""
     if run.algorithm != other.algorithm:
         yield f"algorithm of row {label!r}", run.algorithm, other.algorithm
     settings, others = recipe_settings(run.recipe), recipe_settings(other.recipe)

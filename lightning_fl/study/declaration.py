@@ -89,7 +89,7 @@ class Chosen:
     """A hyperparameter that was tuned before the study, on other seeds.
 
     Args:
-        setting: its name, and of which arms.
+        setting: its name and its arms.
         value: the chosen one.
         candidates: the values tried.
         by: the metric, on training or validation data.

@@ -248,7 +248,7 @@ def find_runs(folder: str | Path) -> list[FinishedRun]:
 
 
 def number_or_nan(value: float | None) -> float:
-    """A number as JSON stores it, where ``None`` stands for NaN."""
+    """A number as JSON stores it, with ``None`` for NaN."""
     return math.nan if value is None else float(value)
 
 

@@ -43,7 +43,7 @@ class RayWorkers:
     def __init__(self, address: str, num_workers: int | None, cells: Sequence[Cell], out: Path) -> None:
         expect_extra("ray", "ray", f"--ray {address}")
         self._stop = out.absolute() / f".stop-{secrets.token_hex(4)}"
-        # Under `uv run` Ray would send the working directory to every node and build the environment there anew, which
+        # Under `uv run` Ray would send the working directory to every node and rebuild the environment there, which
         # takes longer than it waits for a worker. Nodes have the environment.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray

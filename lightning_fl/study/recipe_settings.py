@@ -46,12 +46,18 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
     Returns:
         Label -> runs ordered by seed; rows in the order of their first runs.
     """
-    rows: dict[tuple[str, ...], list[FinishedRun]] = {}
+    rows: dict[str, list[FinishedRun]] = {}
     for label, run in runs:
         settings = json.dumps(recipe_settings(run.recipe), sort_keys=True)
-        own = ("recipe", run.algorithm, settings) if run.recipe else ("folder", str(run.folder))
-        rows.setdefault(own if label is None else ("label", label), []).append(run)
-    labels = _labels(rows)
+        own = "\0".join([run.algorithm, settings if run.recipe else str(run.folder)])
+        rows.setdefault(own if label is None else label, []).append(run)
+    labels = {key: key for key in rows if "\0" not in key}
+    for algorithm in dict.fromkeys(found[0].algorithm for key, found in rows.items() if key not in labels):
+        found = {key: rows[key] for key in rows if key.startswith(f"{algorithm}\0")}
+        settings_of = _distinguishing(recipe_differences(found)) if len(found) > 1 else {}
+        for key, of_row in found.items():
+            text = " ".join([algorithm, *settings_of.get(key, [])])
+            labels[key] = f"{text} ({of_row[0].folder})" if text in labels.values() else text
     return {labels[key]: sorted(found, key=lambda run: run.seed) for key, found in rows.items()}
 
 
@@ -114,22 +120,6 @@ def _collect(value: object, path: str, found: dict[str, str]) -> None:
 
 def _class_name(entry: Mapping[str, Any]) -> str:
     return str(entry["class_path"]).rpartition(".")[2]
-
-
-def _labels(rows: Mapping[tuple[str, ...], Sequence[FinishedRun]]) -> dict[tuple[str, ...], str]:
-    """Unique labels of the rows."""
-    labels = {key: key[1] for key in rows if key[0] == "label"}
-    by_algorithm: dict[str, list[tuple[str, ...]]] = {}
-    for key, runs in rows.items():
-        if key[0] != "label":
-            by_algorithm.setdefault(runs[0].algorithm, []).append(key)
-    for algorithm, keys in by_algorithm.items():
-        found = {"\0".join(key): rows[key] for key in keys}
-        settings = _distinguishing(recipe_differences(found)) if len(keys) > 1 else {}
-        for key in keys:
-            label = " ".join([algorithm, *settings.get("\0".join(key), [])])
-            labels[key] = f"{label} ({rows[key][0].folder})" if label in labels.values() else label
-    return {key: labels[key] for key in rows}
 
 
 def _distinguishing(differences: Mapping[str, Mapping[str, str | None]]) -> dict[str, list[str]]:

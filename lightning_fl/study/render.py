@@ -95,7 +95,7 @@ def comparison_tables(frame: pd.DataFrame) -> list[Table]:
 
 
 def _columns(frame: pd.DataFrame) -> list[Column]:
-    """Labels, seeds if the rows differ in them, and the statistics of which any row has a value."""
+    """Labels, seeds if the rows differ in them, and the statistics with a value in any row."""
     labels = frame["label"] + (" [" + frame["source"] + "]" if frame["source"].nunique() > 1 else "")
     columns = [Column("", list(map(Value, labels)), is_label=True, min_width=10)]
     if frame["seeds"].nunique() > 1:

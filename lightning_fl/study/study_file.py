@@ -1,4 +1,4 @@
-"""Reader of ``STUDY.yaml``, whose keys docs/study.md describes. Reports all faults of a file at once."""
+"""Reader of ``STUDY.yaml`` (keys: docs/study.md). Reports all faults of a file at once."""
 
 import itertools
 import os
