@@ -8,12 +8,17 @@ from matplotlib.colors import same_color
 from torch import nn
 
 from lightning_fl.callbacks import (
+    HCCT,
     Callback,
+    CoalitionFigure,
     CollaborationFigure,
     CollaborationGraph,
     ContributionFigure,
+    GainFigure,
     GraphFigure,
     LearningCurves,
+    LocalReference,
+    LocalTraining,
     ParityFigure,
     SamplingWeightsFigure,
     ShapleyRewards,
@@ -192,17 +197,6 @@ class TestSamplingWeightsFigure:
         np.testing.assert_array_equal(lines[0].get_ydata(), [Scripted.after(done)[0] for done in range(5)])
         assert lines[3].get_ydata() == [1 / 3, 1 / 3]
 
-    @pytest.mark.slow
-    def test_a_resumed_run_has_the_whole_history(self, make_trainer, line_clients, line_module, shown):
-        data = line_clients([1.0, 2.0, 3.0])
-        first = make_trainer(Scripted(), SamplingWeightsFigure(), max_rounds=2)
-        first.fit(line_module(), data)
-        figure = SamplingWeightsFigure()
-        resumed = make_trainer(Scripted(), figure, max_rounds=4)
-        resumed.fit(line_module(), data, ckpt_path=f"{first.log_dir}/checkpoints/last.ckpt")
-        assert figure.rounds == [0, 1, 2, 3, 4]
-        assert torch.equal(figure.history, torch.stack([Scripted.after(done) for done in range(5)]))
-
     def test_a_new_fit_forgets_the_last_one(self, make_trainer, line_clients, line_module, shown):
         figure = SamplingWeightsFigure()
         trainer = make_trainer(Scripted(), figure, max_rounds=2)
@@ -331,16 +325,6 @@ class TestLearningCurves:
         np.testing.assert_array_equal(lines["worst client"].get_ydata(), [metric.clients[1] for _, metric in seen])
         assert [panel.get_ylabel() for panel in shown[0][1].axes] == ["train/loss", "val/rmse"]
 
-    def test_a_resumed_run_has_the_whole_history(self, make_trainer, line_clients, line_module, shown):
-        data, whole = line_clients([1.0, 5.0]), LearningCurves(monitor="val/extra")
-        make_trainer(whole, max_rounds=4).fit(line_module(), data)
-        first = make_trainer(LearningCurves(monitor="val/extra"), max_rounds=2)
-        first.fit(line_module(), data)
-        resumed = LearningCurves(monitor="val/extra")
-        make_trainer(resumed, max_rounds=4).fit(line_module(), data, ckpt_path=f"{first.log_dir}/checkpoints/last.ckpt")
-        assert resumed.history == whole.history
-        assert set(whole.history) == {"train/loss", "val/extra"}
-
 
 @pytest.mark.parametrize(
     ("callbacks", "name"),
@@ -351,11 +335,33 @@ class TestLearningCurves:
         ([TierFigures()], "TierFigures .*TierBidding"),
         ([ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2)], "TierFigures .*TierBidding"),
         ([GraphFigure(), CollaborationGraph()], "GraphFigure .*CollaborationGraph"),
+        ([CoalitionFigure()], "CoalitionFigure"),
+        ([GainFigure()], "GainFigure .*LocalReference"),
+        ([GainFigure(), LocalReference()], "GainFigure .*LocalReference"),
+        ([LocalTraining(), LocalReference(), GainFigure(metric="auc")], r"GainFigure\.metric='auc'.*: rmse, extra"),
     ],
 )
 def test_a_run_without_what_is_drawn(make_trainer, line_clients, line_module, callbacks, name):
     with pytest.raises(ConfigurationError, match=name):
         make_trainer(*callbacks, max_rounds=1).fit(line_module(), line_clients([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "history"),
+    [
+        (lambda: [Scripted(), SamplingWeightsFigure()], lambda figure: [figure.rounds, figure.history.tolist()]),
+        (lambda: [LearningCurves(monitor="val/extra")], lambda figure: figure.history),
+        (lambda: [HCCT(), CoalitionFigure()], lambda figure: [figure.rounds, figure.assignments]),
+    ],
+)
+def test_a_resumed_run_has_the_whole_history(make_trainer, line_clients, line_module, shown, make, history):
+    data, found = line_clients([1.0, 2.0, 3.0]), []
+    for rounds, resumes in ((4, False), (2, False), (4, True)):
+        callbacks = make()
+        trainer = make_trainer(*callbacks, max_rounds=rounds)
+        trainer.fit(line_module(), data, ckpt_path="last" if resumes else None)
+        found.append(history(callbacks[-1]))
+    assert found[2] == found[0] != found[1]
 
 
 @pytest.mark.slow
