@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, did_you_mean, listed
 from lightning_fl.core.escaping import printable_values
 from lightning_fl.core.metrics import direction_is_known
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan", "read_record"]
 
@@ -190,8 +191,10 @@ class FinishedRun:
         return None if found is None else {client: number_or_nan(gain) for client, gain in found["clients"].items()}
 
     @cached_property
-    def curves(self) -> pd.DataFrame:
+    def curves(self) -> "pd.DataFrame":
         """Content of ``metrics.csv``: ``step`` (rounds done) and a column per curve; may be empty."""
+        import pandas as pd  # not imported for the other entries
+
         path = self.folder / "metrics.csv"
         if not (path.exists() or path.is_symlink()):
             return pd.DataFrame({"step": []})
@@ -207,17 +210,19 @@ class FinishedRun:
             raise CheckpointError(f"{path} is damaged ({_reason(error)}): {_REMEDY}") from error
         return curves
 
-    def curve(self, name: str, split: str = "val") -> pd.DataFrame:
+    def curve(self, name: str, split: str = "val") -> "pd.DataFrame":
         """One metric by round: ``round``, ``mean``, ``worst`` and ``megabytes`` that all clients have exchanged so far.
 
         Values that were not logged are NaN; without the metric the frame is empty.
         """
+        import pandas as pd
+
         curves = self.curves
         column = next((found for found in (f"{split}/{name}", f"{split}_{name}", name) if found in curves), None)
         if column is None:
             return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
 
-        def by_round(name: str) -> pd.Series:
+        def by_round(name: str) -> "pd.Series":
             # A logger may split a round over several rows.
             return curves.groupby("step")[name].last() if name in curves else pd.Series(dtype=float)
 
