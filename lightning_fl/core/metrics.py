@@ -87,12 +87,7 @@ _LOGGED_FIELDS = tuple(one.name for one in fields(LoggedValue))
 
 
 class ClientValues(dict[int, float]):
-    """Client -> value, also by name: ``values["north"]``.
-
-    Args:
-        values: client, counted from 0 -> value.
-        names: names of all clients.
-    """
+    """Client, counted from 0 -> value; also by name: ``values["north"]``."""
 
     def __init__(self, values: Mapping[int, float], names: Sequence[str]) -> None:
         super().__init__(values)
@@ -199,12 +194,7 @@ class GainSummary:
 
 
 class ClientMetrics(dict[str, MetricSummary]):
-    """Metric -> summary over clients; shown as a table in a notebook.
-
-    Args:
-        summaries: metric -> summary.
-        names: names of all clients, if they have names.
-    """
+    """Metric -> summary over clients, perhaps with names; shown as a table in a notebook."""
 
     def __init__(self, summaries: Mapping[str, MetricSummary] | None = None, names: Sequence[str] = ()) -> None:
         super().__init__(summaries or {})
@@ -217,10 +207,8 @@ class ClientMetrics(dict[str, MetricSummary]):
         clients = sorted({client for metric in self.values() for client in metric.clients})
         labels = [self.names[client] if client < len(self.names) else client for client in clients]
         columns = {
-            name: [
-                *(metric.clients.get(client, math.nan) for client in clients),
-                *(metric.mean, metric.worst, metric.best, metric.std),
-            ]
+            name: [metric.clients.get(client, math.nan) for client in clients]
+            + [metric.mean, metric.worst, metric.best, metric.std]
             for name, metric in self.items()
         }
         frame = DataFrame(columns, index=[*labels, "average", "worst", "best", "standard deviation"])
@@ -270,13 +258,13 @@ def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single
 
 
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
-    """Return the metric to monitor.
+    """Return the metric to monitor: the user's choice, or the default, if validation logged it.
 
     Args:
         logged: names that validation logged.
         monitor: the user's choice.
         default: metric without a choice; ``None`` if there is none.
-        owner: class with the option ``monitor``, for the message.
+        owner: class with the option ``monitor``.
 
     Raises:
         ConfigurationError: the metric is not logged.
@@ -298,12 +286,7 @@ def higher_is_better(name: str, stated: bool | None = None) -> bool:
 
 
 def direction_is_known(name: str, recorded: bool) -> bool:
-    """Whether a recorded direction is known, not the default for an unknown name.
-
-    Args:
-        name: name of the metric.
-        recorded: :func:`higher_is_better` of the run.
-    """
+    """Whether a metric's direction that a run recorded is known, not the default for an unknown name."""
     return recorded or _names_lower(name) is True
 
 
@@ -320,12 +303,7 @@ def _names_lower(name: str) -> bool | None:
 
 
 def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Sequence[str] = ()) -> ClientMetrics:
-    """Summarise what clients logged: one :class:`MetricSummary` per name.
-
-    Args:
-        reports: client -> name -> value.
-        client_names: names of all clients, for tables.
-    """
+    """Summarise what clients logged (client -> name -> value): one :class:`MetricSummary` per name."""
     names = list(dict.fromkeys(name for values in reports.values() for name in values))
     summaries = ClientMetrics(names=client_names)
     for name in names:
