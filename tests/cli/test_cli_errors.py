@@ -59,7 +59,8 @@ def test_a_mistake_of_the_packages_own_keeps_its_traceback(command, monkeypatch,
     assert kept.stat().st_mode & 0o777 == 0o600
     assert code == 1
     assert err.startswith("error: JSONDecodeError: Expecting property name")
-    assert err.endswith(f"This is a mistake of lightning-fl's own: please report it with its traceback, {kept}.\n")
+    assert "please report it" in err
+    assert str(kept) in err
     assert kept.read_text().startswith("Traceback (most recent call last):")
 
 
