@@ -378,7 +378,6 @@ class Visited(Network):
         return x * (1 + 0.01 * self.trainer.client), y
 
     def on_train_batch_start(self, batch, batch_idx):
-        assert self.trainer.batch_idx == batch_idx
         self.log("scale", self.scale)
         self.log("first", batch[0].sum() + self.trainer.global_step)
         if batch_idx == 1:
@@ -417,7 +416,6 @@ class Schedules(Network):
 
     def training_step(self, batch, batch_idx):
         trainer = self.trainer
-        assert trainer.batch_idx == batch_idx
         assert trainer.num_training_batches == 4
         assert trainer.estimated_stepping_batches == 12
         assert trainer.is_last_batch == (batch_idx == 3)
