@@ -22,6 +22,7 @@ __all__ = [
     "encodable",
     "markdown",
     "markdown_code",
+    "markdown_environment",
     "page_environment",
     "printable",
     "printable_values",
@@ -129,3 +130,16 @@ def page_environment() -> "Environment":
 
     loader = PackageLoader("lightning_fl.study", "templates")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def markdown_environment() -> "Environment":
+    """Create the template environment for Markdown: values are escaped, except ``Markup``; floats have four digits."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    def escape(value: Any) -> Any:
+        if value is None or isinstance(value, Markup):
+            return value or ""
+        return f"{value:.4g}" if isinstance(value, float) else markdown(value)
+
+    return Environment(finalize=escape, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)

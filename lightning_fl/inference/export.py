@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import markdown, markdown_code
+from lightning_fl.core.escaping import markdown_code, markdown_environment
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.inference.models import choose_models
@@ -118,13 +118,7 @@ def model_card(run: TrainedRun, model: str) -> str:
 
     Values in the template are escaped for Markdown.
     """
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
-
-    def escape(value: Any) -> Any:
-        if value is None or isinstance(value, Markup):
-            return value or ""
-        return f"{value:.4g}" if isinstance(value, float) else markdown(value)
 
     summary, recipe = run.summary, run.recipe
     data, shared = summary["data"], model.startswith("shared_")
@@ -134,8 +128,7 @@ def model_card(run: TrainedRun, model: str) -> str:
     title = f"{_short(recipe['model'])} on {dataset}"
     module, _, name = str(recipe["model"]["class_path"]).rpartition(".")
     text = files("lightning_fl.inference").joinpath("model_card.md.j2").read_text(encoding="utf-8")
-    environment = Environment(finalize=escape, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(text).render(
+    return markdown_environment().from_string(text).render(
         header=Markup(dump_yaml(_metadata(run, dataset, title))),
         title=title,
         model=model,

@@ -68,7 +68,7 @@ class FederatedTrainer(TrainerSurface):
     """how clients and server learn: a registered name ("fedavg") or a ``FederatedStrategy``."""
     accelerator: str = "auto"
     """"cpu", "cuda" or "auto"."""
-    devices: int | str | list[int] = "auto"
+    devices: Annotated[int, Interval(ge=-1)] | str | list[int] = "auto"
     """processes on this machine: a number, a list of device indices, or "auto": all GPUs; on CPU one, under
     ``lightning-fl fit`` one per core where the model is small."""
     processes_per_device: Count = 1
