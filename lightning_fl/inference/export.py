@@ -128,21 +128,25 @@ def model_card(run: TrainedRun, model: str) -> str:
     title = f"{_short(recipe['model'])} on {dataset}"
     module, _, name = str(recipe["model"]["class_path"]).rpartition(".")
     text = files("lightning_fl.inference").joinpath("model_card.md.j2").read_text(encoding="utf-8")
-    return markdown_environment().from_string(text).render(
-        header=Markup(dump_yaml(_metadata(run, dataset, title))),
-        title=title,
-        model=model,
-        shared=shared,
-        summary={"interrupted": False, **summary},
-        stand_in=Markup(STAND_IN_LABEL),
-        split={"test": "test", "val": "validation", "train": "training"}.get(split),
-        records=metrics.get(split),
-        clients=[client for client in summary["client_names"] if shared or client == model],
-        data_facts=_data_facts(data, summary),
-        training_facts=_training_facts(run),
-        recipe=Markup(markdown_code(dump_yaml(_recipe(recipe)), "yaml")),
-        module=Markup(module),
-        **{"class": Markup(name)},
+    return (
+        markdown_environment()
+        .from_string(text)
+        .render(
+            header=Markup(dump_yaml(_metadata(run, dataset, title))),
+            title=title,
+            model=model,
+            shared=shared,
+            summary={"interrupted": False, **summary},
+            stand_in=Markup(STAND_IN_LABEL),
+            split={"test": "test", "val": "validation", "train": "training"}.get(split),
+            records=metrics.get(split),
+            clients=[client for client in summary["client_names"] if shared or client == model],
+            data_facts=_data_facts(data, summary),
+            training_facts=_training_facts(run),
+            recipe=Markup(markdown_code(dump_yaml(_recipe(recipe)), "yaml")),
+            module=Markup(module),
+            **{"class": Markup(name)},
+        )
     )
 
 
