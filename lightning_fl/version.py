@@ -1,4 +1,4 @@
-"""The package's version, for whoever writes it into a file; the package's own ``__init__`` is imported by nobody."""
+"""The package's version, for files that record it, without importing the package."""
 
 __all__ = ["__version__"]
 

@@ -61,7 +61,7 @@ class Callback:
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how
     #: often a client is drawn is its weight). See ``Learner.excludes``. And "personal_layers", see ``requires`` there.
     traits: tuple[str, ...] = ()
-    #: It draws or keeps what happens and changes no model: a run may go on without it, or with it, as the same run.
+    #: It draws or keeps what happens and changes no model: a run may be resumed with or without it.
     only_shows: bool = False
     #: With the trait "model_per_client": a server averages the clients' models, so that a client sends its model once
     #: and receives its next one; otherwise clients send their models to one another.

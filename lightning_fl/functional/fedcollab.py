@@ -90,7 +90,7 @@ def solve_coalitions(
     Restarts have different starts (all alone; all together; merged greedily from all alone; then random with a random
     number of coalitions) and take steps that lower L until none is left: clients in random order move to the best
     coalition, possibly an empty one; then whole coalitions merge. After each restart the best assignment is perturbed
-    several times (one to three coalitions dealt anew, or a few clients displaced) and improved in the same way.
+    several times (one to three coalitions redrawn, or a few clients displaced) and improved in the same way.
 
     Doubling every count is dividing C by √2. The optimum for a smaller C has no larger distance term and no smaller
     Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not be finer: of three clients with 10, 300 and

@@ -1,6 +1,6 @@
 """What a run's curves are written to.
 
-``metrics.csv`` is whole at any moment and read again by a run that goes on; TensorBoard has one file, with an order of
+``metrics.csv`` is whole at any moment and read again by a resumed run; TensorBoard has one file, with an order of
 its own.
 """
 
@@ -24,10 +24,10 @@ from lightning_fl.files.atomic import whole_file
 
 __all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "own_loggers", "read_rows", "rows_before"]
 
-#: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are written anew.
+#: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are rewritten.
 _FEWEST = 10
 _SHARE = 0.05
-#: Bytes of a file that is written anew for every checkpoint.
+#: Size in bytes up to which the file is rewritten at every checkpoint.
 _SMALL = 1 << 20
 
 #: Curves beside a metric's own that are no client's.

@@ -65,7 +65,7 @@ class Outlet:
             if method == "begin":
                 raise ConfigurationError(f"{self.name} cannot begin: {_line(error)} {self.advice}") from error
             raise TrainingError(
-                f"{self.name} cannot log: {_line(error)} The last checkpoint is whole: go on with --ckpt_path last."
+                f"{self.name} cannot log: {_line(error)} The last checkpoint is complete: resume with --ckpt_path last."
             ) from error
 
     @property

@@ -51,7 +51,7 @@ class RunLog:
     run with one error. Whole files are never damaged.
 
     Args:
-        logger: True for TensorBoard and CSV, False for none, or loggers; True among several stands for those two.
+        logger: True for TensorBoard and CSV, False for none, or loggers; True in a list means those two.
         root: where run folders are made.
     """
 
@@ -340,7 +340,7 @@ class RunLog:
 
 
 def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:
-    """The loggers as a list, in which True stands for TensorBoard and CSV.
+    """The loggers as a list, with True replaced by TensorBoard and CSV.
 
     Raises:
         ConfigurationError: a list holds False, or True twice.
@@ -349,7 +349,7 @@ def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | A
         return [] if logger is False else [logger]
     if any(one is False for one in logger) or sum(one is True for one in logger) > 1:
         raise ConfigurationError(
-            f"trainer.logger={logger}: among several, true stands for TensorBoard and CSV, once; leave out false."
+            f"trainer.logger={logger}: in a list, true means TensorBoard and CSV and may occur once; remove false."
         )
     return list(logger)
 

@@ -97,7 +97,7 @@ class FederatedStrategy(Learner, RankExchange):
         timeout: float | timedelta = 1800.0,
         **unknown: Any,
     ) -> None:
-        # Not handed on to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
+        # Not passed to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
         if unknown:
             raise ConfigurationError(
                 f"{type(self).__name__} has no argument {', '.join(map(repr, unknown))}: correct its name or leave it"

@@ -46,7 +46,7 @@ def federate(
         batch_size: samples in a local training step; ``None`` for each loader's own, or 32 for a data set.
         collate_fn: makes a batch of a list of samples, for data sets.
         num_samples: what each silo counts for in the averages; ``None`` for its number of training samples.
-        ckpt_path: go on from a checkpoint: "last", "best", or a file.
+        ckpt_path: resume from a checkpoint: "last", "best", or a file.
         **trainer_arguments: arguments of :class:`FederatedTrainer`. In a notebook ``devices=2`` forks a second process
             for the time of the call.
 

@@ -185,7 +185,7 @@ def find_differences(
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
         rank_zero_warn(
-            f"{path} is of a run that differs from this one: {listed(new)}. This run goes on with what is now;"
+            f"{path} is of a run that differs from this one: {listed(new)}. This run continues with its own;"
             " summary.json lists it as differs_from_checkpoint."
         )
     return found

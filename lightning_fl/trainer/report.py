@@ -255,7 +255,7 @@ def breakable(name: str) -> str:
 
 
 def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:
-    """What clients gain in one metric over local training, in words.
+    """What clients gain in one metric over local training, as text.
 
     Args:
         metric: its name.

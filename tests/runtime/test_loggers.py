@@ -58,7 +58,7 @@ def test_true_in_a_list_is_tensorboard_and_csv_and_all_get_the_same() -> None:
 
 @pytest.mark.parametrize("loggers", [[False], [True, True]])
 def test_true_stands_once_and_false_nowhere(loggers: list[bool]) -> None:
-    with pytest.raises(ConfigurationError, match=r"true stands for TensorBoard and CSV, once; leave out false\."):
+    with pytest.raises(ConfigurationError, match=r"trainer\.logger="):
         FederatedTrainer(logger=loggers)
 
 
@@ -131,9 +131,7 @@ def test_names_that_mlflow_does_not_take_stay_different() -> None:
 
 
 def test_a_server_that_is_gone_ends_the_run_with_a_checkpoint_to_go_on_from() -> None:
-    with pytest.raises(
-        TrainingError, match=r"MLFlowLogger cannot log: connection refused\. .* go on with --ckpt_path last"
-    ):
+    with pytest.raises(TrainingError, match=r"MLFlowLogger cannot log: connection refused\. .* --ckpt_path last"):
         fit([True, MLFlowLogger(until=1)])
     assert Path("runs/version_0/checkpoints/last.ckpt").is_file()
 

@@ -154,7 +154,7 @@ def test_what_is_exported_is_the_average_and_whole_numbers_are_the_latest(tmp_pa
     assert int(exported["before.0.num_batches_tracked"]) == checkpoint.best_round
 
 
-@pytest.mark.filterwarnings("ignore:nobody takes part")
+@pytest.mark.filterwarnings("ignore:no client takes part")
 def test_a_round_in_which_nobody_takes_part_leaves_the_average(tmp_path: Path) -> None:
     watched = Watched()
     run = trainer(DROClientSampling(method="afl"), Resting(3), watched, max_rounds=4, local_steps=1)

@@ -10,7 +10,7 @@ w_k                ``trainer.models``, one a client                            [
 p_k                ``trainer.num_samples`` over their sum                      [N]
 tau_init           ``init_epochs``, the work of the first round                epochs
 Omega_k, BGGC      ``candidates``, chosen once, after the first round          sets
-C_k, GGC           ``chosen``, anew every ``every_n_rounds``                   sets
+C_k, GGC           ``chosen``, every ``every_n_rounds``                        sets
 B_c                ``budget``
 R(S)               minus the client's validation loss (``monitor``)
 =================  ==========================================================  ======

@@ -34,7 +34,7 @@ class FLSC(IFCA):
         num_clusters: K, at most the number of clients.
         num_best: n, at most K: models of a client, of equal losses the first. 1 is IFCA; with K all clients train the
             average of all models.
-        num_samples: training samples of each client on which models are compared, drawn anew in every round; ``None``
+        num_samples: training samples of each client on which models are compared, redrawn in every round; ``None``
             for all.
         initial_noise: difference of the first models, see :class:`IFCA`.
 

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2006.04088, algorithm 1, option II (model averaging).
 paper                          here                                                 shape
 =============================  ===================================================  ========
 theta_j, k models              ``trainer.models``, ``num_clusters`` of them         K x [P]
-theta_j^(0)                    drawn anew for every model, or ``initial_noise``     K x [P]
+theta_j^(0)                    drawn for every model, or ``initial_noise``     K x [P]
 F_i(theta_j)                   ``losses``, mean loss of ``training_step``           [N, K]
 ĵ, cluster identity            ``assignments``                                      [N]
 M_t, participants              the run's cohort (``UniformSampling``, ...)
@@ -47,7 +47,7 @@ __all__ = ["IFCA"]
 
 
 class IFCA(ClientClusters):
-    """A fixed number of clusters with a model each; participants choose their cluster anew in every round.
+    """A fixed number of clusters with a model each; participants choose their cluster again in every round.
 
     A client trains the model with the least loss on its training data, of equal ones the first. A model that no client
     trains stays; clients that have not chosen yet use the first. Works with any strategy, with sampled clients,
@@ -56,7 +56,7 @@ class IFCA(ClientClusters):
 
     Args:
         num_clusters: K, at most the number of clients.
-        num_samples: training samples of each client on which models are compared, drawn anew in every round; ``None``
+        num_samples: training samples of each client on which models are compared, redrawn in every round; ``None``
             for all. From a ``DataLoader`` the first batches with that many samples are taken.
         initial_noise: ``None`` draws the parameters of all models but the first by ``reset_parameters`` of the layers
             (or of the module, if it defines that). A number adds normal noise to the module's parameters, relative to

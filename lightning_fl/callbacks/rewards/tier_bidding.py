@@ -89,7 +89,7 @@ class TierBidding(Callback):
             Default: the first one where more is better, else the first loss.
         bid_split: split of the samples for bids.
         personal_split: split of the samples for personal models; clients without such samples use ``bid_split``.
-        num_samples: samples of each client and use, drawn anew every round; ``None`` for all.
+        num_samples: samples of each client and use, redrawn every round; ``None`` for all.
 
     Attributes:
         rounds: record of each round; the last one decides the next round.

@@ -17,7 +17,7 @@ __all__ = ["chemprop_loader", "require_chemprop"]
 
 
 def require_chemprop() -> None:
-    """Refuse to go on without chemprop."""
+    """Raise an error if chemprop is not installed."""
     if importlib.util.find_spec("chemprop") is None:
         raise ConfigurationError(
             "graphs='chemprop': chemprop is not installed. Install it with `pip install lightning-fl[chemprop]`."

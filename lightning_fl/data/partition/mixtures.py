@@ -61,7 +61,7 @@ class Mixture(JointPartitioner):
         values_a: its values in D_A.
         values_b: its values in D_B; ``None`` for all others.
         samples_per_client: a client's samples of the training data, including those cut for other splits; ``None`` for
-            as many as possible. Separate validation and test data are always used as far as possible.
+            as many as possible. Separate validation and test data are used where possible.
         invert_test: the test data have the inverse mixture: 1 - a of D_A where the training data have a.
         invert_validation: the same for the validation data; ``None`` for the value of ``invert_test``.
 
