@@ -211,7 +211,7 @@ class FederatedTrainer(TrainerSurface):
         active = tuple(participant for participant in cohort.participants if participant.client not in idle)
         if not active:
             rank_zero_warn(
-                f"no client takes part in round {self.federation.current_round + 1}: all models stay as they are, because"
+                f"no client takes part in round {self.federation.current_round + 1}, so all models stay unchanged:"
                 " no client was selected, or those that were are absent or rest."
             )
             return Cohort(())
