@@ -103,14 +103,40 @@ def error_text(error: BaseException) -> str:
 
 
 def compact(message: str) -> str:
-    """Shorten the parser's nested message for one wrong value to its key and innermost reasons."""
+    """Shorten the parser's nested message for one wrong value to one sentence: its key and innermost reasons."""
     path = ".".join(re.findall(r'Parser key "([^"]+)"', message))
-    lines = [re.sub(r'^(\s*)(?:- )?(?:Parser key "[^"]+":)?', r"\1", line) for line in message.splitlines()]
-    indents = [len(line) - len(line.lstrip()) for line in lines]
-    inner = [line.strip() for line, indent in zip(lines, indents, strict=True) if indent == max(indents)]
-    telling = [line for line in inner if not line.startswith("Expected a <class")] or inner
-    sentence = cut(_without_long_words("; ".join(dict.fromkeys(telling))), _MOST_OF_WORD)
-    return f"{path}: {sentence}" if path else sentence
+    lines = message.splitlines()
+    values = [line.split(":", 1)[1].strip() for line in lines if re.match(r"\s*Given value:", line)]
+    reasons: list[tuple[int, str]] = []
+    for line in lines:
+        text = re.sub(r'^Parser key "[^"]+":', "", line.strip().removeprefix("- ")).strip()
+        if text and not _FRAME.match(text):
+            reasons.append((len(line) - len(line.lstrip()), _without_types(text)))
+    deepest = max((indent for indent, _ in reasons), default=0)
+    chosen = list(dict.fromkeys(text for indent, text in reasons if indent == deepest))
+    # For a union, a reason beyond "expected another type" tells more.
+    specific = [text for text in chosen if not text.startswith("expected a value of type")]
+    sentence = "; ".join(specific or chosen) or " ".join(message.split())
+    if values and not specific and "got " not in sentence and len(values[0]) < 80:
+        sentence += f"; got {values[0]}"
+    sentence = cut(_without_long_words(sentence), _MOST_OF_WORD)
+    return f"{path}: {sentence}." if path else f"{sentence.rstrip('.')}."
+
+
+#: Lines that only show the nesting.
+_FRAME = re.compile(
+    r"(Does not validate|Subtypes:|Errors:|Given value|Problem with given|Expected a <class 'NoneType'>|Subclass types"
+    r"|a class path|a dict with)"
+)
+
+
+def _without_types(text: str) -> str:
+    """Replace Python's type names in a reason of the parser."""
+    text = re.sub(r"typing\.Literal\[([^\]]*)\]", r"one of \1", text)
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"^Not of type \w+: (int\(\)|float\(\)|invalid literal|could not).*", "expected a number", text)
+    text = re.sub(r"^Expected an? (one of )?", lambda found: f"expected {found[1] or 'a value of type '}", text)
+    return re.sub(r"\.? Got value: ", ", got ", text).rstrip(".")
 
 
 def _without_long_words(text: str) -> str:
