@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -80,13 +81,15 @@ class InterruptGuard:
 
 
 class _Process:
-    """What the answer to a signal depends on. ``wakeup``: descriptor that each signal of a run is written to, or -1."""
+    """What the answer to a signal depends on. ``wakeup``: descriptor that each signal of a run is written to, or -1;
+    ``handled`` and ``answered``: signals that the main thread and the watcher have met."""
 
     def __init__(self) -> None:
         self.guards: list[InterruptGuard] = []
         self.children: list[Iterable[Child]] = []
         self.checkpoint: Path | None = None
         self.wakeup = -1
+        self.handled = self.answered = 0
 
 
 _THIS = _Process()
@@ -132,6 +135,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if _THIS.wakeup != -1:
         current = signal.set_wakeup_fd(_THIS.wakeup, warn_on_full_buffer=False)
         if current == _THIS.wakeup:
+            _THIS.handled += 1
+            late = time.monotonic() + 1
+            while _THIS.answered < _THIS.handled and time.monotonic() < late:
+                time.sleep(0.001)  # so that a round that ends now knows of the signal
             return
         signal.set_wakeup_fd(current, warn_on_full_buffer=False)
     _answer(number)
@@ -167,7 +174,7 @@ def signals_of_a_run() -> Iterator[None]:
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    _THIS.wakeup = writing.fileno()
+    _THIS.wakeup, _THIS.handled, _THIS.answered = writing.fileno(), 0, 0
     watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
     watcher.start()
     try:
@@ -184,6 +191,7 @@ def _watch(reading: socket.socket) -> None:
     while number := reading.recv(1):
         if number[0] in _SIGNALS and signal.getsignal(number[0]) is _handle:
             _answer(number[0])
+            _THIS.answered += 1
 
 
 def _in_fork() -> None:
