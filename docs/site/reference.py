@@ -75,11 +75,8 @@ def _api(name: str, objects: list[Any], elsewhere: set[Any]) -> str:
 
 def _functional() -> str:
     parts = ["# lightning_fl.functional", "The mathematics as pure functions of tensors and numbers."]
-    for module in pkgutil.iter_modules(functional.__path__):
-        parts.append(
-            f"::: lightning_fl.functional.{module.name}\n    options:\n      heading_level: 2\n"
-            "      show_root_full_path: true"
-        )
+    for module in pkgutil.walk_packages(functional.__path__, f"{functional.__name__}."):
+        parts.append(f"::: {module.name}\n    options:\n      heading_level: 2\n      show_root_full_path: true")
     return "\n\n".join(parts) + "\n"
 
 
