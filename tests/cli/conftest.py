@@ -2,6 +2,7 @@ import os
 import sys
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401 - its log handler keeps the stderr of its import, which a test's capture closes
 import pytest
 
 from lightning_fl.cli import main
