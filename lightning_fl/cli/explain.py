@@ -34,7 +34,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     check_out(out, Path(config.run).expanduser(), named=True, replace=config.force)
     if config.model == "all":
         raise ConfigurationError("--model all: one model is explained at a time; name it.")
-    trained = TrainedRun.read(Path(config.run).expanduser())
+    trained = TrainedRun.read(config.run)
 
     from lightning_fl.inference.explanation import draw_explanation, explain
     from lightning_fl.inference.models import choose_models, load_models

@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write the folder and list its files."""
-    run = TrainedRun.read(Path(config.run).expanduser())
+    run = TrainedRun.read(config.run)
 
     from lightning_fl.inference.export import export_run
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
-from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.cli.options import add_shared
 from lightning_fl.core.terminal import terminal
+from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.inference.trained_run import TrainedRun, check_out
+from lightning_fl.runtime.table import Column, Table, Value, metric_column, print_table
 
 if TYPE_CHECKING:
     from lightning_fl.inference.personalization import Personalization
@@ -57,7 +58,7 @@ def add_arguments(parser: ArgumentParser, command: str) -> None:
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Mix, write, print."""
-    run = TrainedRun.read(Path(config.run).expanduser())
+    run = TrainedRun.read(config.run)
     run.refuse_personal_layers("train them on the new client's data, or give a run without PersonalLayers")
     folder, summary = run.folder, run.summary
     data = Path(config.file).expanduser()
@@ -86,45 +87,44 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 
 
 def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data: Path, out: Path) -> None:
-    from lightning_fl.core.metrics import MetricSummary, metric_name
-    from lightning_fl.data.source import STAND_IN_LABEL
-    from lightning_fl.trainer.report import breakable, of_all_targets, table_that_fits
+    from lightning_fl.core.metrics import metric_name
+    from lightning_fl.trainer.report import of_all_targets
 
     console = terminal()
-    if summary.get("data_source") == "stand-in":
-        console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-    if summary.get("interrupted"):
-        console.print(f"the run was interrupted after round {summary['rounds']}")
     measured = f"metrics of {found.num_held_out} others" if found.num_held_out else "and so are the metrics"
     title = f"{folder} on {data.name}: shares by {found.monitor} of {found.num_scored} samples, {measured}"
-    console.print(Text(title, "bold"), soft_wrap=True)
+    notes = [f"the run was interrupted after round {summary['rounds']}"] if summary.get("interrupted") else []
     importance, shares = found.importance.tolist(), found.mixture.tolist()
+    shown = sorted(sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:_MOST_ROWS])
+    more = len(shares) - len(shown)
+    rest = [f"{1 - math.fsum(shares[k] for k in shown):.1%}"] if more else []
+    labels = [*(f"shared_{k}" for k in shown), *([f"... and {more} more"] if more else [])]
+    score = metric_name(found.monitor, "val")
+
+    def values(texts: Sequence[str], *last: str) -> list[Value]:
+        """Those of the models, of the others together, and of the two mixtures."""
+        blank = [""] * (len(labels) - len(texts)) + (["", ""] if not last else [])
+        return [*map(Value, [*texts, *blank, *last[:1]]), *(Value(text, state="summary") for text in last[1:])]
+
+    columns = [
+        Column("model", values(labels, "uniform mixture", "personal model"), is_label=True, min_width=15),
+        Column(
+            f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}",
+            values([_number(importance[k]) for k in shown]),
+        ),
+        Column("share", values([f"{shares[k]:.1%}" for k in shown] + rest)),
+    ]
     full = {metric_name(name, "val"): name for name in found.shared}
-    order = sorted(range(len(shares)), key=lambda k: (-shares[k], k))
-    shown = sorted(order[:_MOST_ROWS])
-
-    def table_of(metrics: dict[str, MetricSummary]) -> Table:
-        table = Table()
-        table.add_column("model", no_wrap=True)
-        score = metric_name(found.monitor, "val")
-        table.add_column(Text(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}"), justify="right")
-        table.add_column("share", justify="right")
-        for name, metric in metrics.items():
-            direction = "higher" if metric.higher_is_better else "lower"
-            table.add_column(Text(f"{breakable(name)}\n{direction} is better"), justify="right")
-        for k in shown:
-            values = [_number(metric.clients.get(k, math.nan)) for metric in metrics.values()]
-            table.add_row(f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}", *values)
-        if len(shown) < len(shares):
-            rest = f"{1 - math.fsum(shares[k] for k in shown):.1%}"
-            table.add_row(f"... and {len(shares) - len(shown)} more", "", rest, *([""] * len(metrics)))
-        table.add_section()
-        for label, mixed, style in (("uniform mixture", found.uniform, ""), ("personal model", found.personal, "bold")):
-            table.add_row(label, "", "", *(_number(mixed.get(full[name], math.nan)) for name in metrics), style=style)
-        return table
-
-    kept = of_all_targets({name: found.shared[whole] for name, whole in full.items()})
-    console.print(table_that_fits(table_of, kept, console, "it in a wider window"))
+    for place, (name, metric) in enumerate(
+        of_all_targets({n: found.shared[whole] for n, whole in full.items()}).items()
+    ):
+        mixed = [_number(of.get(full[name], math.nan)) for of in (found.uniform, found.personal)]
+        texts = [_number(metric.clients.get(k, math.nan)) for k in shown]
+        columns.append(metric_column(name, metric.higher_is_better, values(texts, *mixed), place))
+    if summary.get("data_source") == STAND_IN:
+        console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
+    console.print(Text(title, "bold"), soft_wrap=True)
+    print_table(Table("", columns, notes, num_summaries=2, elsewhere="in a wider window"), console)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
 
 

@@ -65,10 +65,9 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
     from lightning_fl.study.local_workers import LocalWorkers
-    from lightning_fl.study.lock import StudyLock
+    from lightning_fl.study.lock import Shard, StudyLock
     from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.results import CellResult, StudyResults
-    from lightning_fl.study.shard import Shard
     from lightning_fl.study.study_file import load_study
     from lightning_fl.study.study_tables import print_results, write_markdown
     from lightning_fl.study.workers import Runner, run_cells

@@ -77,7 +77,7 @@ class RunPredictor:
 
     def __init__(self, run: str | Path, **options: Any) -> None:
         self._options = asked = PredictionOptions(**options)
-        self.run = TrainedRun.read(Path(run).expanduser())
+        self.run = TrainedRun.read(run)
         loaded, made = self._load(self.run)
         for name in self.run.summary.get("callbacks", ()):
             if note := getattr(getattr(callbacks, name, None), "prediction_note", None):
@@ -89,7 +89,7 @@ class RunPredictor:
         self._naming = Naming.of(self.run.summary["data"])
         members = [(each.name, each, self.run) for each in loaded]
         for number, folder in enumerate(asked.others, start=2):
-            other = TrainedRun.read(Path(folder).expanduser())
+            other = TrainedRun.read(folder)
             check_same_data(self.run, other)
             members += [(f"{each.name}_{number}", each, other) for each in self._load(other)[0]]
         asked.check_models(len(members))

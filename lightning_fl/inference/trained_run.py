@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.files.names import client_files
 from lightning_fl.files.user_file import refuse_link_out
-from lightning_fl.recipe.file import load_recipe
-from lightning_fl.study.finished_run import FinishedRun, read_record
+from lightning_fl.study.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -60,31 +59,21 @@ class TrainedRun(FinishedRun):
             ConfigurationError: no such run, or it is not finished, was started from Python or saved no models.
             CheckpointError: its record is damaged, or a model is missing.
         """
-        path = Path(folder)
-        config, record = path / "config.yaml", path / "summary.json"
-        if not path.is_dir():
-            raise ConfigurationError(f"{path} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
+        path, run = Path(folder).expanduser(), FinishedRun.read(folder)
+        config = run.folder / "config.yaml"
+        if run.folder != path:
+            raise ConfigurationError(f"{path} is a folder of runs: name one of them, such as {run.folder}.")
         if not config.is_file():
-            below = sorted(file.parent for file in path.glob("*/config.yaml"))
-            remedy = (
-                f"name one of its runs, such as {below[-1]}"
-                if below
-                else "name the folder that lightning-fl fit printed; for a run started from Python use"
-                " lightning_fl.inference.personalization.personalize"
-            )
-            raise ConfigurationError(f"{path} is not a run of lightning-fl fit, config.yaml is missing: {remedy}.")
-        summary = read_record(record) if record.is_file() else {}
-        if "rounds" not in summary:
-            last = path / "checkpoints" / "last.ckpt"
-            resume = f"lightning-fl fit --config {config}{f' --ckpt_path {last}' if last.is_file() else ''}"
             raise ConfigurationError(
-                f"the run {path} is not finished, it has no summary.json{' of a fit' if summary else ''}: finish it"
-                f" with {resume} and use the folder that this prints."
+                f"{config} is missing: name a run of lightning-fl fit; for one started from Python use"
+                " lightning_fl.inference.personalization.personalize."
             )
-        recipe = load_recipe(config)
+        if run.rounds is None:
+            raise ConfigurationError(f"{path} is not the run of a fit: name the folder that lightning-fl fit printed.")
+        recipe = run.recipe
         if not isinstance(recipe.get("trainer") or {}, dict) or not (recipe.get("model") and recipe.get("data")):
             raise ConfigurationError(f"{config} has no model, no data or no mapping trainer: copy the file again.")
-        return cls(path, summary, recipe, tuple(_shared_models(path / "models", summary.get("num_models"))))
+        return cls(path, run.summary, recipe, tuple(_shared_models(path / "models", run.summary.get("num_models"))))
 
     @property
     def clients(self) -> dict[str, Path]:

@@ -1,15 +1,19 @@
-"""Palette and error handling of all figures: a figure that fails is a warning, never an error."""
+"""Palette, source note and error handling of all figures: a figure that fails is a warning, never an error."""
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import FederatedError
 from lightning_fl.core.system_errors import refusal
+from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 
-__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked", "show_source"]
 
 #: Told apart with every kind of colour vision: Okabe and Ito's ("Color Universal Design", 2008) but for their yellow,
 #: which is hard to see on white, then five of Tol's muted ones.
@@ -68,3 +72,12 @@ def marked(number: int, length: int) -> dict[str, Any]:
         "markersize": 4,
         "markevery": (number % every, every),
     }
+
+
+def show_source(figure: "Figure", sources: Sequence[str]) -> None:
+    """Write the sources of the data below a figure, in red if one is a stand-in."""
+    is_stand_in = STAND_IN in sources
+    names = [STAND_IN_LABEL] * is_stand_in + [source for source in sources if source != STAND_IN]
+    note = " and ".join(names) if is_stand_in else f"data: {', '.join(names)}"
+    color, weight = ("red", "bold") if is_stand_in else ("0.4", "normal")
+    figure.supxlabel(note, fontsize=9, color=color, weight=weight)

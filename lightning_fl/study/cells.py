@@ -26,7 +26,7 @@ from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.shipped import find_recipe
-from lightning_fl.study.cell_names import cell_name
+from lightning_fl.study.claims import cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.version import __version__
@@ -247,10 +247,6 @@ class Cell:
 
 def make_cells(study: Study, out: Path) -> list[Cell]:
     """Create the cells of a study in the order of its declaration, the seeds of one variant together.
-
-    Args:
-        study: the study.
-        out: the study's folder.
 
     Raises:
         ConfigurationError: a recipe is missing or invalid.

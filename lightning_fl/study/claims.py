@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
-from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
 __all__ = [
@@ -38,6 +37,7 @@ __all__ = [
     "Term",
     "Verdict",
     "answer_claim",
+    "cell_name",
     "correct_answers",
     "parse_claim",
     "verdict_of",
@@ -73,11 +73,7 @@ class Term:
 class Claim:
     """A parsed claim.
 
-    Args:
-        text: its source.
-        terms: of the left side, and of the right side with opposite signs.
-        relation: "<", "<=", ">" or ">=".
-        axes: the place after ``on``.
+    ``terms`` are those of the left side, and of the right side with opposite signs; ``axes`` is the place after ``on``.
     """
 
     text: str
@@ -118,6 +114,12 @@ class Answer:
         return seeds_needed(self.interval) if self.verdict == "undecided" else None
 
 
+def cell_name(arm: str, place: Mapping[str, str], seed: int | None = None) -> str:
+    """Name of a cell: "fedavg, data=esol, seed 3"; an empty arm or missing seed is left out."""
+    parts = [arm, *(f"{axis}={label}" for axis, label in place.items()), "" if seed is None else f"seed {seed}"]
+    return ", ".join(filter(None, parts))
+
+
 def verdict_of(interval: Interval, relation: str) -> Verdict:
     """Whether ``difference RELATION 0`` holds, given the interval of the difference."""
     if interval.n < 2:
@@ -131,12 +133,7 @@ def verdict_of(interval: Interval, relation: str) -> Verdict:
 def answer_claim(claim: Claim, seeds: Sequence[int], grid: Mapping[str, Sequence[str]], value: ValueOf) -> list[Answer]:
     """Test a claim at every place that it leaves open.
 
-    Args:
-        claim: to test.
-        seeds: of the study.
-        grid: axis -> its labels.
-        value: looks up a statistic of one run. Places that are not part of the study are skipped; if none is left, the
-            only answer is undecided with a reason.
+    Places that are not part of the study are skipped; if none is left, the only answer is undecided with a reason.
     """
     fixed = dict(claim.axes)
     quantities = [term for term in claim.terms if term.statistic is not None]
@@ -186,12 +183,6 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
 
 def parse_claim(text: str, arms: Sequence[str], grid: Mapping[str, Sequence[str]], percent: bool = False) -> Claim:
     """Parse a claim.
-
-    Args:
-        text: such as "mean(drfa) > mean(fedavg) + 0.1 on data=esol".
-        arms: of the study.
-        grid: axis -> its labels.
-        percent: whether table and claims are in percent.
 
     Raises:
         ConfigurationError: a syntax error or an unknown name.

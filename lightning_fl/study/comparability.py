@@ -36,9 +36,6 @@ def find_mismatches(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
 
     Besides data and clients, these are interrupted runs, different recipes in one row, and a row without a seed of the
     first row if partition and split depend on the seed.
-
-    Args:
-        groups: label of a row -> its runs.
     """
     found: dict[tuple[str, str, str, str], list[str]] = {}
     lines = []

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,38 +196,35 @@ class Study:
             cell = published.setdefault(row, {})
             cell = cell.setdefault(column, {}) if self.table.columns else cell
             cell[statistic] = value if spread is None else [value, spread]
-        content: dict[str, Any] = {
-            "title": self.title,
-            "scale": self.scale,
-            "metric": self.metric,
-            "split": self.split,
-            "seeds": list(self.seeds),
-            "overrides": self.overrides,
-            "arms": {name: {"recipe": arm.recipe, "overrides": arm.overrides} for name, arm in self.arms.items()},
-            "grid": self.grid,
-            "exclude": list(self.exclude),
-            "table": _as_lists(self.table),
-            "claims": [claim.text for claim in self.claims],
-            "scales": {name: _scale_dict(scale) for name, scale in self.scales.items() if scale != Scale()},
-        }
-        if self.chosen:
-            content["chosen"] = [_as_lists(one) for one in self.chosen]
+        names = (
+            "title",
+            "scale",
+            "metric",
+            "split",
+            "seeds",
+            "overrides",
+            "arms",
+            "grid",
+            "exclude",
+            "table",
+            "chosen",
+        )
+        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in [*names, "chosen"]}
+        content["claims"] = [claim.text for claim in self.claims]
+        content["scales"] = {name: _plain(scale) for name, scale in self.scales.items() if name != FULL}
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
 
 
-def _as_lists(record: TableLayout | Chosen) -> dict[str, Any]:
-    """A dataclass as a dict, with lists for tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(record).items()}
-
-
-def _scale_dict(scale: Scale) -> dict[str, Any]:
-    content: dict[str, Any] = {"overrides": scale.overrides} if scale.overrides else {}
-    content |= {"seeds": list(scale.seeds)} if scale.seeds is not None else {}
-    content |= {"arms": list(scale.arms)} if scale.arms is not None else {}
-    content |= {"grid": {axis: list(labels) for axis, labels in scale.grid.items()}} if scale.grid else {}
-    return content
+def _plain(value: Any) -> Any:
+    """Dataclasses as dicts without ``None``, and tuples as lists."""
+    if is_dataclass(value):
+        found = ((one.name, getattr(value, one.name)) for one in fields(value))
+        return {name: _plain(part) for name, part in found if part is not None}
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _additions_last(layers: Sequence[Overrides]) -> list[Overrides]:

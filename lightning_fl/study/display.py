@@ -20,13 +20,7 @@ __all__ = ["StudyDisplay"]
 
 
 class StudyDisplay:
-    """Context manager that shows finished, running and failed cells and the remaining time.
-
-    Args:
-        cells: of the study.
-        num_workers: concurrent cells.
-        console: defaults to standard output.
-    """
+    """Context manager that shows finished, running and failed cells and the remaining time."""
 
     def __init__(self, cells: Sequence[Cell], num_workers: int, console: Console | None = None) -> None:
         self._console = console or terminal()

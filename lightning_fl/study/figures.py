@@ -1,6 +1,7 @@
 """Figures of comparisons and studies. A row has the same colour in all of them. Imports neither pyplot nor torch."""
 
 import math
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -8,15 +9,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
-from lightning_fl.runtime.drawing import PALETTE
+from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, show_source
+from lightning_fl.study.claims import Answer, cell_name
 from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.page import add_tooltips
-from lightning_fl.study.render import direction_text
+from lightning_fl.study.render import DIRECTIONS, direction_text
+from lightning_fl.study.results import StudyResults
+from lightning_fl.study.study_tables import group_cells
 
-__all__ = ["Panels", "draw_client_values", "draw_curves", "draw_distributions", "panel_grid", "row_style", "value_axis"]
+__all__ = ["Panels", "draw_claims", "draw_client_values", "draw_curves", "draw_distributions", "draw_results"]
 
 #: Title of a panel -> label of a row -> runs.
 Panels = Mapping[str, Mapping[str, Sequence[FinishedRun]]]
@@ -25,6 +30,9 @@ _PANELS_ACROSS = 3
 _LABEL_WIDTH = 28
 #: Tooltips of a line.
 _MAX_TOOLTIPS = 40
+_VERDICTS = {"holds": ("o", GOOD), "does not hold": ("X", BAD), "undecided": ("D", "#999933")}
+_PUBLISHED = "0.35"
+_LABEL_LENGTH = 60
 
 
 def draw_curves(
@@ -55,8 +63,8 @@ def draw_curves(
     shown = [(panel, rows, "round") for panel, rows in curves.items()]
     if len(shown) == 1 and any(curve["megabytes"].notna().any() for found in shown[0][1].values() for curve in found):
         shown.append(("", shown[0][1], "megabytes"))
-    figure, grid = panel_grid(len(shown), _sources(panels), title, sharey=len(curves) == 1)
-    styles = row_style(panels)
+    figure, grid = _panel_grid(len(shown), _sources(panels), title, sharey=len(curves) == 1)
+    styles = _row_style(panels)
     for axes, (panel, rows, along) in zip(grid, shown, strict=True):
         for row, found in rows.items():
             if found:
@@ -65,7 +73,7 @@ def draw_curves(
         if along == "round":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if metric is not None:
-        grid[0].set_ylabel(value_axis(metric, _direction(panels, metric), percent))
+        grid[0].set_ylabel(_value_axis(metric, _direction(panels, metric), percent))
     grid[0].plot([], [], color="0.3", label="mean over clients")
     grid[0].plot([], [], color="0.3", linewidth=1.0, linestyle="--", label="worst client")
     if any(len(found) > 1 for rows in curves.values() for found in rows.values()):
@@ -94,8 +102,8 @@ def draw_distributions(
     values = {panel: rows for panel, rows in values.items() if any(map(len, rows.values()))}
     if not values:
         return None
-    figure, grid = panel_grid(len(values), _sources(panels), title)
-    styles = row_style(panels)
+    figure, grid = _panel_grid(len(values), _sources(panels), title)
+    styles = _row_style(panels)
     for axes, (panel, rows) in zip(grid, values.items(), strict=True):
         for row, clients in rows.items():
             if len(clients):
@@ -105,7 +113,7 @@ def draw_distributions(
                 pairs = zip(clients, shares, strict=True)
                 texts = [f"{row}: {share:.0%} of clients up to {value:.4g}" for value, share in pairs]
                 add_tooltips(axes, clients, shares, texts, most=_MAX_TOOLTIPS)
-        axes.set(title=panel, xlabel=value_axis(metric, _direction(panels, metric), percent), ylim=(0, 1.02))
+        axes.set(title=panel, xlabel=_value_axis(metric, _direction(panels, metric), percent), ylim=(0, 1.02))
     grid[0].set_ylabel("share of clients with at most this value")
     _legend(figure, grid)
     return figure
@@ -125,7 +133,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     labels = list(dict.fromkeys(clients["label"]))
     metric, split, higher = (clients[name].iloc[0] for name in ("metric", "split", "higher_is_better"))
     title = f"Every client's {f'gain in {split} {metric}' if gains else f'{split} {metric}'}"
-    axis = f"gain in {metric} over {gain_over}, positive is better" if gains else value_axis(metric, higher)
+    axis = f"gain in {metric} over {gain_over}, positive is better" if gains else _value_axis(metric, higher)
     figure = _figure((8.5, max(1.8 + 0.55 * len(labels), 3.2)), list(dict.fromkeys(clients["source"])), title)
     axes = figure.add_subplot()
     if gains:
@@ -154,7 +162,75 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     return figure
 
 
-def panel_grid(
+def draw_results(results: StudyResults, statistic: str) -> Figure:
+    """Draw a statistic of every row: a dot per seed, the mean with its 95 % interval, and the published value."""
+    study = results.study
+    digits = study.table.digits + 1
+    found = {
+        ", ".join(column): {", ".join(row): cells for row, cells in of_rows.items()}
+        for column, of_rows in group_cells(results).items()
+    }
+    rows = _row_style(found)
+    sources = list(dict.fromkeys(cell.data_source for cell in results.cells if cell.data_source))
+    figure, grid = _panel_grid(len(found), sources, height=0.34 * len(rows) + 1.1, sharey=True)
+    for axes, (column, of_rows) in zip(grid, found.items(), strict=True):
+        for place, (row, (color, _)) in enumerate(rows.items()):
+            values = {cell.seed: study.table.unit * cell.values[statistic] for cell in of_rows[row]}
+            values = {seed: value for seed, value in values.items() if not math.isnan(value)}
+            dots = list(values.values())
+            axes.plot(dots, [place] * len(dots), "o", color=color, alpha=0.35, markersize=4)
+            texts = [f"{row}, seed {seed}: {value:.{digits}f}" for seed, value in values.items()]
+            add_tooltips(axes, dots, [place] * len(dots), texts)
+            if dots:
+                interval = paired_interval(dots)
+                mean = statistics.fmean(dots)
+                half = 0.0 if math.isnan(interval.low) else interval.mean - interval.low
+                axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
+                margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
+                add_tooltips(axes, [mean], [place], [f"{row}: {mean:.{digits}f}{margin} ({_seeds(len(dots))})"])
+            if published := study.published.values.get((row, column, statistic)):
+                axes.plot(published[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
+                add_tooltips(axes, [published[0]], [place], [f"{row}, published: {published[0]:g}"])
+        axes.set_yticks(range(len(rows)), list(map(_short, rows)))
+        direction = None if statistic in ("std", "rsd") else DIRECTIONS.get(statistic, results.higher_is_better)
+        xlabel = _value_axis(f"{statistic} {study.metric}", direction, study.table.percent)
+        axes.set(ylim=(len(rows) - 0.5, -0.5), title=column, xlabel=xlabel)
+    handles = [
+        Line2D([], [], marker="o", color="0.5", alpha=0.5, linestyle="", markersize=4, label="a seed"),
+        Line2D([], [], marker="o", color="0.2", markersize=6, label="mean, 95 % interval"),
+    ]
+    if study.published.values:
+        hollow = Line2D([], [], marker="D", color=_PUBLISHED, linestyle="", markerfacecolor="none", label="published")
+        handles.append(hollow)
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def draw_claims(results: StudyResults) -> Figure | None:
+    """Draw the difference of every claim with its 95 % interval; ``None`` without a difference."""
+    answers = [answer for answer in results.answers if not math.isnan(answer.interval.mean)]
+    if not answers:
+        return None
+    figure = Figure(figsize=(9.0, 0.42 * len(answers) + 1.0), layout="constrained")
+    axes = figure.add_subplot()
+    for place, answer in enumerate(answers):
+        interval, (marker, color) = answer.interval, _VERDICTS[answer.verdict]
+        if not math.isnan(interval.low):
+            axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
+        axes.plot(interval.mean, place, marker, color=color)
+        bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.4g}, {interval.high:+.4g}]"
+        text = f"{_claim_label(answer)}: {interval.mean:+.4g}{bounds}, {answer.verdict} ({_seeds(interval.n)})"
+        add_tooltips(axes, [interval.mean], [place], [text])
+    axes.axvline(0.0, color="0.4", linewidth=1)
+    axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
+    unit = " in percentage points" if results.study.table.percent else ""
+    axes.set(ylim=(len(answers) - 0.5, -0.5))
+    axes.set_xlabel(f"left side minus right side{unit}, paired by seed, 95 % interval")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _panel_grid(
     count: int, sources: Sequence[str], title: str = "", *, height: float | None = None, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side, up to three in a row, and the sources of its data below."""
@@ -173,12 +249,12 @@ def panel_grid(
     return figure, grid[:count]
 
 
-def row_style(panels: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
+def _row_style(panels: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
     """Row -> colour and dashes, in the order of the rows."""
     return _styles(list(dict.fromkeys(row for rows in panels.values() for row in rows)))
 
 
-def value_axis(metric: str, higher_is_better: bool | None, percent: bool = False) -> str:
+def _value_axis(metric: str, higher_is_better: bool | None, percent: bool = False) -> str:
     """Label of an axis: "acc in %, higher is better"."""
     return ", ".join(filter(None, [metric + (" in %" if percent else ""), direction_text(higher_is_better)]))
 
@@ -231,12 +307,9 @@ def _direction(panels: Panels, metric: str) -> bool | None:
 
 def _figure(size: tuple[float, float], sources: Sequence[str], title: str) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
-    standin = STAND_IN in sources
-    names = [STAND_IN_LABEL] * standin + [source for source in sources if source != STAND_IN]
-    note = f"{'' if standin else 'data: '}{(' and ' if standin else ', ').join(names)}"
     if title:
         figure.suptitle(title, fontsize=11)
-    figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
+    show_source(figure, sources)
     return figure
 
 
@@ -251,3 +324,16 @@ def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
 
 def _wrapped(label: str) -> str:
     return "\n".join(textwrap.wrap(label, _LABEL_WIDTH))
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
+def _claim_label(answer: Answer) -> str:
+    place = {axis: label for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim}
+    return f"{answer.claim}  ({cell_name('', place)})" if place else answer.claim
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…"

@@ -18,7 +18,7 @@ from lightning_fl.recipe.file import load_recipe
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan", "read_record"]
+__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"]
 
 #: Callbacks that change no result: those with ``Callback.only_shows`` (importing them would import torch; a test
 #: compares the two), and ``LocalReference``.
@@ -49,17 +49,7 @@ _REMEDY = "copy the run again, or repeat it."
 
 @dataclass(frozen=True)
 class RunMetric:
-    """One metric of a run over its clients; non-finite values are NaN.
-
-    Args:
-        name: without its split: "acc".
-        mean: over clients.
-        worst: of the clients.
-        best: of the clients.
-        std: over clients.
-        higher_is_better: its direction.
-        clients: client's name -> value.
-    """
+    """One metric of a run over its clients, named without its split; non-finite values are NaN."""
 
     name: str
     mean: float
@@ -109,7 +99,7 @@ class FinishedRun:
             refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
         exists = recipe.exists() or recipe.is_symlink()  # a broken one is refused by load_recipe
-        return cls(path, read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
+        return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
 
     @property
     def seed(self) -> int:
@@ -274,13 +264,13 @@ def _last_finished(folder: Path) -> Path:
         )
         raise ConfigurationError(f"{folder} has no finished run, summary.json is missing: {remedy}.")
     for path in records:
-        summary = read_record(path)
+        summary = _read_record(path)
         if "rounds" in summary and not summary.get("interrupted"):
             return path.parent
     return records[0].parent
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, Any]:
     """Read and check a ``summary.json``; raises CheckpointError if it is damaged."""
     try:
         summary = printable_values(json.loads(path.read_text(encoding="utf-8")))

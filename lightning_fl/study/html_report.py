@@ -8,15 +8,14 @@ from pathlib import Path
 
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
-from lightning_fl.study.cell_names import cell_name
+from lightning_fl.runtime.table import Column, Value, label_column
+from lightning_fl.study.claims import cell_name
 from lightning_fl.study.declaration import FULL, Study
-from lightning_fl.study.figures import draw_curves, draw_distributions
+from lightning_fl.study.figures import draw_claims, draw_curves, draw_distributions, draw_results
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_badge, write_page
 from lightning_fl.study.results import StudyResults
-from lightning_fl.study.study_figures import draw_claims, draw_results
 from lightning_fl.study.study_tables import chosen_columns, claims_table, group_cells, results_table
-from lightning_fl.study.table import Column, Value, label_column
 
 __all__ = ["write_html"]
 
@@ -62,9 +61,7 @@ def write_html(results: StudyResults, out: Path) -> Path:
         {
             "Table": [*Part.of_table(results_table(results)), Part(f"{meanings}.")],
             "Claims": [*claims, Part(_ABOUT_CLAIMS)] if claims else [],
-            "Figures": [
-                Part(pictures=pictures) if (pictures := _pictures(results, out)) else Part("No finished runs.")
-            ],
+            "Figures": [Part(pictures=pictures) if pictures else Part("No finished runs.")],
             "Runs": [
                 Part(f"{about_runs} Paths are relative to the study's folder."),
                 Part(table=_runs_table(results), summary="all runs", is_open="failed" in statuses),

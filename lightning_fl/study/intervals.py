@@ -18,15 +18,9 @@ _MAX_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval; NaN where undefined.
+    """Mean, standard deviation and confidence interval of n values, and the p-value of a mean of 0 (two-sided).
 
-    Args:
-        mean: of the values.
-        low: lower bound.
-        high: upper bound.
-        n: number of values.
-        p_value: of the two-sided test that the mean is 0.
-        deviation: standard deviation of the values.
+    NaN where undefined.
     """
 
     mean: float

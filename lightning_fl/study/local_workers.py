@@ -26,8 +26,8 @@ from lightning_fl.recipe.error_messages import error_text, exit_code
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.run import run
-from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.cells import Cell
+from lightning_fl.study.claims import cell_name
 from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.workers import TICK_SECONDS
 

@@ -1,16 +1,20 @@
-"""Lock of a study's folder: one study at a time, or several shards of it."""
+"""Lock of a study's folder: one study at a time, or several shards of it, for the jobs of a cluster's array."""
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from filelock import FileLock, Timeout
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.study.cells import Cell
 
-__all__ = ["StudyLock"]
+__all__ = ["Shard", "StudyLock"]
 
 _WHOLE = ".lock"
 
@@ -88,3 +92,43 @@ def _holder(path: Path) -> str:
         return _pid_file(path).read_text(encoding="utf-8").strip()
     except OSError:
         return "unknown"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The shard ``number`` of ``count`` of a study's cells, counted from 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Parse "i/n".
+
+        Raises:
+            ConfigurationError: another format, or i is not in 1 to n.
+        """
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ConfigurationError(
+                f"--shard {text}: write i/n with i from 1 to n, such as 2/8 for the second of eight; with SLURM's"
+                " --array=1-8 it is $SLURM_ARRAY_TASK_ID/8."
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def select(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Its cells, finished ones included: every n-th, starting with the i-th."""
+        return list(cells[self.number - 1 :: self.count])
+
+    def lock_name(self, cells: Sequence[Cell]) -> str:
+        """Name of its lock, unique among the shards of the same cells."""
+        return f"{self._split(cells)}-{self.number}"
+
+    def is_compatible(self, lock_name: str, cells: Sequence[Cell]) -> bool:
+        """Whether a lock belongs to another shard of the same cells."""
+        split, _, number = lock_name.rpartition("-")
+        return split == self._split(cells) and number != str(self.number)
+
+    def _split(self, cells: Sequence[Cell]) -> str:
+        names = "\n".join(cell.folder.name for cell in cells)
+        return f"{self.count}-{hashlib.blake2b(names.encode(), digest_size=5).hexdigest()}"

@@ -19,7 +19,7 @@ from lightning_fl.core.escaping import page_environment
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.runtime.drawing import drawing
-from lightning_fl.study.table import Column, Table, label_column
+from lightning_fl.runtime.table import Column, Table, label_column
 
 __all__ = ["Part", "Picture", "add_tooltips", "draw_pictures", "facts", "source_badge", "svg_element", "write_page"]
 

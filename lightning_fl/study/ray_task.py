@@ -18,12 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def run_command(arguments: list[str], log: str, folder: str, environment: Mapping[str, str], stop: str) -> int:
     """Run ``lightning-fl ARGUMENTS`` in a subprocess; returns its exit code, negative for a signal.
 
-    Args:
-        arguments: of the command line.
-        log: its output is appended to this file.
-        folder: the working directory.
-        environment: additional environment variables.
-        stop: when this file appears, the run is asked to finish its round and save it.
+    Its output is appended to ``log``; when the file ``stop`` appears, it is asked to finish its round and save it.
     """
     import ray
 

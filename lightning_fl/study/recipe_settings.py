@@ -64,9 +64,6 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
 def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
     """Settings with different values that the rows' labels do not contain.
 
-    Args:
-        groups: label -> runs.
-
     Returns:
         A line per setting: "trainer.max_rounds: 5 (FedAvg, FedProx), 10 (FedCollab)".
     """
@@ -88,9 +85,6 @@ def recipe_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> dict[str,
     """Settings in which the recipes of rows differ: setting -> label -> value as JSON, ``None`` if not set.
 
     Rows without a recipe are left out.
-
-    Args:
-        groups: label -> runs.
     """
     settings = {label: recipe_settings(runs[0].recipe) for label, runs in groups.items() if runs[0].recipe}
     names = dict.fromkeys(name for of_row in settings.values() for name in of_row)

@@ -11,7 +11,7 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.core.terminal import terminal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
-from lightning_fl.study.table import Column, Table, Value, latex, markdown_table, print_table
+from lightning_fl.runtime.table import Column, Table, Value, latex, markdown_table, print_table
 
 __all__ = [
     "DIRECTIONS",
@@ -56,13 +56,7 @@ DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": F
 
 
 def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: Sequence[str] = ()) -> None:
-    """Print a table per metric with the best values in green; columns that do not fit are omitted.
-
-    Args:
-        frame: of :func:`~lightning_fl.study.comparison_table.comparison_table`.
-        console: defaults to standard output.
-        warnings: shown above the tables.
-    """
+    """Print a table per metric of a ``comparison_table``, with warnings above; columns that do not fit are omitted."""
     console = console or terminal()
     for warning in warnings:
         console.print(Text(f"warning: {warning}", "yellow"))

@@ -13,9 +13,8 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.core.escaping import csv_text, csv_value
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
-from lightning_fl.study.cell_names import cell_name
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, correct_answers
+from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, cell_name, correct_answers
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import number_or_nan
 from lightning_fl.study.study_file import load_study
@@ -77,13 +76,7 @@ class CellResult:
 
     @classmethod
     def of(cls, cell: Cell, metric: str, out: Path) -> "CellResult":
-        """Current result of a cell.
-
-        Args:
-            cell: the cell.
-            metric: of the study.
-            out: the study's folder.
-        """
+        """Current result of a cell of the study in the folder ``out``."""
         run, attempts = cell.finished(), cell.attempts()
         values = dict.fromkeys(STATISTICS, math.nan)
         log = _below(cell.log, out)

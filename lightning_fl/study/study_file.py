@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from annotated_types import Interval
 
@@ -23,7 +23,7 @@ _KEYS = (
     *("table", "published", "claims", "chosen", "scales", "scale", "definitions"),
 )
 _MAX_NAME_LENGTH = 100
-_SPLITS = ("test", "val", "train")
+_Split = Literal["test", "val", "train"]
 _Digits = Annotated[int, Interval(ge=0, le=10)]
 #: Columns of ``results.csv`` other than the axes.
 _COLUMNS = (
@@ -69,11 +69,8 @@ class _Reader:
         for axis in self._names("grid", required=False):
             values = self._labelled(content["grid"][axis], f"grid.{axis}")
             self.grid[axis] = {label: self._overrides(of, f"grid.{axis}.{label}") for label, of in values.items()}
-        self.faults += [
-            f"grid.{axis}: results already have a column {axis}: rename the axis."
-            for axis in self.grid
-            if axis in _COLUMNS
-        ]
+            if axis in _COLUMNS:
+                self.faults.append(f"grid.{axis}: results already have a column {axis}: rename the axis.")
         self.arms = {name: self._arm(name, content["arms"][name]) for name in self._names("arms")}
         table = self._table(self._mapping("table"))
         scales = self._scales()
@@ -82,11 +79,13 @@ class _Reader:
             self.faults.append(
                 f"scales: unknown scale {chosen!r}{did_you_mean(chosen, scales)}; the study has {', '.join(scales)}."
             )
+        split = str(content.get("split", "test"))
+        self.faults += faults_of({"split": _Split}, {"split": split})
         study = Study(
             path=self.path,
             title=self._text("title"),
             metric=self._text("metric"),
-            split=self._choice(content.get("split", "test"), _SPLITS, "split"),
+            split=split,
             seeds=self._seeds(content.get("seeds"), "seeds"),
             arms=self.arms,
             grid=self.grid,
@@ -149,29 +148,27 @@ class _Reader:
                 self.faults.append(f"{where}: set at least one of seeds, arms, grid, overrides.")
                 continue
             self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
-            arms = entry.get("arms")
-            grid = entry.get("grid") or {}
-            if arms is not None:
-                self._subset(arms, self.arms, f"{where}.arms", "arm")
-            if not isinstance(grid, dict):
-                self.faults.append(f"{where}.grid: list labels of axes, such as {{data: [esol]}}.")
-                grid = {}
-            for axis, labels in grid.items():
-                if axis not in self.grid:
-                    self.faults.append(f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}")
-                else:
-                    self._subset(labels, self.grid[axis], f"{where}.grid.{axis}", "value")
+            seeds, arms, grid = (entry.get(key) for key in ("seeds", "arms", "grid"))
+            axes = list(self._of(grid, dict, f"{where}.grid", "list labels of axes, such as {data: [esol]}"))
             scales[name] = Scale(
-                seeds=None if entry.get("seeds") is None else self._seeds(entry["seeds"], f"{where}.seeds"),
-                arms=tuple(arms) if isinstance(arms, list) else None,
-                grid={axis: tuple(labels) for axis, labels in grid.items() if isinstance(labels, list)},
+                seeds=None if seeds is None else self._seeds(seeds, f"{where}.seeds"),
+                arms=None if arms is None else tuple(self._subset(arms, self.arms, f"{where}.arms", "arm")),
+                grid={
+                    axis: tuple(self._subset(grid[axis], self.grid[axis], f"{where}.grid.{axis}", "value"))
+                    for axis in axes
+                    if axis in self.grid
+                },
                 overrides=self._overrides(entry.get("overrides"), f"{where}.overrides"),
             )
+            self.faults += [
+                f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}"
+                for axis in axes
+                if axis not in self.grid
+            ]
         return scales
 
     def _overrides(self, value: object, where: str) -> Overrides:
-        if value is None:
-            return {}
+        value = {} if value is None else value
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             self.faults.append(f"{where}: must be settings of a recipe, such as {{trainer.max_rounds: 20}}.")
             return {}
@@ -188,26 +185,18 @@ class _Reader:
         self._known(entry, ("rows", "columns", "statistics", "percent", "digits"), "table")
         parts = ["arm", *self.grid]
         rows = self._subset(entry.get("rows", ["arm"]), parts, "table.rows", "axis")
-        columns = self._subset(
-            entry.get("columns", [part for part in parts if part not in rows]),
-            parts,
-            "table.columns",
-            "axis",
-            empty=True,
-        )
+        rest = [part for part in parts if part not in rows]
+        columns = self._subset(entry.get("columns", rest), parts, "table.columns", "axis", empty=True)
         for part in parts:
             places = rows.count(part) + columns.count(part)
             if places != 1 and rows:
                 self.faults.append(f"table: {part} is listed {places} times: list it once in rows or columns.")
-        statistics = self._subset(
-            entry.get("statistics", ["mean", "worst"]), STATISTICS, "table.statistics", "statistic"
-        )
-        percent = entry.get("percent", False)
-        if not isinstance(percent, bool):
-            self.faults.append(f"table.percent={percent!r}: must be true or false.")
-        digits = entry.get("digits", 1 if percent is True else 3)
+        shown = entry.get("statistics", ["mean", "worst"])
+        statistics = self._subset(shown, STATISTICS, "table.statistics", "statistic")
+        percent = self._of(entry.get("percent"), bool, "table.percent", "must be true or false")
+        digits = entry.get("digits", 1 if percent else 3)
         self.faults += faults_of({"digits": _Digits}, {"digits": digits}, "table.")
-        return TableLayout(tuple(rows), tuple(columns), tuple(statistics), percent is True, digits)
+        return TableLayout(tuple(rows), tuple(columns), tuple(statistics), percent, digits)
 
     def _published(self, entry: dict[str, Any], table: TableLayout) -> Published:
         if not entry:
@@ -233,9 +222,8 @@ class _Reader:
             [", ".join(names) for names in itertools.product(*(labels.get(part, []) for part in parts))]
             for parts in (table.rows, table.columns)
         )
-        if not isinstance(values, dict):
-            self.faults.append("published.values: write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: ...} without columns.")
-            return
+        wanted = "write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: ...} without columns"
+        values = self._of(values, dict, "published.values", wanted)
         for row, of_row in values.items():
             key = f"published.values.{row}"
             if row not in rows:
@@ -302,22 +290,17 @@ class _Reader:
             return ""
         return value.strip()
 
-    def _choice(self, value: object, allowed: Sequence[str], where: str) -> str:
-        if value not in allowed:
-            self.faults.append(f"{where}={value!r}: choose one of {', '.join(allowed)}.")
-        return str(value)
+    def _of(self, value: object, kind: type[Any], where: str, wanted: str) -> Any:
+        """The value, or an empty one for ``None`` and, with a fault, for another kind."""
+        if value is not None and not isinstance(value, kind):
+            self.faults.append(f"{where}={value!r}: {wanted}.")
+        return value if isinstance(value, kind) else kind()
 
     def _mapping(self, key: str) -> dict[str, Any]:
-        value = self.content.get(key)
-        if value is not None and not isinstance(value, dict):
-            self.faults.append(f"{key}: expected a mapping, got {value!r}.")
-        return value if isinstance(value, dict) else {}
+        return self._of(self.content.get(key), dict, key, "expected a mapping")
 
     def _list(self, key: str) -> list[Any]:
-        value = self.content.get(key)
-        if value is not None and not isinstance(value, list):
-            self.faults.append(f"{key}: expected a list, got {value!r}.")
-        return value if isinstance(value, list) else []
+        return self._of(self.content.get(key), list, key, "expected a list")
 
     def _seeds(self, value: object, where: str) -> tuple[int, ...]:
         valid = isinstance(value, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in value)

@@ -12,13 +12,12 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.core.terminal import terminal
 from lightning_fl.files.atomic import write_whole
-from lightning_fl.study.cell_names import cell_name
-from lightning_fl.study.claims import SHARES, Answer
+from lightning_fl.runtime.table import Column, Table, Value, label_column, markdown_table, print_table
+from lightning_fl.study.claims import SHARES, Answer, cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.render import DIRECTIONS, best_values, direction_text
 from lightning_fl.study.results import CellResult, StudyResults
-from lightning_fl.study.table import Column, Table, Value, label_column, markdown_table, print_table
 
 __all__ = [
     "CLAIM_NOTES",
@@ -203,13 +202,7 @@ def write_markdown(results: StudyResults, out: Path) -> None:
 
 
 def print_results(results: StudyResults, out: Path, console: Console | None = None) -> None:
-    """Print the table, the claims and the failed cells.
-
-    Args:
-        results: of the study.
-        out: its folder.
-        console: defaults to standard output.
-    """
+    """Print the table, the claims and the failed cells of the study in the folder ``out``."""
     console = console or terminal()
     print_table(results_table(results), console)
     if results.answers:

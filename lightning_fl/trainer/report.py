@@ -1,14 +1,12 @@
 """Tables at the end of a run: metrics of every client, their average, the worst client by name, the spread."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.callbacks.progress import displayed_metric
@@ -17,31 +15,32 @@ from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric
 from lightning_fl.core.terminal import terminal
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.runtime.table import Column, Table, Value, label_column, metric_column, print_table
 
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = [
-    "breakable",
     "client_table",
     "constant_line",
     "gain_line",
     "of_all_targets",
     "print_report",
-    "table_that_fits",
     "target_table",
 ]
 
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
-_RECORD = "summary.json"
+_STATISTICS = ("average", "worst", "best", "standard deviation")
+_ELSEWHERE = "in summary.json"
 
 
 def client_table(
     metrics: Mapping[str, MetricSummary],
     names: Sequence[str],
     num_samples: Mapping[int, int] | None = None,
-    title: str | Text = "",
+    title: str = "",
+    notes: Sequence[str] = (),
 ) -> Table:
     """A row per client, then the average, the worst, the best and the standard deviation over clients.
 
@@ -53,31 +52,23 @@ def client_table(
         names: client -> its name.
         num_samples: client -> samples behind its values, for a column of their own.
         title: above the table.
+        notes: below it.
     """
-    table = Table(title=title, title_justify="left")
-    table.add_column("client", min_width=max(map(cell_len, names), default=0))
-    if num_samples is not None:
-        table.add_column("samples", justify="right")
-    for name, metric in metrics.items():
-        direction = "higher" if metric.higher_is_better else "lower"
-        table.add_column(Text(f"{breakable(name)}\n{direction} is better"), justify="right")
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
-    leading = displayed_metric(metrics)
-    many = leading is not None and len(clients) > MOST_ROWS
-    shown = _worst_first(clients, metrics[leading])[:MOST_ROWS] if many and leading is not None else clients
-    for client in shown:
-        samples = [] if num_samples is None else [str(num_samples.get(client, ""))]
-        table.add_row(Text(names[client]), *samples, *(_cell(metric, client) for metric in metrics.values()))
-    blank = [] if num_samples is None else [""]
-    if many:
-        rest = Text(f"... and {len(clients) - len(shown)} more,\nnone worse in {leading}")
-        table.add_row(rest, *blank, *([""] * len(metrics)))
-    table.add_section()
-    table.add_row("average", *blank, *(_number(metric.mean) for metric in metrics.values()), style="bold")
-    table.add_row("worst", *blank, *(_worst(metric, names) for metric in metrics.values()), style="bold")
-    table.add_row("best", *blank, *(_number(metric.best) for metric in metrics.values()))
-    table.add_row("standard deviation", *blank, *(_number(metric.std) for metric in metrics.values()))
-    return table
+    leading, shown, more = displayed_metric(metrics), clients, []
+    if leading is not None and len(clients) > MOST_ROWS:
+        shown = _worst_first(clients, metrics[leading])[:MOST_ROWS]
+        more = [Value(f"... and {len(clients) - len(shown)} more,", f"none worse in {leading}")]
+    labels = [*(Value(names[client]) for client in shown), *more]
+    labels += [Value(label, state="summary" if label in ("average", "worst") else "") for label in _STATISTICS]
+    columns = [Column("client", labels, is_label=True, min_width=max(map(cell_len, names), default=0))]
+    if num_samples is not None:
+        counts = [Value(str(num_samples.get(client, ""))) for client in shown]
+        columns.append(Column("samples", [*counts, *[Value("")] * (len(labels) - len(shown))]))
+    for place, (name, metric) in enumerate(metrics.items()):
+        values = [*(_cell(metric, client) for client in shown), *[Value("")] * len(more), *_statistics(metric, names)]
+        columns.append(metric_column(name, metric.higher_is_better, values, place))
+    return Table(title, columns, notes, num_summaries=len(_STATISTICS), elsewhere=_ELSEWHERE)
 
 
 def target_table(metrics: Mapping[str, MetricSummary], order: Sequence[str] = ()) -> Table:
@@ -88,20 +79,20 @@ def target_table(metrics: Mapping[str, MetricSummary], order: Sequence[str] = ()
         order: the targets as the data have them; others follow, by their numbers or as they come.
     """
     places = {target: place for place, target in enumerate(order)}
-    targets = dict.fromkeys(name.partition("/")[2] for name in metrics)
-    rest = {target: len(order) + (int(target) if target.isdecimal() else 0) for target in targets}
-    columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    table = Table()
-    table.add_column("target")
-    table.add_column("clients", justify="right")
-    for name in columns:
-        table.add_column(Text(breakable(name)), justify="right")
-    for target in sorted(targets, key=lambda target: places.get(target, rest[target])):
-        found = {name: metrics.get(f"{name}/{target}") for name in columns}
-        counts = [len(metric.clients) for metric in found.values() if metric is not None]
-        cells = ["-" if metric is None else _number(metric.mean) for metric in found.values()]
-        table.add_row(Text(target), str(max(counts)), *cells)
-    return table
+    found = dict.fromkeys(name.partition("/")[2] for name in metrics)
+    rest = {target: len(order) + (int(target) if target.isdecimal() else 0) for target in found}
+    targets = sorted(found, key=lambda target: places.get(target, rest[target]))
+    counts = [
+        max(len(metric.clients) for name, metric in metrics.items() if name.partition("/")[2] == target)
+        for target in targets
+    ]
+    columns = [label_column("target", targets), Column("clients", [Value(str(count)) for count in counts])]
+    kinds = {name.partition("/")[0]: metric.higher_is_better for name, metric in metrics.items()}
+    for place, (kind, higher) in enumerate(kinds.items()):
+        of_targets = [metrics.get(f"{kind}/{target}") for target in targets]
+        values = [Value("-" if metric is None else _number(metric.mean)) for metric in of_targets]
+        columns.append(metric_column(kind, higher, values, place))
+    return Table("mean over clients of each target", columns, elsewhere=_ELSEWHERE)
 
 
 def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
@@ -146,18 +137,15 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
     if metrics:
         samples = trainer.federation.evaluated_samples[split]
         word = "test" if split == "test" else "validation"
-        # Not the table's own title, which would be broken to the table's width.
-        console.print(Text(f"{word} of {type(trainer.module).__name__}, data: {source}", "bold"))
-        console.print(Text(f"evaluated: {trainer.evaluated_model}"))
         names = trainer.datamodule.client_names()
         single = _of_targets(metrics)
         # Local models, with which the lines below compare, are left out first where there is no room.
         metrics = dict(sorted(of_all_targets(metrics).items(), key=lambda item: item[0].startswith("local/")))
-        console.print(table_that_fits(lambda shown: client_table(shown, names, samples), metrics, console, _RECORD))
+        title = f"{word} of {type(trainer.module).__name__}, data: {source}"
+        print_table(client_table(metrics, names, samples, title, [f"evaluated: {trainer.evaluated_model}"]), console)
         if single:
-            console.print(Text("mean over clients of each target", "bold"))
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
-            console.print(table_that_fits(lambda shown: target_table(shown, order), single, console, _RECORD))
+            print_table(target_table(single, order), console)
         line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
         if line:
             console.print(Text(line), soft_wrap=True)
@@ -213,47 +201,6 @@ def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterato
         yield f"compare: lightning-fl compare {folder} OTHER_RUN"
 
 
-def table_that_fits(
-    make: Callable[[dict[str, MetricSummary]], Table],
-    metrics: dict[str, MetricSummary],
-    console: Console,
-    elsewhere: str,
-) -> Table:
-    """A table of as many of the metrics, the first ones, as the console has room for.
-
-    If lines must be broken, columns are as wide as their longest words: Rich narrows all alike, and cuts numbers in one
-    while another has space left.
-
-    Args:
-        make: the table of some metrics.
-        metrics: name, without its split -> summary over clients.
-        console: to print on.
-        elsewhere: where the other metrics are.
-    """
-    kinds = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    table = Table()
-    for count in range(len(kinds), 0, -1):
-        table = make({name: metric for name, metric in metrics.items() if name.partition("/")[0] in kinds[:count]})
-        if count < len(kinds):
-            table.caption = Text(f"too narrow for {', '.join(kinds[count:])}: see {elsewhere}")
-        for column in table.columns:
-            texts = [str(cell) for cell in (column.header, *column.cells)]
-            words = texts if column.no_wrap else [word for text in texts for word in text.split()]
-            column.min_width = max([column.min_width or 0, *map(cell_len, words)])
-        widths = Measurement.get(console, console.options.update(width=10_000), table)
-        if widths.minimum <= console.width:
-            break
-    if widths.maximum > console.width:
-        for column in table.columns:
-            column.width = column.min_width
-    return table
-
-
-def breakable(name: str) -> str:
-    """A long name that a column may break into lines."""
-    return name.replace("_", " ") if cell_len(name) > 10 else name
-
-
 def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:
     """What clients gain in one metric over local training, as text.
 
@@ -281,20 +228,25 @@ def _worst_first(clients: Sequence[int], metric: MetricSummary) -> list[int]:
     return sorted(clients, key=goodness)
 
 
-def _cell(metric: MetricSummary, client: int) -> Text:
+def _cell(metric: MetricSummary, client: int) -> Value:
     value = metric.clients.get(client, math.nan)
-    text = Text(_number(value))
     values = [other for other in metric.clients.values() if not math.isnan(other)]
+    state = ""
     if len(set(values)) > 1:
         best = (max if metric.higher_is_better else min)(values)
-        text.stylize("green" if value == best else "red" if value == metric.worst else "")
-    return text
+        state = "better" if value == best else "worse" if value == metric.worst else ""
+    return Value(_number(value), state=state)
 
 
-def _worst(metric: MetricSummary, names: Sequence[str]) -> str | Text:
-    if math.isnan(metric.worst):
-        return _number(metric.worst)
-    return Text(f"{_number(metric.worst)}\n{names[metric.worst_client]}")
+def _statistics(metric: MetricSummary, names: Sequence[str]) -> list[Value]:
+    """Those of ``_STATISTICS``."""
+    worst = "" if math.isnan(metric.worst) else names[metric.worst_client]
+    return [
+        Value(_number(metric.mean), state="summary"),
+        Value(_number(metric.worst), worst, state="summary"),
+        Value(_number(metric.best)),
+        Value(_number(metric.std)),
+    ]
 
 
 def _number(value: float) -> str:

@@ -20,7 +20,7 @@ from lightning_fl.data import IID, Partitioned
 
 #: Each callback with what it is tried with, and what it needs beside it.
 SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
-    "BestClientModels": (lambda: {"monitor": "val/loss"}, ()),
+    "BestClientModels": (dict, ()),
     "CFL": (lambda: {"mean_norm": 10.0, "client_norm": 0.0}, ()),
     "Calibration": (dict, ()),
     "CalibrationFigure": (dict, ()),
@@ -44,11 +44,11 @@ SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "KNNPer": (lambda: {"k": 3, "interpolation": "validation", "layer": "linear"}, ()),
     "LabelNoise": (lambda: {"num_classes": 4}, ()),
     "LastRounds": (lambda: {"num": 2}, ()),
-    "LearningCurves": (lambda: {"monitor": "val/loss"}, ()),
+    "LearningCurves": (dict, ()),
     "LocalMixup": (lambda: {"alpha": 1.0}, ()),
     "LocalReference": (dict, ()),
     "LocalTraining": (dict, ()),
-    "ModelCheckpoint": (lambda: {"monitor": "val/loss"}, ()),
+    "ModelCheckpoint": (dict, ()),
     "PFedGraph": (dict, ()),
     "ParityFigure": (dict, ()),
     "PersonalLayers": (lambda: {"layers": ["linear"]}, ()),

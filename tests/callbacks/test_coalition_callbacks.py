@@ -20,19 +20,19 @@ def trainer(*callbacks, root, rounds=2, **settings):
 
 @pytest.mark.slow
 def test_what_is_drawn_of_hcct(tmp_path):
-    run = trainer(HCCT(relative_trade_off=0.8), CoalitionFigure(every_n_rounds=1), root=tmp_path)
+    run = trainer(HCCT(relative_trade_off=0.8), CoalitionFigure(), root=tmp_path)
     drawn = []
     original = run.run_log.log_figure
     run.run_log.log_figure = lambda name, figure, step: drawn.append((name, step)) or original(name, figure, step)
     run.fit(TinyModule(), TinyClients())
-    assert drawn == [("merge_tree", 1), ("partition", 1), ("merge_tree", 2), ("partition", 2)]
+    assert drawn == [("merge_tree", 2), ("partition", 2)]
     figures = {path.name for path in (tmp_path / "version_0" / "figures").iterdir()}
     assert figures == {"merge_tree.png", "partition.png"}
 
 
 @pytest.mark.slow
 def test_gains_are_drawn_of_the_last_validation_and_of_tests(tmp_path):
-    run = trainer(LocalReference(), GainFigure(metric="loss"), root=tmp_path)
+    run = trainer(LocalReference(), GainFigure(), root=tmp_path)
     module, data = TinyModule(), TinyClients()
     run.fit(module, data)
     run.test(module, data)

@@ -4,13 +4,9 @@ import pytest
 
 from lightning_fl.callbacks import (
     BestClientModels,
-    CoalitionFigure,
-    CollaborationFigure,
-    ContributionFigure,
     FedSoft,
     FineTuning,
     ForestReference,
-    GraphFigure,
     GroupAgreement,
     KNNPer,
     LastRounds,
@@ -20,10 +16,8 @@ from lightning_fl.callbacks import (
     PretrainedWeights,
     ProgressDisplay,
     ROCFigure,
-    SamplingWeightsFigure,
     Snapshots,
     SoftAveraging,
-    TierFigures,
 )
 from lightning_fl.core.errors import ConfigurationError
 
@@ -43,23 +37,12 @@ SOFTER = {"num_models": 2, "lam": 0.1}
         (FedSoft, SOFTER | {"sigma": 2}),
         (FedSoft, SOFTER | {"clients_per_model": 0}),
         (FedSoft, SOFTER | {"split": "test"}),
-        *(
-            (figure, {"every_n_rounds": -1})
-            for figure in (
-                CoalitionFigure,
-                CollaborationFigure,
-                ContributionFigure,
-                ModelCheckpoint,
-                SamplingWeightsFigure,
-                TierFigures,
-            )
-        ),
+        (ModelCheckpoint, {"every_n_rounds": -1}),
         (BestClientModels, {"mode": "up"}),
         (FineTuning, {"epochs": 0}),
         (FineTuning, {"steps": 0}),
         (FineTuning, {"epochs": 1, "steps": 2}),
         (ForestReference, {"num_trees": 0}),
-        (GraphFigure, {"panels": 0}),
         (GroupAgreement, {"num": 0}),
         (KNNPer, {"k": 0}),
         (KNNPer, {"interpolation": 1.5}),

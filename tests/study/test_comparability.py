@@ -54,10 +54,6 @@ def test_a_difference_of_many_runs_is_one_line(make_run):
 
 
 class TestBetweenSeeds:
-    def test_what_follows_from_the_seed_may_differ(self, make_run):
-        # Partition, sizes and normalisation follow the seed in make_run.
-        assert find_mismatches({"a": [make_run("a0", [1.0]), make_run("a1", [1.0], seed=1)]}) == []
-
     def test_with_a_distance_between_the_seeds(self, make_run):
         runs = [make_run(str(seed), [1.0], seed=seed, data={"split_seed": 100 + seed}) for seed in (0, 1)]
         assert find_mismatches({"a": runs}) == []

@@ -1,7 +1,7 @@
 import pytest
 from study_tiny import finish, tiny_cells
 
-from lightning_fl.study.schedule import known_seconds, next_cell, seconds_left
+from lightning_fl.study.workers import known_seconds, next_cell, seconds_left
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import torch
 from lightning.pytorch import LightningModule
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.core.metrics import LoggedValue, summarize, summarize_gains
 from lightning_fl.data.source import STAND_IN_LABEL
+from lightning_fl.runtime.table import print_table
 from lightning_fl.trainer.report import _ways_on, client_table, constant_line, print_report, target_table
 
 
@@ -29,38 +29,33 @@ def metrics_of(**columns: list[float]):
 
 def cells(table) -> list[list[str]]:
     """The text of every row."""
-    columns = [[str(cell) for cell in column.cells] for column in table.columns]
-    return [list(row) for row in zip(*columns, strict=True)]
+    return [list(map(str, row)) for row in table.rows]
 
 
 def style_of(table, row: int, column: int) -> str:
-    cell = list(table.columns[column].cells)[row]
-    return " ".join(str(span.style) for span in cell.spans)
+    return table.columns[column].values[row].state
 
 
 class TestTable:
     def test_rows_and_statistics(self):
         table = client_table(metrics_of(rmse=[1.0, 4.0, 1.0], r2=[0.5, 0.25, 0.75]), ["a", "b", "c"], {0: 10, 2: 30})
-        assert [str(column.header) for column in table.columns] == [
-            "client",
-            "samples",
-            "rmse\nlower is better",
-            "r2\nhigher is better",
+        assert [column.header for column in table.columns] == [
+            *("client", "samples", "rmse\N{NO-BREAK SPACE}↓", "r2\N{NO-BREAK SPACE}↑")
         ]
         assert cells(table) == [
             ["a", "10", "1", "0.5"],
             ["b", "", "4", "0.25"],
             ["c", "30", "1", "0.75"],
             ["average", "", "2", "0.5"],
-            ["worst", "", "4\nb", "0.25\nb"],
+            ["worst", "", "4 b", "0.25 b"],
             ["best", "", "1", "0.75"],
             ["standard deviation", "", f"{math.sqrt(2):.4g}", f"{math.sqrt(0.125 / 3):.4g}"],
         ]
 
     def test_best_and_worst_stand_out(self):
         table = client_table(metrics_of(rmse=[1.0, 4.0, 2.0], r2=[0.5, 0.25, 0.75]), ["a", "b", "c"])
-        assert [style_of(table, row, 1) for row in range(3)] == ["green", "red", ""]
-        assert [style_of(table, row, 2) for row in range(3)] == ["", "red", "green"]
+        assert [style_of(table, row, 1) for row in range(3)] == ["better", "worse", ""]
+        assert [style_of(table, row, 2) for row in range(3)] == ["", "worse", "better"]
 
     def test_equal_values_do_not(self):
         table = client_table(metrics_of(rmse=[1.0, 1.0]), ["a", "b"])
@@ -71,7 +66,7 @@ class TestTable:
         assert rows[0] == ["a", "-", "-"]
         assert rows[2:] == [
             ["average", "2", "-"],
-            ["worst", "2\nb", "-"],
+            ["worst", "2 b", "-"],
             ["best", "2", "-"],
             ["standard deviation", "0", "-"],
         ]
@@ -84,7 +79,7 @@ class TestTable:
         known = [client for client in range(40) if client != 5]
         worst_first = sorted(known, key=lambda client: sign * values[client])
         assert [row[0] for row in rows[:30]] == [f"client {client}" for client in worst_first[:30]]
-        assert rows[30][0] == f"... and 10 more,\nnone worse in {name}"
+        assert rows[30][0] == f"... and 10 more, none worse in {name}"
         assert [row[0] for row in rows[31:]] == ["average", "worst", "best", "standard deviation"]
 
     def test_thirty_clients_are_shown_in_order(self):
@@ -94,7 +89,7 @@ class TestTable:
 
     def test_names_are_not_markup(self):
         output = io.StringIO()
-        Console(file=output, width=80).print(client_table(metrics_of(loss=[1.0]), ["[bold]a"], title=Text("[red]")))
+        print_table(client_table(metrics_of(loss=[1.0]), ["[bold]a"], title="[red]"), Console(file=output, width=80))
         assert "[bold]a" in output.getvalue()
         assert "[red]" in output.getvalue()
 
@@ -230,7 +225,7 @@ class TestTargets:
             }
         )
         table = target_table(metrics)
-        assert [str(column.header) for column in table.columns] == ["target", "clients", "auroc", "mcc"]
+        assert [column.header.split()[0] for column in table.columns] == ["target", "clients", "auroc", "mcc"]
         assert cells(table) == [["NR-AR", "2", "0.625", "0.25"], ["SR-p53", "1", "1", "-"]]
 
     def test_targets_come_in_the_order_of_the_data(self):
@@ -286,8 +281,7 @@ class TestWidth:
 
     def test_what_is_not_shown_is_named(self):
         said = printed(70, of_targets(CLASSIFICATION))
-        line = next(line for line in said.splitlines() if "too narrow for" in line)
-        assert "calibration_error: see summary.json" in line
+        assert "too narrow for: calibration error ↓, mcc ↑: see them in summary.json" in " ".join(said.split())
         assert "too narrow" not in printed(140, of_targets(CLASSIFICATION))
 
 

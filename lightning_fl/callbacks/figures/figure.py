@@ -1,12 +1,11 @@
 """Base class of callbacks that draw figures."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Size, checked
-from lightning_fl.runtime.drawing import drawing
+from lightning_fl.runtime.drawing import drawing, show_source
 from lightning_fl.runtime.surface import TrainerSurface
 
 if TYPE_CHECKING:
@@ -22,9 +21,6 @@ class FigureCallback(Callback):
     """Base of callbacks that draw at the end of the fit, in TensorBoard and as ``figures/NAME.png``.
 
     A subclass yields its figures from :meth:`figures`: each a name, and a function that draws it from data.
-
-    Args:
-        every_n_rounds: also draw every n rounds; 0 for the end only.
     """
 
     only_shows = True
@@ -32,10 +28,6 @@ class FigureCallback(Callback):
     needs: ClassVar[tuple[type[Callback], ...]] = ()
     #: Whether these callbacks may also follow this one.
     in_any_order = False
-
-    @checked
-    def __init__(self, *, every_n_rounds: Size = 0) -> None:
-        self.every_n_rounds = every_n_rounds
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse a run without the callbacks that provide the data."""
@@ -51,24 +43,16 @@ class FigureCallback(Callback):
         """The figures of the run so far. Called on every rank."""
         raise NotImplementedError
 
-    def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Draw if due; :meth:`on_fit_end` draws the last round."""
-        done = trainer.federation.current_round
-        if self.every_n_rounds and done % self.every_n_rounds == 0 and done < trainer.max_rounds:
-            self.draw(trainer, self.figures(trainer))
-
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Draw the whole run."""
         self.draw(trainer, self.figures(trainer))
 
     @staticmethod
-    def draw(trainer: TrainerSurface, figures: "Iterable[tuple[str, Callable[[], Figure]]]") -> None:
+    def draw(trainer: TrainerSurface, figures: Drawings) -> None:
         """Draw figures on rank zero, and log and save them; one that fails is a warning."""
         for name, make in figures:
             if trainer.is_global_zero:
                 with drawing(name):
-                    from lightning_fl.callbacks.figures.plots.canvas import show_source
-
                     figure = make()
-                    show_source(figure, trainer.datamodule.source)
+                    show_source(figure, [trainer.datamodule.source])
                     trainer.run_log.log_figure(name, figure, trainer.federation.current_round)

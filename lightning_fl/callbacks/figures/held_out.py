@@ -1,4 +1,4 @@
-"""Base class of figures of held-out data, which collects predictions and targets of all clients on rank zero."""
+"""Figures of held-out data: parity plots, and ROC, precision-recall and calibration curves."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
-from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
+from lightning_fl.callbacks.figures.plots.run import Pairs, draw_parities, draw_parity
 from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
 from lightning_fl.core.metrics import ClientMetrics
@@ -17,7 +18,7 @@ from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["HeldOutFigure", "present"]
+__all__ = ["CalibrationFigure", "HeldOutFigure", "ParityFigure", "PrecisionRecallFigure", "ROCFigure", "present"]
 
 
 class HeldOutFigure(FigureCallback):
@@ -40,7 +41,6 @@ class HeldOutFigure(FigureCallback):
 
     @checked
     def __init__(self, *, split: Literal["test", "val"] = "test", target: Size | str | None = None) -> None:
-        super().__init__()
         self.split: Split = split
         self.target = target
 
@@ -127,6 +127,86 @@ class HeldOutFigure(FigureCallback):
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)
+
+
+class ParityFigure(HeldOutFigure):
+    """Parity plot of held-out values, coloured by client.
+
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+    """
+
+    picture = "parity"
+
+    def __init__(self, *, split: Literal["test", "val"] = "test", target: int | str | None = 0) -> None:
+        super().__init__(split=split, target=target)
+
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
+        truth = "computed" if source == "stand-in" else "measured"
+        if self.target is None and len(panels) > 1:
+            return draw_parities(panels, units, truth=truth)
+        ((name, points),) = panels.items()
+        return draw_parity(points, names, quantity=name, unit=units.get(name, ""), truth=truth)
+
+
+class _ClassificationFigure(HeldOutFigure):
+    """Base for predicted probabilities: of class 1 [n] or [n, T], or of all classes [n, C] or [n, T, C].
+
+    Draws a panel per target, or per class of a target against the others. Clients with a single class have no curve;
+    panels without curves are left out.
+    """
+
+    picture: CurveKind
+
+    def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+        predictions, labels = pair_outputs(outputs, targets, classes=True)
+        if len(predictions) and not (float(predictions.min()) >= 0 and float(predictions.max()) <= 1):
+            raise DataError("predict_step returned values outside [0, 1]; return probabilities.")
+        most = predictions.shape[2] if predictions.ndim == 3 else 2
+        measured = labels[~labels.isnan()]
+        if not bool(((measured == measured.round()) & (measured >= 0) & (measured < most)).all()):
+            raise DataError(f"the targets are not classes from 0 to {most - 1}.")
+        return predictions, labels
+
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
+        binary: dict[str, Pairs] = {}
+        for target, points in panels.items():
+            classes = next(iter(points.values()))[0]
+            if classes.ndim == 1:
+                binary[target] = points
+                continue
+            for number in range(classes.shape[1]):
+                binary[f"{target} = {number}"] = {
+                    client: (predictions[:, number], (labels == number).double())
+                    for client, (predictions, labels) in points.items()
+                }
+        return draw_classification(self.picture, binary, names)
+
+
+class ROCFigure(_ClassificationFigure):
+    """ROC curves of every client and of all together, with AUROC.
+
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+    """
+
+    picture = "roc"
+
+
+class PrecisionRecallFigure(_ClassificationFigure):
+    """Precision-recall curves of every client and of all together, with average precision and the chance rate (dashed).
+
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+    """
+
+    picture = "precision_recall"
+
+
+class CalibrationFigure(_ClassificationFigure):
+    """Calibration curves with ten bins of equal width, of every client and of all together.
+
+    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+    """
+
+    picture = "calibration"
 
 
 def present(points: Mapping[int, tuple[Tensor, Tensor]], number: int) -> dict[int, tuple[Tensor, Tensor]]:

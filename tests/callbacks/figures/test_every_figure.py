@@ -7,13 +7,12 @@ import pytest
 import torch
 from drawn import names_of
 
-from lightning_fl.callbacks.figures.plots.canvas import show_source
 from lightning_fl.callbacks.figures.plots.classification import draw_classification
 from lightning_fl.callbacks.figures.plots.coalitions import draw_distances, draw_gains, draw_merge_tree, draw_partition
-from lightning_fl.callbacks.figures.plots.graph import draw_graph
 from lightning_fl.callbacks.figures.plots.run import (
     draw_client_curves,
     draw_contributions,
+    draw_graph,
     draw_learning_curves,
     draw_matrix,
     draw_parity,
@@ -28,6 +27,7 @@ from lightning_fl.callbacks.figures.plots.tiers import (
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.functional.tokens import Transaction, to_units
+from lightning_fl.runtime.drawing import show_source
 
 
 def labels_of(count):
@@ -48,9 +48,7 @@ FIGURES = {
     "curves": lambda n, **words: draw_client_curves([1, 2], torch.ones(2, n), names_of(n), ylabel="y", **words),
     "contributions": lambda n, **words: draw_contributions([2], torch.ones(1, n), names_of(n), ylabel="y", **words),
     "learning curves": lambda n, title: draw_learning_curves(
-        {title: {client: ([1, 2], [3.0, 2.0]) for client in range(n)}},
-        {title: ([1, 2], [3.0, 3.0])},
-        {title: ([1, 2], [3.0, 4.0])},
+        {title: {1: {"mean": 3.0, "worst": 4.0, "clients": values_of(n)}}}
     ),
     "parity": lambda n, title: draw_parity(points_of(n), names_of(n), quantity=title, unit="m"),
     "graph": lambda n, title: draw_graph([1], [{client: [] for client in range(n)}], {}, names_of(n)),
@@ -89,7 +87,7 @@ def test_every_figure_draws_without_a_warning(name, count, source, note):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = FIGURES[name](count, title="title")
-        show_source(figure, source)
+        show_source(figure, [source])
         figure.draw_without_rendering()
     assert figure.get_supxlabel() == note
     assert name in OWN_TITLES or figure.get_suptitle().startswith("title")

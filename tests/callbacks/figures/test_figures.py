@@ -18,7 +18,6 @@ from lightning_fl.callbacks import (
     GraphFigure,
     LearningCurves,
     LocalReference,
-    LocalTraining,
     ParityFigure,
     SamplingWeightsFigure,
     ShapleyRewards,
@@ -119,11 +118,11 @@ class TestDrawing:
         assert axes.get_xlabel() == "measured"
 
     def test_learning_curves(self):
-        figure = draw_learning_curves(
-            {"loss": {0: ([1, 2], [3.0, 2.0]), 1: ([2], [4.0])}},
-            {"loss": ([1, 2], [3.0, 3.0])},
-            {"loss": ([1, 2], [3.0, 4.0])},
-        )
+        rounds = {
+            1: {"mean": 3.0, "worst": 3.0, "clients": {0: 3.0}},
+            2: {"mean": 3.0, "worst": 4.0, "clients": {0: 2.0, 1: 4.0}},
+        }
+        figure = draw_learning_curves({"loss": rounds})
         lines = {line.get_label(): line for line in figure.axes[0].lines}
         np.testing.assert_array_equal(lines["worst client"].get_ydata(), [3, 4])
         np.testing.assert_array_equal(lines["average"].get_ydata(), [3, 3])
@@ -143,25 +142,18 @@ class Coalitions(Callback):
 
 class TestCollaborationFigure:
     def test_draws_the_matrix_of_the_run(self, make_trainer, line_clients, line_module, shown):
-        trainer = make_trainer(Coalitions([0, 1, 0], [1, 1, 3]), CollaborationFigure(every_n_rounds=2), max_rounds=4)
+        trainer = make_trainer(Coalitions([0, 1, 0], [1, 1, 3]), CollaborationFigure(), max_rounds=4)
         trainer.fit(line_module(), line_clients([1.0, 2.0, 3.0]))
-        assert [(name, step) for name, _, step in shown] == [("collaboration", 2), ("collaboration", 4)]
+        assert [(name, step) for name, _, step in shown] == [("collaboration", 4)]
         expected = [[0.25, 0, 0.75], [0, 1, 0], [0.25, 0, 0.75]]
         np.testing.assert_allclose(shown[-1][1].axes[0].images[0].get_array(), expected)
-        assert shown[0][1].get_suptitle() == "Collaboration after round 2"
+        assert shown[0][1].get_suptitle() == "Collaboration after round 4"
 
     def test_one_average_for_all_is_not_drawn(self, make_trainer, line_clients, line_module, shown):
         trainer = make_trainer(CollaborationFigure(), max_rounds=1)
         trainer.fit(line_module(), line_clients([1.0, 2.0]))
         assert shown == []
         assert not (trainer.run_log.directory / "figures").exists()
-
-    @pytest.mark.slow
-    def test_is_kept_as_a_file(self, make_trainer, line_clients, line_module):
-        trainer = make_trainer(Coalitions([0, 1], [1, 1]), CollaborationFigure(), max_rounds=1)
-        trainer.fit(line_module(), line_clients([1.0, 2.0]))
-        picture = trainer.run_log.directory / "figures" / "collaboration.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 class Scripted(Callback):
@@ -188,11 +180,11 @@ class Scripted(Callback):
 
 class TestSamplingWeightsFigure:
     def test_history_is_what_was_sampled_with(self, make_trainer, line_clients, line_module, shown):
-        figure = SamplingWeightsFigure(every_n_rounds=3)
+        figure = SamplingWeightsFigure()
         make_trainer(Scripted(), figure, max_rounds=4).fit(line_module(), line_clients([1.0, 2.0, 3.0]))
         assert figure.rounds == [0, 1, 2, 3, 4]
         assert torch.equal(figure.history, torch.stack([Scripted.after(done) for done in range(5)]))
-        assert [(name, step) for name, _, step in shown] == [("sampling_weights", 3), ("sampling_weights", 4)]
+        assert [(name, step) for name, _, step in shown] == [("sampling_weights", 4)]
         lines = shown[-1][1].axes[0].lines
         np.testing.assert_array_equal(lines[0].get_ydata(), [Scripted.after(done)[0] for done in range(5)])
         assert lines[3].get_ydata() == [1 / 3, 1 / 3]
@@ -207,9 +199,9 @@ class TestSamplingWeightsFigure:
 
 class TestContributionFigure:
     def test_lines_are_cumulated_and_bars_sorted(self, make_trainer, line_clients, line_module, shown):
-        rewards, figure = ShapleyRewards(), ContributionFigure(every_n_rounds=2)
+        rewards, figure = ShapleyRewards(), ContributionFigure()
         make_trainer(figure, rewards, max_rounds=3).fit(line_module(), line_clients([1.0, 1.5, -1.0]))
-        assert [(name, step) for name, _, step in shown] == [("contributions", 2), ("contributions", 3)]
+        assert [(name, step) for name, _, step in shown] == [("contributions", 3)]
         lines, bars = shown[-1][1].axes
         order = sorted(range(3), key=lambda client: -rewards.cumulated[client])
         assert order[-1] == 2
@@ -331,14 +323,12 @@ class TestLearningCurves:
     [
         ([SamplingWeightsFigure()], "SamplingWeightsFigure .*DROClientSampling"),
         ([ContributionFigure()], "ContributionFigure .*ShapleyRewards"),
-        ([LearningCurves(monitor="val/r2")], r"LearningCurves\.monitor='val/r2'"),
         ([TierFigures()], "TierFigures .*TierBidding"),
         ([ShapleyRewards(), TierFigures(), TierBidding(num_tiers=2)], "TierFigures .*TierBidding"),
         ([GraphFigure(), CollaborationGraph()], "GraphFigure .*CollaborationGraph"),
         ([CoalitionFigure()], "CoalitionFigure"),
         ([GainFigure()], "GainFigure .*LocalReference"),
         ([GainFigure(), LocalReference()], "GainFigure .*LocalReference"),
-        ([LocalTraining(), LocalReference(), GainFigure(metric="auc")], r"GainFigure\.metric='auc'.*: rmse, extra"),
     ],
 )
 def test_a_run_without_what_is_drawn(make_trainer, line_clients, line_module, callbacks, name):
@@ -350,7 +340,7 @@ def test_a_run_without_what_is_drawn(make_trainer, line_clients, line_module, ca
     ("make", "history"),
     [
         (lambda: [Scripted(), SamplingWeightsFigure()], lambda figure: [figure.rounds, figure.history.tolist()]),
-        (lambda: [LearningCurves(monitor="val/extra")], lambda figure: figure.history),
+        (lambda: [LearningCurves()], lambda figure: figure.history),
         (lambda: [HCCT(), CoalitionFigure()], lambda figure: [figure.rounds, figure.assignments]),
     ],
 )

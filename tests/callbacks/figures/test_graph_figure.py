@@ -7,7 +7,7 @@ from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import CollaborationGraph, GraphFigure
-from lightning_fl.callbacks.figures.plots.graph import _COLORS, draw_graph
+from lightning_fl.callbacks.figures.plots.run import _CHOICES, draw_graph
 
 NAMES = ["a", "b", "c"]
 
@@ -23,20 +23,20 @@ def test_rows_choose_and_columns_are_chosen():
     assert second.tolist() == [[3, 1, 1], [0, 3, 0], [1, 1, 3]]
     assert [axes.get_title() for axes in figure.axes] == ["round 1: 3 edges", "round 2: 0 edges"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["may be chosen", "chosen", "itself"]
-    colors = np.array([to_rgb(color) for color in _COLORS])
+    colors = np.array([to_rgb(color) for color in _CHOICES])
     gaps = np.abs(colors[:, None] - colors[None]).max(2) + np.eye(4)
     assert gaps.min() > 0.3  # told apart
 
 
-@pytest.mark.parametrize(("panels", "expected"), [(1, [1]), (2, [1, 9]), (4, [1, 4, 6, 9]), (20, list(range(1, 10)))])
-def test_the_shown_rounds_are_spread_evenly(panels, expected):
-    figure = draw_graph(range(1, 10), [{0: []}] * 9, {}, NAMES, panels=panels)
+@pytest.mark.parametrize(("rounds", "expected"), [(1, [1]), (4, [1, 2, 3, 4]), (9, [1, 3, 4, 6, 7, 9])])
+def test_the_shown_rounds_are_spread_evenly(rounds, expected):
+    figure = draw_graph(range(1, rounds + 1), [{0: []}] * rounds, {}, NAMES)
     assert [int(axes.get_title().split()[1].rstrip(":")) for axes in figure.axes] == expected
 
 
 @pytest.mark.slow
 def test_a_run_draws_it(tmp_path):
-    run = trainer(CollaborationGraph(budget=2), GraphFigure(panels=2), root=tmp_path)
+    run = trainer(CollaborationGraph(budget=2), GraphFigure(), root=tmp_path)
     run.fit(TinyModule(), TwoKinds())
     assert (tmp_path / "version_0" / "figures" / "graph.png").stat().st_size > 10_000
     assert len(SIZES) == run.num_clients

@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 
-from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.drawing import BAD, PALETTE, marked
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "palette",
     "panels_of",
     "round_axis",
-    "show_source",
     "write_values",
 ]
 
@@ -51,13 +49,6 @@ def make_figure(title: str, size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=11)
     return figure
-
-
-def show_source(figure: Figure, source: str) -> None:
-    """Write the source of the data below a figure."""
-    standin = source == "stand-in"
-    note = STAND_IN_LABEL if standin else f"data: {source}"
-    figure.supxlabel(note, fontsize=9, color="red" if standin else "0.4", weight="bold" if standin else "normal")
 
 
 def panels_of(count: int, title: str, side: float) -> tuple[Figure, list[Axes]]:

@@ -1,4 +1,4 @@
-"""Figures of a run: collaboration, curves over rounds, contributions, parity plots.
+"""Figures of a run: collaboration, graph, curves over rounds, contributions, parity plots.
 
 All functions take ``names`` of the N clients and the figure's ``title``.
 """
@@ -8,27 +8,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.runtime.drawing import BAD, GOOD
 
 __all__ = [
-    "Curve",
     "Pairs",
     "draw_client_curves",
     "draw_contributions",
+    "draw_graph",
     "draw_learning_curves",
     "draw_matrix",
     "draw_parities",
     "draw_parity",
 ]
 
-#: Rounds and values of a curve.
-Curve = tuple[Sequence[int], Sequence[float]]
 #: client -> (predictions [n] or [n, C], targets [n]) of one target, without missing values.
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
+
+#: Colour -> what it means for two clients of a graph.
+_CHOICES = {"white": "", "#f6d55c": "may be chosen", "#20639b": "chosen", "0.6": "itself"}
+#: Panels of a graph, and clients whose names fit into one.
+_MOST_ROUNDS, _MOST_NAMED = 6, 30
 
 
 def draw_matrix(matrix: Tensor, names: Sequence[str], title: str) -> Figure:
@@ -108,27 +113,64 @@ def draw_contributions(
     return figure
 
 
-def draw_learning_curves(
-    panels: Mapping[str, Mapping[int, Curve]], averages: Mapping[str, Curve], worst: Mapping[str, Curve]
-) -> Figure:
+def draw_learning_curves(history: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Figure:
     """Draw a panel per metric over rounds: every client thin, mean and worst client thick.
 
     Args:
-        panels: metric -> client -> curve.
-        averages: metric -> mean over clients.
-        worst: metric -> worst client.
+        history: metric -> round -> ``mean``, ``worst``, and ``clients``, a dict of client -> value.
     """
-    figure = canvas.make_figure("Learning curves", (5.5 * max(len(panels), 1), 4.2))
-    for position, (metric, clients) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), position)
-        for curve in clients.values():
-            axes.plot(*curve, color=canvas.GREY, linewidth=0.7, zorder=1)
+    figure = canvas.make_figure("Learning curves", (5.5 * len(history), 4.2))
+    for axes, (metric, rounds) in zip(figure.subplots(1, len(history), squeeze=False)[0], history.items(), strict=True):
+        for client in dict.fromkeys(client for values in rounds.values() for client in values["clients"]):
+            points = {n: values["clients"][client] for n, values in rounds.items() if client in values["clients"]}
+            axes.plot(list(points), list(points.values()), color=canvas.GREY, linewidth=0.7, zorder=1)
         axes.plot([], [], color=canvas.GREY, linewidth=0.7, label="each client")
-        axes.plot(*worst[metric], color=BAD, linewidth=1.8, linestyle="--", label="worst client")
-        axes.plot(*averages[metric], color=GOOD, linewidth=1.8, label="average")
+        worst, mean = ([values[part] for values in rounds.values()] for part in ("worst", "mean"))
+        axes.plot(list(rounds), worst, color=BAD, linewidth=1.8, linestyle="--", label="worst client")
+        axes.plot(list(rounds), mean, color=GOOD, linewidth=1.8, label="average")
         axes.set_ylabel(metric)
         canvas.round_axis(axes)
         axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_graph(
+    rounds: Sequence[int],
+    chosen: Sequence[Mapping[int, Sequence[int]]],
+    candidates: Mapping[int, Sequence[int]],
+    names: Sequence[str],
+) -> Figure:
+    """Draw a matrix for each of up to six rounds: row k has the collaborators and candidates of client k.
+
+    Args:
+        rounds: R round numbers.
+        chosen: for each round, client -> chosen collaborators.
+        candidates: client -> candidates.
+        names: N client names.
+    """
+    shown = np.unique(np.linspace(0, len(rounds) - 1, min(_MOST_ROUNDS, len(rounds))).round().astype(int)).tolist()
+    columns = min(len(shown), 3)
+    rows, count = -(-len(shown) // columns), len(names)
+    title = "Whose models each client averages its own with"
+    figure = canvas.make_figure(title, (3.6 * columns + 1.4, 3.5 * rows + 0.8))
+    for position, index in enumerate(shown, start=1):
+        image = np.zeros((count, count), dtype=int)
+        for value, neighbours in ((1, candidates), (2, chosen[index])):
+            for k, others in neighbours.items():
+                image[k, list(others)] = value
+        np.fill_diagonal(image, 3)
+        axes = figure.add_subplot(rows, columns, position)
+        axes.imshow(image, cmap=ListedColormap(list(_CHOICES)), vmin=0, vmax=3, interpolation="nearest")
+        edges = sum(len(others) for others in chosen[index].values())
+        axes.set_title(f"round {rounds[index]}: {edges} edges", fontsize=9)
+        ticks = list(range(count)) if count <= _MOST_NAMED else []
+        axes.set_xticks(ticks, [names[i] for i in ticks] if position > len(shown) - columns else [], rotation=90)
+        axes.set_yticks(ticks, [names[i] for i in ticks] if position % columns == 1 or columns == 1 else [])
+        axes.tick_params(labelsize=6, length=2)
+        axes.set_xlabel("client whose model is taken", fontsize=8)
+        axes.set_ylabel("client that chooses", fontsize=8)
+    handles = [Patch(facecolor=color, edgecolor="0.4", label=meaning) for color, meaning in list(_CHOICES.items())[1:]]
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 

@@ -12,11 +12,22 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.data.source import STAND_IN_LABEL
 
-__all__ = ["Column", "Table", "Value", "label_column", "latex", "markdown_table", "print_table"]
+__all__ = ["Column", "Table", "Value", "label_column", "latex", "markdown_table", "metric_column", "print_table"]
 
 #: Terminal styles of :attr:`Value.state`.
-_STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
+_STYLES = {
+    "holds": "green",
+    "does not hold": "red",
+    "undecided": "yellow",
+    "better": "green",
+    "worse": "red",
+    "summary": "bold",
+}
 _WIDEST_LABEL = 24
+#: Longer names of metrics may be broken into lines.
+_LONG_NAME = 10
+#: The first column to be omitted has the smallest number.
+_LAST = 1_000_000
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -37,9 +48,9 @@ class Value:
 
     Args:
         text: "-" or "" if missing.
-        spread: "± 0.010", or an interval in brackets; a terminal shows it below the text.
+        spread: "± 0.010", or an interval in brackets, or a name; a terminal shows it below the text.
         best: emphasised.
-        state: a verdict or status, which has a colour.
+        state: a verdict, a status, "better", "worse" or "summary", which has a style.
         title: tooltip on a page.
         link: on a page.
     """
@@ -90,7 +101,7 @@ class Column:
         """Narrowest width on a terminal: its longest value or word of its name."""
         texts = [line for value in self.values for line in (str(value).split() if self.is_label else value.lines)]
         longest = max(
-            map(cell_len, [*(self.name.splitlines() if "\n" in self.name else self.name.split()), *texts, ""])
+            map(cell_len, [*(self.name.splitlines() if "\n" in self.name else self.name.split(" ")), *texts, ""])
         )
         return max(self.min_width, min(longest, _WIDEST_LABEL) if self.is_label else longest)
 
@@ -104,12 +115,16 @@ class Table:
         columns: those with ``is_label`` first.
         notes: sentences below it.
         is_stand_in: whether any value is of stand-in data, which is labelled above the title.
+        num_summaries: last rows, below a line on a terminal.
+        elsewhere: where columns are that a terminal has no room for.
     """
 
     title: str
     columns: Sequence[Column]
     notes: Sequence[str] = ()
     is_stand_in: bool = False
+    num_summaries: int = 0
+    elsewhere: str = "with --out FOLDER"
 
     @property
     def rows(self) -> Iterator[tuple[Value, ...]]:
@@ -122,22 +137,29 @@ def label_column(name: str, texts: Sequence[object]) -> Column:
     return Column(name, [Value(str(text)) for text in texts], is_label=True)
 
 
+def metric_column(name: str, higher_is_better: bool, values: Sequence[Value], place: int = 0) -> Column:
+    """Values of a metric; of several metrics, a narrow terminal shows the first ones."""
+    words = name.replace("_", " ") if cell_len(name) > _LONG_NAME else name
+    return Column(f"{words}\N{NO-BREAK SPACE}{'↑' if higher_is_better else '↓'}", values, omit=place and _LAST - place)
+
+
 def print_table(table: Table, console: Console) -> None:
     """Print a table, in several parts if it is too wide even without the columns that may be omitted."""
     if table.is_stand_in:
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-    console.print(Text(table.title, "bold"))  # a title of Rich's is wrapped to its table
+    if table.title:  # a title of Rich's is wrapped to its table
+        console.print(Text(table.title, "bold"))
     columns, omitted = list(table.columns), []
     for column in sorted((column for column in columns if column.omit), key=lambda column: column.omit):
         if _total_width(columns) > console.width:
             columns.remove(column)
             omitted.append(column.header)
     for part in _parts(columns, console.width):
-        console.print(_rich_table(part, console.width))
+        console.print(_rich_table(part, console.width, table.num_summaries))
     for note in table.notes:
         console.print(Text(note, "bold black on yellow" if "stand-in data" in note else ""))
     if omitted:
-        console.print(Text(f"The terminal is too narrow for: {', '.join(omitted)}. --out FOLDER writes them."))
+        console.print(Text(f"The terminal is too narrow for: {', '.join(omitted)}: see them {table.elsewhere}."))
 
 
 def _total_width(columns: Sequence[Column]) -> int:
@@ -158,7 +180,7 @@ def _parts(columns: Sequence[Column], width: int) -> list[list[Column]]:
     return parts or [labels]
 
 
-def _rich_table(columns: Sequence[Column], width: int) -> RichTable:
+def _rich_table(columns: Sequence[Column], width: int, num_summaries: int) -> RichTable:
     """A table of a given maximal width; what the narrowest columns leave goes to the labels, the last one first."""
     table = RichTable()
     widths = {id(column): column.width for column in columns}
@@ -176,7 +198,10 @@ def _rich_table(columns: Sequence[Column], width: int) -> RichTable:
         else:  # wrapped here: Rich would wrap numbers to fit a long name
             name = column.name if "\n" in column.name else "\n".join(textwrap.wrap(column.name, column.width))
             table.add_column(Text(name), justify="right", no_wrap=fits, min_width=column.width if fits else None)
-    for row in zip(*(column.values for column in columns), strict=True):
+    rows = list(zip(*(column.values for column in columns), strict=True))
+    for number, row in enumerate(rows):
+        if number == len(rows) - num_summaries:
+            table.add_section()
         styles = ("bold green" if value.best else _STYLES.get(value.state, "") for value in row)
         table.add_row(*(Text("\n".join(value.lines), style) for value, style in zip(row, styles, strict=True)))
     return table
