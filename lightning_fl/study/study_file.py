@@ -148,23 +148,21 @@ class _Reader:
                 self.faults.append(f"{where}: set at least one of seeds, arms, grid, overrides.")
                 continue
             self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
-            seeds, arms, grid = (entry.get(key) for key in ("seeds", "arms", "grid"))
-            axes = list(self._of(grid, dict, f"{where}.grid", "list labels of axes, such as {data: [esol]}"))
+            seeds, arms = entry.get("seeds"), entry.get("arms")
+            wanted = "list labels of axes, such as {data: [esol]}"
+            grid: dict[str, Any] = self._of(entry.get("grid"), dict, f"{where}.grid", wanted)
+            unknown = [axis for axis in grid if axis not in self.grid]
+            self.faults += [f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}" for axis in unknown]
             scales[name] = Scale(
                 seeds=None if seeds is None else self._seeds(seeds, f"{where}.seeds"),
                 arms=None if arms is None else tuple(self._subset(arms, self.arms, f"{where}.arms", "arm")),
                 grid={
-                    axis: tuple(self._subset(grid[axis], self.grid[axis], f"{where}.grid.{axis}", "value"))
-                    for axis in axes
-                    if axis in self.grid
+                    axis: tuple(self._subset(labels, self.grid[axis], f"{where}.grid.{axis}", "value"))
+                    for axis, labels in grid.items()
+                    if axis not in unknown
                 },
                 overrides=self._overrides(entry.get("overrides"), f"{where}.overrides"),
             )
-            self.faults += [
-                f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}"
-                for axis in axes
-                if axis not in self.grid
-            ]
         return scales
 
     def _overrides(self, value: object, where: str) -> Overrides:
@@ -223,8 +221,7 @@ class _Reader:
             for parts in (table.rows, table.columns)
         )
         wanted = "write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: ...} without columns"
-        values = self._of(values, dict, "published.values", wanted)
-        for row, of_row in values.items():
+        for row, of_row in self._of(values, dict, "published.values", wanted).items():
             key = f"published.values.{row}"
             if row not in rows:
                 self.faults.append(f"{key}: {_missing(str(row), rows, 'row')}")
