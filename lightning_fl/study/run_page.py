@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.trust import predict_command
-from lightning_fl.runtime.table import Column, Value, label_column, metric_column
+from lightning_fl.runtime.table import Column, Value, label_column
 from lightning_fl.study.figures import draw_curves
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_badge, write_page
@@ -94,7 +94,7 @@ def _column(metric: RunMetric, numbers: Mapping[str, list[float]]) -> Column:
         else Value(f"{value:.4g}", best=sign * value > sign * rival, title=repr(value))  # False for NaN
         for value, rival in zip(own, numbers.get(other, [math.nan] * len(own)), strict=True)
     ]
-    return metric_column(metric.name, metric.higher_is_better, values)
+    return Column(f"{metric.name} {'↑' if metric.higher_is_better else '↓'}", values)
 
 
 def _draw_curves(run: FinishedRun) -> Figure | None:

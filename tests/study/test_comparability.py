@@ -53,45 +53,38 @@ def test_a_difference_of_many_runs_is_one_line(make_run):
     assert line == f'data.name is "digits" in {runs[0].folder}, "mnist" in {runs[1].folder} and 2 more'
 
 
-class TestBetweenSeeds:
-    def test_with_a_distance_between_the_seeds(self, make_run):
-        runs = [make_run(str(seed), [1.0], seed=seed, data={"split_seed": 100 + seed}) for seed in (0, 1)]
-        assert find_mismatches({"a": runs}) == []
+ALIKE = {"split_seed": 5, "client_sizes": {"train": [3]}, "normalization": None}
 
-    def test_split_seeds_that_do_not_follow_the_seeds(self, make_run):
-        a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1, data={"split_seed": 7})
-        lines = find_mismatches({"a": [a, b]})
-        assert lines[0] == f"data.split_seed is 0 in {a.folder}, 7 in {b.folder}"
-        assert [line.split()[0] for line in lines[1:]] == ["data.normalization", "data.client_sizes"]
 
-    def test_with_a_fixed_split_seed_all_has_to_agree(self, make_run):
-        alike = {"split_seed": 5, "client_sizes": {"train": [3]}, "normalization": None}
-        runs = [make_run(str(seed), [1.0], seed=seed, data=alike) for seed in (0, 1)]
-        assert find_mismatches({"a": runs}) == []
-        other = make_run("2", [1.0], seed=2, data=alike | {"client_sizes": {"train": [4]}})
-        (line,) = find_mismatches({"a": [*runs, other]})
-        assert line.startswith('data.client_sizes is {"train": [3]} in ')
+def table_of(categories, mean):
+    return {"encoding": {"categories": categories, "mean": [mean], "std": [1.0 + mean]}}
 
-    def test_other_data_in_another_seed(self, make_run):
-        a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1, data={"sha256": "cd" * 32})
-        (line,) = find_mismatches({"a": [a, b]})
-        assert line.startswith("data.sha256 is ")
 
-    def test_other_categories_of_a_table_but_not_its_statistics(self, make_run):
-        def table(seed, categories):
-            encoding = {"categories": categories, "mean": [0.5 * seed], "std": [1.0 + seed]}
-            return make_run(f"{seed}{categories}", [1.0], seed=seed, data={"encoding": encoding})
+@pytest.mark.parametrize(
+    ("data", "starts"),
+    [
+        ([{"split_seed": 100}, {"split_seed": 101}], []),
+        ([{}, {"split_seed": 7}], ["data.split_seed is 0 in", "data.normalization", "data.client_sizes"]),
+        ([ALIKE, ALIKE], []),
+        ([ALIKE, ALIKE, ALIKE | {"client_sizes": {"train": [4]}}], ['data.client_sizes is {"train": [3]} in ']),
+        ([{}, {"sha256": "cd" * 32}], ["data.sha256 is "]),
+        ([table_of(["a"], 0.0), table_of(["a"], 0.5)], []),
+        ([table_of(["a"], 0.0), table_of(["b"], 0.5)], ['data.encoding is {"categories": ["a"]} in ']),
+    ],
+    ids=["distance", "not following", "fixed", "fixed and others", "other data", "statistics", "categories"],
+)
+def test_between_seeds_what_follows_from_the_seed_may_differ(make_run, data, starts):
+    runs = [make_run(str(seed), [1.0], seed=seed, data=of_seed) for seed, of_seed in enumerate(data)]
+    found = find_mismatches({"a": runs})
+    assert len(found) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(found, starts, strict=True)), found
 
-        first = table(0, ["a"])
-        assert find_mismatches({"a": [first, table(1, ["a"])]}) == []
-        (line,) = find_mismatches({"a": [first, table(1, ["b"])]})
-        assert line.startswith('data.encoding is {"categories": ["a"]} in ')
 
-    def test_a_row_that_shares_no_seed_with_the_first(self, make_run):
-        a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1)
-        assert f"data.split_seed is 0 in {a.folder}, 1 in {b.folder}" in find_mismatches({"a": [a], "b": [b]})
-        both = [make_run("b0", [1.0]), b]
-        assert find_mismatches({"a": [a], "b": both}) == []
+def test_a_row_that_shares_no_seed_with_the_first(make_run):
+    a, b = make_run("a", [1.0]), make_run("b", [1.0], seed=1)
+    assert f"data.split_seed is 0 in {a.folder}, 1 in {b.folder}" in find_mismatches({"a": [a], "b": [b]})
+    both = [make_run("b0", [1.0]), b]
+    assert find_mismatches({"a": [a], "b": both}) == []
 
 
 def test_an_interrupted_run(make_run):

@@ -1,4 +1,8 @@
+import pytest
+
 from lightning_fl.study.recipe_settings import group_runs, recipe_differences, recipe_lines, recipe_settings
+
+FIVE = dict.fromkeys(("trainer.a", "trainer.b", "trainer.c", "trainer.d", "trainer.e"), 0)
 
 
 def mixup(alpha):
@@ -60,17 +64,22 @@ class TestRows:
             "FedAvg": ["other"],
         }
 
-    def test_settings_of_one_name_are_written_out(self, make_run):
-        configs = ({"trainer.lr": 1, "model.init_args.lr": 2}, {"trainer.lr": 3, "model.init_args.lr": 4})
-        runs = [make_run(str(number), [1.0], config=config) for number, config in enumerate(configs)]
-        assert list(rows(*runs)) == ["FedAvg trainer.lr=1 model.lr=2", "FedAvg trainer.lr=3 model.lr=4"]
-
-    def test_three_settings_and_more_only_to_tell_rows_apart(self, make_run):
-        first = dict.fromkeys(("trainer.a", "trainer.b", "trainer.c", "trainer.d", "trainer.e"), 0)
-        second = dict.fromkeys(first, 1)
-        third = second | {"trainer.e": 2}
-        made = [make_run(str(number), [1.0], config=config) for number, config in enumerate((first, second, third))]
-        assert list(rows(*made)) == ["FedAvg a=0 b=0 c=0 e=0", "FedAvg a=1 b=1 c=1 e=1", "FedAvg a=1 b=1 c=1 e=2"]
+    @pytest.mark.parametrize(
+        ("configs", "labels"),
+        [
+            (
+                [{"trainer.lr": 1, "model.init_args.lr": 2}, {"trainer.lr": 3, "model.init_args.lr": 4}],
+                ["FedAvg trainer.lr=1 model.lr=2", "FedAvg trainer.lr=3 model.lr=4"],
+            ),
+            (
+                [FIVE, dict.fromkeys(FIVE, 1), dict.fromkeys(FIVE, 1) | {"trainer.e": 2}],
+                ["FedAvg a=0 b=0 c=0 e=0", "FedAvg a=1 b=1 c=1 e=1", "FedAvg a=1 b=1 c=1 e=2"],
+            ),
+        ],
+        ids=["one name is written out", "three settings, more only to tell rows apart"],
+    )
+    def test_which_settings_a_label_has(self, make_run, configs, labels):
+        assert list(rows(*(make_run(str(n), [1.0], config=config) for n, config in enumerate(configs)))) == labels
 
     def test_runs_started_from_python_are_rows_of_their_own(self, make_run):
         runs = [make_run(name, [1.0], seed=seed, config=False) for seed, name in enumerate("ab")]

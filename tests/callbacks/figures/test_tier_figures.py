@@ -41,15 +41,10 @@ class TestBalances:
         richest, poorest = ([f"silo {i}" for i in range(start, start - 6, -1)] for start in (99, 5))
         assert legend_of(lines) == [*richest, *poorest, "88 more", "mean"]
 
-    def test_one_round_is_seen(self):
-        lines, _ = draw_balances([1], [{0: 1.0, 1: 2.0}], names_of(2), **WORDS).axes
-        assert all(
-            line.get_marker() in {".", "o", "s"} for line in lines.lines
-        )  # a line of one point shows by its mark
-
-    def test_a_client_without_an_account_has_no_line(self):
-        lines, _ = draw_balances([1, 2], [{0: 1.0}] * 2, names_of(2), **WORDS).axes
+    def test_one_round_is_seen_by_marks_and_a_client_without_an_account_has_no_line(self):
+        lines, _ = draw_balances([1], [{0: 1.0}], names_of(2), **WORDS).axes
         assert legend_of(lines) == ["silo 0", "mean"]
+        assert all(line.get_marker() in {".", "o"} for line in lines.lines)
 
 
 class TestPayments:
@@ -95,11 +90,8 @@ class TestContributions:
         assert axes.images[0].get_clim() == pytest.approx((-0.9, 0.9))
         assert {text.get_text() for text in axes.texts} == {"0.9", "-0.2", "0.3", "0.1", "0.5"}
         assert (axes.get_xlabel(), bar.get_ylabel()) == ("tier (grey: never trained it)", "psi")
-
-    def test_nothing_but_zeros(self):
-        axes = draw_tier_contributions(torch.zeros(2, 1), names_of(2), label="psi", **WORDS).axes[0]
-        assert axes.images[0].get_clim() == (-1, 1)
-        assert axes.get_xlabel() == "tier"
+        zeros = draw_tier_contributions(torch.zeros(2, 1), names_of(2), label="psi", **WORDS).axes[0]
+        assert (zeros.images[0].get_clim(), zeros.get_xlabel()) == ((-1, 1), "tier")
 
 
 class TestMembership:
@@ -140,10 +132,7 @@ class TestMembership:
         assert legend_of(axes)[-2:] == ["8 more", "in no tier"]
         assert len(axes.get_xticklabels()) == 25
         assert axes.get_ylabel() == "client (1 in 2 is named)"
-
-    def test_rounds_without_cohorts(self):
-        axes = draw_tier_membership([1], [{}], names_of(2), **WORDS).axes[0]
-        assert legend_of(axes) == ["in no tier"]
+        assert legend_of(draw_tier_membership([1], [{}], names_of(2), **WORDS).axes[0]) == ["in no tier"]
 
 
 class TestCdf:
