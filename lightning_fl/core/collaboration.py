@@ -1,6 +1,7 @@
 """Collaboration of clients: the pair of matrices (A, P) that defines an algorithm."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class Collaboration:
             _check_rows(name, matrix)
         self.aggregation = aggregation
         self.personalisation = personalisation
+        self._identities: tuple[frozenset[int], list[str]] | None = None
 
     @classmethod
     def fedavg(cls, num_samples: Sequence[int]) -> "Collaboration":
@@ -142,6 +144,23 @@ class Collaboration:
         model = int(row.argmax())
         return model if row[model] == 1 else None
 
+    def identities(self, absent: Collection[int] = ()) -> list[str]:
+        """Identity of each model by its clients and their shares; its number if no client uses it alone.
+
+        Args:
+            absent: clients that do not count.
+        """
+        key = frozenset(absent)
+        if self._identities is None or self._identities[0] != key:
+            rows = self.aggregation * (self.personalisation.T == 1)
+            rows[:, sorted(key)] = 0.0
+            rows = (rows / rows.sum(1, keepdim=True)).mul_(1e9).round_()  # whatever the rounding of A
+            texts = [blake2b(row.numpy().tobytes(), digest_size=12).hexdigest() for row in rows]
+            alone = rows.isfinite().all(1).tolist()
+            found = [text if alone[k] else f"{k} of {len(rows)}" for k, text in enumerate(texts)]
+            self._identities = key, found
+        return self._identities[1]
+
     def describe_use(self) -> str:
         """Describe which model each client uses, for records."""
         if self.num_models == 1:
@@ -181,13 +200,12 @@ def _matrix(values: Tensor) -> Tensor:
 
 
 def _check_rows(name: str, matrix: Tensor) -> None:
-    finite = torch.isfinite(matrix).all(1)
-    negative = (matrix < 0).any(1)
     sums = matrix.sum(1)
-    for row in range(matrix.shape[0]):
-        if not finite[row]:
-            raise ConfigurationError(f"{name}: row {row} has an entry that is not finite.")
-        if negative[row]:
-            raise ConfigurationError(f"{name}: row {row} has a negative entry; all weights must be >= 0.")
-        if abs(float(sums[row]) - 1) > _TOLERANCE:
-            raise ConfigurationError(f"{name}: row {row} sums to {float(sums[row]):.6g}, not 1; divide it by its sum.")
+    for wrong, fault in (
+        (~matrix.isfinite().all(1), "has an entry that is not finite."),
+        ((matrix < 0).any(1), "has a negative entry; all weights must be >= 0."),
+        ((sums - 1).abs() > _TOLERANCE, "sums to {:.6g}, not 1; divide it by its sum."),
+    ):
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise ConfigurationError(f"{name}: row {row} {fault.format(float(sums[row]))}")

@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.errors import ConfigurationError, listed
@@ -68,22 +68,6 @@ class LoggedValue:
     steps: tuple[tuple[int, float], ...] = ()
     forked: bool = False
     last: float | None = None
-
-    def to_plain(self) -> list[Any]:
-        """Convert for a message."""
-        content = {**self.__dict__, "steps": [list(pair) for pair in self.steps] or None}
-        return list(content.values())
-
-    @classmethod
-    def from_plain(cls, content: list[Any]) -> "LoggedValue":
-        """Restore from a message."""
-        logged = object.__new__(cls)  # skips the assignments of a frozen class, which dominate the time
-        logged.__dict__.update(zip(_LOGGED_FIELDS, content, strict=True))
-        logged.__dict__["steps"] = tuple((step, at) for step, at in logged.__dict__["steps"] or ())
-        return logged
-
-
-_LOGGED_FIELDS = tuple(one.name for one in fields(LoggedValue))
 
 
 class ClientValues(dict[int, float]):

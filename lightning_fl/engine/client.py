@@ -84,8 +84,6 @@ class ClientState:
 
 
 sendable(LoggedValue)
-#: Fields of a report after its metrics, which are plain.
-_PLAIN = ("error", "scale", "numbers", "trainable", "weight")
 
 
 @sendable
@@ -112,18 +110,6 @@ class ClientReport:
     numbers: dict[str, float] = field(default_factory=dict)
     trainable: dict[str, bool] = field(default_factory=dict)
     weight: float | None = None
-
-    def to_plain(self) -> list[Any]:
-        """For a message."""
-        metrics = {name: logged.to_plain() for name, logged in self.metrics.items()}
-        return [self.num_samples, self.num_steps, metrics, *(getattr(self, name) for name in _PLAIN)]
-
-    @classmethod
-    def from_plain(cls, content: list[Any]) -> "ClientReport":
-        """From a message."""
-        num_samples, num_steps, metrics, *others = content
-        logged = {name: LoggedValue.from_plain(value) for name, value in metrics.items()}
-        return cls(num_samples, num_steps, logged, *others)
 
 
 @dataclass

@@ -13,7 +13,21 @@ from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["CommunicationAccount"]
+__all__ = ["CommunicationAccount", "SavedAccount"]
+
+
+@dataclass
+class SavedAccount:
+    """Saved form of a :class:`CommunicationAccount`: bytes, and the holders of the run's models.
+
+    Several models may be one object: ``models`` gives the place of each in ``holders`` and ``initial``.
+    """
+
+    bytes_received: dict[int, int] = field(default_factory=dict)
+    bytes_sent: dict[int, int] = field(default_factory=dict)
+    models: list[int] = field(default_factory=list)
+    holders: list[list[int]] = field(default_factory=list)
+    initial: list[bool] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -234,28 +248,21 @@ class CommunicationAccount:
         }
 
     def state_dict(self, models: Sequence[Weights]) -> dict[str, Any]:
-        """Bytes, and the holders of the run's models, several of which may be one object."""
+        """The fields of a :class:`SavedAccount`."""
         known = [self._of(model) for model in models]
         places = {one: place for place, one in enumerate(dict.fromkeys(known))}
-        return {
-            "bytes_received": dict(self.bytes_received),
-            "bytes_sent": dict(self.bytes_sent),
-            "models": [places[one] for one in known],
-            "holders": [sorted(one.holders) for one in places],
-            "initial": [one.initial for one in places],
-        }
+        holders, initial = [sorted(one.holders) for one in places], [one.initial for one in places]
+        received, sent = dict(self.bytes_received), dict(self.bytes_sent)
+        return vars(SavedAccount(received, sent, [places[one] for one in known], holders, initial))
 
-    def load_state_dict(self, state: dict[str, Any], models: Sequence[Weights]) -> None:
-        """Restore a :meth:`state_dict`, for the models of that time; an empty one starts at 0."""
-        self.bytes_received, self.bytes_sent = Counter(state.get("bytes_received")), Counter(state.get("bytes_sent"))
+    def load_state_dict(self, state: dict[str, Any], models: Sequence[Weights]) -> "CommunicationAccount":
+        """Restore a :meth:`state_dict`, for the models of that time; an empty one starts at 0. Returns the account."""
+        saved = SavedAccount(**state)
+        self.bytes_received, self.bytes_sent = Counter(saved.bytes_received), Counter(saved.bytes_sent)
+        known = [_Known(set(holders), initial) for holders, initial in zip(saved.holders, saved.initial, strict=True)]
         self._known.clear()
-        if not state:
-            return
-        known = [
-            _Known(set(holders), initial) for holders, initial in zip(state["holders"], state["initial"], strict=True)
-        ]
-        for model, place in zip(models, state["models"], strict=True):
-            self._known[model] = known[place]
+        self._known.update((model, known[place]) for model, place in zip(models, saved.models, strict=bool(state)))
+        return self
 
 
 def _has_assigned_models(participant: Participant) -> bool:

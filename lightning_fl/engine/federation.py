@@ -3,57 +3,33 @@
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 from lightning_fl.data.module import Split
-from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
-from lightning_fl.engine.communication import CommunicationAccount
+from lightning_fl.engine.client import ClientState, packed, unpacked
+from lightning_fl.engine.communication import CommunicationAccount, SavedAccount
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.saved_fields import from_plain, get_entry, saved, saved_fields, set_entry, to_plain
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 
-__all__ = [
-    "FINAL_MODELS",
-    "IDENTITY",
-    "MIXTURE",
-    "OF_MODEL",
-    "OWN_MODELS",
-    "PERSONAL_LAYERS",
-    "STRATEGY",
-    "WEIGHT_STORES",
-    "Federation",
-    "Round",
-]
+__all__ = ["FINAL_MODELS", "IDENTITY", "MIXTURE", "OF_MODEL", "OWN_MODELS", "PERSONAL_LAYERS", "STRATEGY", "Federation"]
 
 #: Client stores that the engine reads: state of the strategy, models that clients keep in place of mixtures, models
 #: that they have at the end of a fit, and personal layers.
 STRATEGY = "strategy"
 OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS = "own_models", "final_models", "personal_layers"
-#: Those that hold the weights of each client.
-WEIGHT_STORES = (OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS)
 #: Keys of the identity of the model to which a state of server or client belongs.
 IDENTITY, OF_MODEL = "identity of the model", "model"
 #: Identity of the model of a client that uses several.
 MIXTURE = "mixture"
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """Context in which a checkpoint is loaded."""
-
-    flat: FlatModule
-    processes: Processes
-    names: Sequence[str]
 
 
 @dataclass
@@ -64,32 +40,11 @@ class _SavedMetrics:
     clients: Any = None  # of files of earlier versions
 
 
-@dataclass
-class _SavedAccount:
-    """Saved form of a :class:`~lightning_fl.engine.communication.CommunicationAccount`."""
-
-    bytes_received: dict[int, int] = field(default_factory=dict)
-    bytes_sent: dict[int, int] = field(default_factory=dict)
-    models: list[int] = field(default_factory=list)
-    holders: list[list[int]] = field(default_factory=list)
-    initial: list[bool] = field(default_factory=list)
-
-
-def _load_metrics(_: "Federation", state: dict[Split, Any], loading: _Loading) -> dict[Split, ClientMetrics]:
-    names = loading.names
+def _load_metrics(state: dict[Split, Any], names: Sequence[str]) -> dict[Split, ClientMetrics]:
     return {
         split: ClientMetrics({name: MetricSummary(**one).named(names) for name, one in kept["of"].items()}, names)
         for split, kept in state.items()
     }
-
-
-def _load_account(federation: "Federation", state: dict[str, Any], _: _Loading) -> CommunicationAccount:
-    federation.communication.load_state_dict(state, federation.models)
-    return federation.communication
-
-
-def _load_personal(_: "Federation", patterns: list[str], loading: _Loading) -> LocalParameters | None:
-    return LocalParameters(loading.flat, patterns) if patterns else None
 
 
 @dataclass
@@ -117,7 +72,7 @@ class Federation:
             evaluates=True,
             plain=list[str],
             save=lambda self: [] if self.personal is None else self.personal.patterns,
-            load=_load_personal,
+            load=lambda self, patterns, flat, names: LocalParameters(flat, patterns) if patterns else None,
         ),
     )
     """parameters and buffers that are never averaged; set by :meth:`keep_local`."""
@@ -138,7 +93,7 @@ class Federation:
         metadata=saved(
             evaluates=True,
             save=lambda self: {model: packed(kept) for model, kept in self.model_states.items()},
-            load=lambda _, state, loading: {k: unpacked(kept, loading.processes.device) for k, kept in state.items()},
+            load=lambda self, state, flat, names: {k: unpacked(kept, flat.device) for k, kept in state.items()},
         ),
     )
     """shared model -> what the server keeps for it."""
@@ -151,7 +106,9 @@ class Federation:
     communication: CommunicationAccount = field(
         default_factory=CommunicationAccount,
         metadata=saved(
-            plain=_SavedAccount, save=lambda self: self.communication.state_dict(self.models), load=_load_account
+            plain=SavedAccount,
+            save=lambda self: self.communication.state_dict(self.models),
+            load=lambda self, state, flat, names: self.communication.load_state_dict(state, self.models),
         ),
     )
     """bytes that clients received and sent."""
@@ -161,7 +118,7 @@ class Federation:
             key="measured.metrics",
             plain=dict[str, _SavedMetrics],
             save=lambda self: {split: {"of": to_plain(of)} for split, of in self.metrics.items()},
-            load=_load_metrics,
+            load=lambda self, state, flat, names: _load_metrics(state, names),
         ),
     )
     """split -> the latest metrics."""
@@ -178,7 +135,9 @@ class Federation:
             trains=True,
             plain=dict[str, float],
             save=lambda self: {name: float(value) for name, value in self.latest_means().items()},
-            load=lambda self, state, _: self.latest_means() | {name: torch.tensor(v) for name, v in state.items()},
+            load=lambda self, state, flat, names: (
+                self.latest_means() | {name: torch.tensor(v) for name, v in state.items()}
+            ),
         ),
     )
     """metric -> its latest mean over clients, as modules and schedulers read it."""
@@ -186,7 +145,6 @@ class Federation:
     """the models are not those of a round (fine-tuned ones, each client's best)."""
     interrupted_by: int | None = None
     """the signal that ended the fit early."""
-    _identities: tuple[Collaboration, frozenset[int], list[str]] | None = None
 
     def begin(self, flat: FlatModule, num_clients: int) -> None:
         """Start with one model for all clients, the module's weights, unless there are models already."""
@@ -194,13 +152,12 @@ class Federation:
             self.models = [flat.weights.clone()]
             self._collaboration = Collaboration.fedavg(self.num_samples or [1] * num_clients)
             self.communication.begin(self.models[0])
-        self.to_(next(iter(flat.weights.vectors.values())).device)
+        self.to_(flat.device)
         self._count_bytes(flat)
 
     def to_(self, device: torch.device) -> None:
         """Move the shared models and the server's state of them."""
-        kept = [value for of_model in self.model_states.values() for value in of_model.values()]
-        for one in (*self.models, *kept):
+        for one in (*self.models, *(value for state in self.model_states.values() for value in state.values())):
             if isinstance(one, Weights):
                 one.to_(device)
 
@@ -291,16 +248,7 @@ class Federation:
 
     def identities(self) -> list[str]:
         """Identity of each model by its clients and their shares; its number if no client uses it alone."""
-        known, absent = self._identities, frozenset(self.absent_clients)
-        if known is None or known[0] is not self.collaboration or known[1] != absent:
-            rows = self.collaboration.aggregation * (self.collaboration.personalisation.T == 1)
-            rows[:, sorted(absent)] = 0.0
-            rows = (rows / rows.sum(1, keepdim=True)).mul_(1e9).round_()  # whatever the rounding of A
-            texts = [blake2b(row.numpy().tobytes(), digest_size=12).hexdigest() for row in rows]
-            alone = rows.isfinite().all(1).tolist()
-            found = [text if alone[k] else f"{k} of {len(rows)}" for k, text in enumerate(texts)]
-            known = self._identities = self.collaboration, absent, found
-        return known[2]
+        return self.collaboration.identities(self.absent_clients)
 
     def forget_changed(self, names: Collection[str]) -> None:
         """Forget the states of models whose clients or shares have changed, of the server and of hosted clients.
@@ -404,26 +352,18 @@ class Federation:
         for one, key, how in saved_fields(Federation):
             if not how.per_client:
                 set_entry(state, key, to_plain(getattr(self, one.name)) if how.save is None else how.save(self))
-        return state | self._client_entries(processes)
-
-    def _client_entries(self, processes: Processes) -> dict[str, Any]:
-        """The states and stores of all clients, or of hosted ones if ranks are private."""
-        hosted = sorted({*self.client_states, *(client for of in self.client_stores.values() for client in of)})
-        kept: dict[int, dict[str, Any]] = {}
-        for client in hosted:
-            state = self.client_states.get(client)
-            stores = {name: of[client] for name, of in self.client_stores.items() if client in of}
-            kept[client] = {"state": None if state is None else state.state_dict(), "stores": stores}
-        if not processes.private:
-            kept = processes.exchange(kept)
-        names = sorted({name for of_client in kept.values() for name in of_client["stores"]})
-        return {
-            "clients": {client: found["state"] for client, found in kept.items() if found["state"] is not None},
-            "client_stores": {
-                name: {client: found["stores"][name] for client, found in kept.items() if name in found["stores"]}
-                for name in names
-            },
+        kept = {"": {client: one.state_dict() for client, one in self.client_states.items()}, **self.client_stores}
+        of_clients: dict[int, dict[str, Any]] = {
+            client: {name: of[client] for name, of in kept.items() if client in of}
+            for client in sorted(set().union(*kept.values()))
         }
+        if not processes.private:
+            of_clients = processes.exchange(of_clients)
+        stores: dict[str, dict[int, Any]] = {
+            name: {client: found[name] for client, found in of_clients.items() if name in found}
+            for name in sorted({name for found in of_clients.values() for name in found})
+        }
+        return state | {"clients": stores.pop("", {}), "client_stores": stores}
 
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
@@ -436,55 +376,19 @@ class Federation:
             processes: each rank restores the entries of the clients that it hosts.
             weights_only: restore what an evaluation needs: the models, who uses which, and what clients keep.
         """
-        loading = _Loading(flat, processes, state.get("client_names") or ())
+        names = state.get("client_names") or ()
         hosted = set(processes.hosted)
-        of_hosted = {
-            "clients": {client: one for client, one in state.get("clients", {}).items() if client in hosted},
-            "client_stores": {
-                name: {client: one for client, one in values.items() if client in hosted}
-                for name, values in state.get("client_stores", {}).items()
-            },
-        }
-        device = next(iter(flat.weights.vectors.values())).device
+
+        def of_hosted(values: Mapping[int, Any]) -> dict[int, Any]:
+            return {client: one for client, one in values.items() if client in hosted}
+
+        stores = {name: of_hosted(values) for name, values in state.get("client_stores", {}).items()}
+        state = {**state, "clients": of_hosted(state.get("clients", {})), "client_stores": stores}
         for one, key, how in saved_fields(Federation):
-            plain = get_entry({**state, **of_hosted}, key)
+            plain = get_entry(state, key)
             if plain is MISSING or (weights_only and not how.evaluates):
                 continue
-            value = from_plain(plain, one.type, device) if how.load is None else how.load(self, plain, loading)
+            value = from_plain(plain, one.type, flat.device) if how.load is None else how.load(self, plain, flat, names)
             setattr(self, one.name, value)
         flat.set_trainable(self.trainable)
         self._count_bytes(flat)
-
-
-@dataclass
-class Round:
-    """The present round, which is not saved.
-
-    Attributes:
-        fitting: a fit is running.
-        work: length of the turns of this round, if a callback set it.
-        logged: numbers that callbacks logged.
-        trained: participant of the latest cohort -> identity of the model that it trains.
-        participant: of the present turn.
-        reports: client of the latest cohort -> its report.
-        survivors: clients without failed turns.
-        starts: the shared models before the average, until ``on_aggregate_end`` has been called.
-        shares: model -> client that contributed to it -> its weight, summing to 1 over the model's clients. Empty if
-            every client has a model of its own.
-        evaluated: the round ended with an evaluation.
-    """
-
-    fitting: bool = False
-    work: LocalWork | None = None
-    logged: dict[str, float] = field(default_factory=dict)
-    trained: dict[Participant, str] = field(default_factory=dict)
-    participant: Participant | None = None
-    reports: dict[int, ClientReport] = field(default_factory=dict)
-    survivors: set[int] = field(default_factory=set)
-    starts: list[Weights] = field(default_factory=list)
-    shares: dict[int, dict[int, float]] = field(default_factory=dict)
-    evaluated: bool = False
-
-    def begin(self) -> None:
-        """Reset what callbacks set in the round before."""
-        self.logged, self.work = {}, None

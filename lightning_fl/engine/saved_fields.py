@@ -37,7 +37,7 @@ class Saved:
         required: a file without it is refused; otherwise the field keeps its default.
         plain: type of the saved form, where it is not that of the field.
         save: object with the field -> saved form, where :func:`to_plain` does not do it.
-        load: (object, saved form, context) -> value, where :func:`from_plain` does not do it.
+        load: (object, saved form, flat module, names of clients) -> value, where :func:`from_plain` does not do it.
     """
 
     key: str = ""
@@ -47,7 +47,7 @@ class Saved:
     required: bool = False
     plain: Any = None
     save: Callable[[Any], Any] | None = None
-    load: Callable[[Any, Any, Any], Any] | None = None
+    load: Callable[[Any, Any, Any, Any], Any] | None = None
 
 
 def saved(**options: Any) -> dict[str, Any]:

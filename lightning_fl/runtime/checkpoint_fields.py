@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import CheckpointError
 from lightning_fl.engine.client import ClientState
-from lightning_fl.engine.federation import WEIGHT_STORES, Federation
+from lightning_fl.engine.federation import FINAL_MODELS, OWN_MODELS, PERSONAL_LAYERS, Federation
 from lightning_fl.engine.saved_fields import fits, get_entry, saved_fields, set_entry, to_plain
 
 __all__ = ["check_client_part", "check_state", "class_path", "plain_hyper_parameters"]
@@ -157,7 +157,7 @@ def _check_shapes(state: dict[str, Any], path: Path) -> None:
     for key, held in (("clients", [state["clients"]]), ("client_stores", list(state["client_stores"].values()))):
         if strange := {client for of in held for client in of if client >= clients}:
             raise _changed(path, key, f"has client {min(strange)} of {clients}, counted from 0")
-    for name in WEIGHT_STORES:
+    for name in (OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS):
         if not fits(state["client_stores"].get(name, {}), dict[int, dict[str, Tensor]]):
             raise _changed(path, "client_stores", f"has other things than weights in {name!r}")
     about, record = state["client_files"], state["record"]

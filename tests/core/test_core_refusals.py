@@ -81,7 +81,7 @@ def test_former_names_are_answered_with_the_new_ones(name: str) -> None:
         (object(), "builtins.object"),
         ({"path": Path("x")}, "Path"),
         (torch.eye(2).to_sparse(), "dense"),
-        (np.array(["a"]), "numbers"),
+        (np.array(["a"]), "numpy"),
         (lambda: None, "builtins.function"),
     ],
 )

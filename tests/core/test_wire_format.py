@@ -16,8 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_fl.core.metrics import LoggedValue
-from lightning_fl.core.wire_format import MAX_DEPTH, MessageError, decode, encode
+from lightning_fl.core.wire_format import MessageError, decode, encode
 from lightning_fl.engine.client import ClientReport
+
+#: Codes of extensions.
+TUPLE, TENSOR, ARRAY, RECORD = 0, 2, 3, 4
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -25,7 +28,6 @@ PLAIN = st.recursive(
         st.lists(inner, max_size=4)
         | st.tuples(inner, inner)
         | st.dictionaries(st.integers() | st.text() | st.tuples(st.integers()), inner, max_size=4)
-        | st.sets(st.integers())
     ),
     max_leaves=20,
 )
@@ -51,7 +53,7 @@ def test_plain_values_come_back_in_value_and_type(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), -0.0, float("-inf"), 1 << 80, -(1 << 64), 2j, "\ud800", frozenset({1})]
+    "value", [float("nan"), -0.0, float("-inf"), 1 << 80, -(1 << 64), "\ud800", (), np.float32(0.5), np.int64(3)]
 )
 def test_odd_values_come_back(value: Any) -> None:
     assert same(decode(encode(value)), value)
@@ -89,7 +91,6 @@ def test_parts_of_tensors_parameters_and_arrays_are_sent_alone() -> None:
     for array in (np.arange(6).reshape(2, 3), np.array(2.5, np.float32), np.array([], np.int8)):
         found = decode(encode(array))
         assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
-    assert same(decode(encode(np.float32(0.5))), np.float32(0.5))
 
 
 def test_what_derives_from_a_plain_type_is_sent_as_that_type() -> None:
@@ -111,23 +112,17 @@ def test_reports_come_back_with_every_field() -> None:
     assert decode(encode({3: replace(report, error=None)})) == {3: replace(report, error=None)}
 
 
-def nested(depth: int, kind: type) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = kind([value])
-    return value
-
-
-@pytest.mark.slow
-def test_depth_is_bounded_both_ways() -> None:
-    assert same(decode(encode(nested(MAX_DEPTH, tuple))), nested(MAX_DEPTH, tuple))
-    for value in (nested(MAX_DEPTH + 1, tuple), nested(100_000, list)):
+def test_deep_nesting_is_refused_both_ways() -> None:
+    for kind in (list, tuple):
+        value: Any = 1
+        for _ in range(5000):
+            value = kind([value])
         with pytest.raises(MessageError):
             encode(value)
     bomb = b"\x01"
     for _ in range(5000):
         bomb = msgpack.packb(msgpack.ExtType(0, b"\x91" + bomb))
-    with pytest.raises(MessageError, match="32"):
+    with pytest.raises(MessageError):
         decode(bomb)
 
 
@@ -141,9 +136,8 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def tensor_of(name: Any, shape: Any, raw: bytes) -> bytes:
-    about = msgpack.packb([name, shape])
-    return msgpack.packb(msgpack.ExtType(5, len(about).to_bytes(2, "big") + about + raw))
+def extension(code: int, content: Any) -> bytes:
+    return msgpack.packb(msgpack.ExtType(code, msgpack.packb(content)))
 
 
 def test_what_is_no_message_does_nothing(tmp_path: Path) -> None:
@@ -158,15 +152,17 @@ def test_what_is_no_message_does_nothing(tmp_path: Path) -> None:
         b"\x91" * 100_000,
         b"\xdf\xff\xff\xff\xff",  # a dict of four thousand million entries
         b"\xc9\xff\xff\xff\xff\x05",  # an extension of four gigabytes
-        tensor_of("float32", [1 << 40], b"1234"),
-        tensor_of("float32", [-1, -1], b"1234"),
-        tensor_of("float32", ["1"], b"1234"),
-        tensor_of("os.system", [1], b"1234"),
-        tensor_of(["float32"], [1], b"1234"),
-        msgpack.packb(msgpack.ExtType(6, b"\x00\x05" + msgpack.packb(["O", [1]])[:5] + b"12345678")),
-        msgpack.packb(msgpack.ExtType(8, msgpack.packb(["ClientReport", [1]]))),
-        msgpack.packb(msgpack.ExtType(8, msgpack.packb(["Path", ["x"]]))),
-        msgpack.packb(msgpack.ExtType(8, msgpack.packb([["ClientReport"], []]))),
+        extension(TENSOR, ["float32", [1 << 40], b"1234"]),
+        extension(TENSOR, ["float32", [-1, -1], b"1234"]),
+        extension(TENSOR, ["float32", ["1"], b"1234"]),
+        extension(TENSOR, ["os.system", [1], b"1234"]),
+        extension(TENSOR, ["load", [1], b"1234"]),
+        extension(TENSOR, [["float32"], [1], b"1234"]),
+        extension(ARRAY, ["object", [1], b"12345678"]),
+        extension(TUPLE, {"a": 1}),
+        extension(RECORD, ["ClientReport", 1]),
+        extension(RECORD, ["Path", "x"]),
+        extension(RECORD, [["ClientReport"]]),
         msgpack.packb(msgpack.ExtType(99, b"\x90")),
         msgpack.packb({1: 2}).replace(b"\x01", b"\x90"),  # a list as a key
     ]
@@ -179,7 +175,7 @@ def test_what_is_no_message_does_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @given(st.data())
 def test_damaged_messages_are_errors_or_values(data: Any) -> None:
-    message = bytearray(encode({1: ClientReport(3, 2, {"loss": LoggedValue(0.5, 3.0)}), 2: (torch.eye(2), {"a"})}))
+    message = bytearray(encode({1: ClientReport(3, 2, {"loss": LoggedValue(0.5, 3.0)}), 2: (torch.eye(2), ["a"])}))
     for place in data.draw(st.lists(st.integers(0, len(message) - 1), max_size=4)):
         message[place] = data.draw(st.integers(0, 255))
     with suppress(MessageError):

@@ -19,7 +19,8 @@ from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
-from lightning_fl.engine.federation import Federation, Round
+from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.present_round import Round
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.profile import DATA, HOOKS
 from lightning_fl.engine.settings import Settings
