@@ -38,7 +38,6 @@ def printable(text: str, keep: str = "") -> str:
     r"""Escape control and invisible characters as Python does: ``\x1b``, ``\u202e``.
 
     Args:
-        text: untrusted text.
         keep: characters that are not escaped.
     """
     return _ACTS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
@@ -82,13 +81,7 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def csv_table(frame: "pd.DataFrame", *, index: bool = False, **options: Any) -> str:
-    """Format a table as CSV.
-
-    Args:
-        frame: the table.
-        index: write the index as the first column.
-        **options: options of :meth:`pandas.DataFrame.to_csv`.
-    """
+    """Format a table as CSV."""
     from pandas.api.types import is_numeric_dtype
 
     frame = frame.reset_index() if index else frame.copy(deep=False)

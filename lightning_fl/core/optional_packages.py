@@ -10,11 +10,6 @@ __all__ = ["expect_extra"]
 def expect_extra(package: str, extra: str, owner: str) -> None:
     """Raise an error with the command to install if a package is missing.
 
-    Args:
-        package: name under which it is imported.
-        extra: extra of lightning-fl that installs it.
-        owner: class or option that needs it.
-
     Raises:
         ConfigurationError: the package is not installed.
     """

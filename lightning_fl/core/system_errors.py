@@ -54,9 +54,6 @@ _BY_NUMBER = {
 def refusal(error: BaseException) -> str | None:
     """Describe what the system refused and what to do.
 
-    Args:
-        error: as raised; its causes count as well.
-
     Returns:
         A sentence, or ``None`` for an error of another kind.
     """

@@ -11,11 +11,6 @@ __all__ = ["terminal"]
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
-    """Create a console that interprets no markup and escapes characters that its stream cannot encode.
-
-    Args:
-        stderr: write to standard error instead of standard output.
-        **options: options of Rich's console.
-    """
+    """Create a console that interprets no markup and escapes characters that its stream cannot encode."""
     encodable(sys.stderr if stderr else sys.stdout)
     return Console(stderr=stderr, markup=False, emoji=False, **options)

@@ -85,7 +85,6 @@ def check_fields(record: Any, owner: str = "") -> None:
     """Check a dataclass's fields against their annotations; to be called in ``__post_init__``.
 
     Args:
-        record: instance of a dataclass.
         owner: what messages put before the field's name, with its dot: "discriminator.".
 
     Raises:
@@ -115,8 +114,6 @@ def faults_of(annotations: Mapping[str, Any], values: Mapping[str, Any], owner: 
     """A sentence for every value outside the range that its annotation declares.
 
     Args:
-        annotations: name -> annotation.
-        values: name -> value, of all those names.
         owner: what messages put before the name, with its dot: "trainer.".
     """
     return [f"{owner}{fault}" for name, rule in annotations.items() for fault in _faults(name, values[name], rule)]
@@ -126,8 +123,6 @@ def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
     """Warn of options that name a round after the last one, which therefore have no effect.
 
     Args:
-        owner: object whose options they are, or its name.
-        max_rounds: rounds of the run.
         options: name -> round, or several in a list or dict; ``None`` is an option that is not set.
     """
     from lightning.fabric.utilities.rank_zero import rank_zero_warn

@@ -164,9 +164,6 @@ class CommunicationAccount:
         """Record that participants without failed turns send their updates for the average.
 
         Args:
-            arrived: the participants.
-            models: after the average.
-            collaboration: of the average.
             chosen_from_updates: the collaboration was chosen from all updates, which participants therefore sent.
         """
         structure = self._matrices(collaboration)
@@ -193,7 +190,6 @@ class CommunicationAccount:
         """Record that clients receive the models that they average with their own.
 
         Args:
-            clients: the participants.
             models: model i is client i's.
             collaboration: a row of A names the models that a client averages.
             by_server: clients sent their models to a server, which averaged them; a client that is not averaged with
@@ -233,11 +229,7 @@ class CommunicationAccount:
         }
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
-        """Totals, and bytes of each client.
-
-        Args:
-            names: of the clients.
-        """
+        """Totals, and bytes of each client."""
         return {
             "bytes_received": self.bytes_received.total(),
             "bytes_sent": self.bytes_sent.total(),

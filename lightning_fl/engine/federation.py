@@ -165,7 +165,6 @@ class Federation:
         """Add parameters that the module created before the first turn.
 
         Args:
-            flat: the module.
             moved: converts weights to the new layout; ``None`` if the layout of the checkpoint already had room.
         """
         if moved is not None:
@@ -177,10 +176,6 @@ class Federation:
         """Freeze and unfreeze the parameters that hooks changed in the turns of a round, for all clients.
 
         A parameter is trained from now on if it was trained at the end of any turn.
-
-        Args:
-            flat: the module.
-            turns: changes of each turn of the round, on all ranks.
         """
         flags = {name: flag for changed in turns for name, flag in changed.items()}
         now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
@@ -372,7 +367,6 @@ class Federation:
 
         Args:
             state: of a run with as many clients and a module of this layout.
-            flat: the module.
             processes: each rank restores the entries of the clients that it hosts.
             weights_only: restore what an evaluation needs: the models, who uses which, and what clients keep.
         """

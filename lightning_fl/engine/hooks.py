@@ -16,14 +16,7 @@ def overrides(listener: object, hook: str, base: type) -> bool:
 
 @dataclass(frozen=True)
 class Hook:
-    """A listener's method.
-
-    Args:
-        listener: the object.
-        name: of the method.
-        run: first argument of the method.
-        profiler: times every call.
-    """
+    """A listener's method."""
 
     listener: object
     name: str
@@ -48,7 +41,6 @@ class Hooks:
         listeners: the objects with hooks; the list may change later.
         base: their base class, whose methods do nothing.
         run: first argument of every hook.
-        profiler: times every call.
     """
 
     def __init__(

@@ -39,10 +39,6 @@ class Transport(Protocol):
 class Processes:
     """The ranks and their hosted clients.
 
-    Args:
-        transport: between the ranks.
-        device: of this rank.
-
     Attributes:
         hosted: clients with data on this rank.
         panel: hosted clients that a fit validates.

@@ -61,9 +61,6 @@ class RoundProfiler(Profiler):
     A module may add categories with ``self.trainer.profiler.profile("name")``, as under Lightning's Trainer. Nothing is
     recorded outside of rounds.
 
-    Args:
-        clock: returns the time in seconds.
-
     Attributes:
         rounds: round (1 for the first) -> category -> seconds.
     """
@@ -189,9 +186,6 @@ def profile_table(frame: "pd.DataFrame") -> Table:
     """Table of categories, the costliest first, and their sum; means over ranks.
 
     The first round, which warms up, has its own column; milliseconds and per cent are of later rounds, if any.
-
-    Args:
-        frame: columns rank, round, category and seconds.
     """
     first, numbers = frame["round"].min(), frame["round"].nunique()
     later = frame[frame["round"] > first]

@@ -45,8 +45,6 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
     """Add the keys of a recipe. Imports torch.
 
     Args:
-        parser: to add them to.
-        command: a command that takes a recipe.
         own_modules: allow the recipe to name modules in the working directory.
     """
     parser.parser_mode = _MODE

@@ -30,11 +30,6 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
 
     ``file_names`` in ``summary.json`` lists clients whose names are not valid as file names.
 
-    Args:
-        trainer: after ``trainer.predict``.
-        outputs: its result: for each client, ``predict_step``'s output for every batch.
-        split: the predicted split.
-
     Returns:
         The folder.
 

@@ -39,13 +39,6 @@ def choose_processes(
 ) -> str | None:
     """Fork the run's processes where possible; with ``devices="auto"`` as many as cores and clients allow.
 
-    Args:
-        trainer: not launched yet.
-        module: the module to train.
-        data: the clients.
-        devices: the recipe's setting.
-        words: the words of the command.
-
     Returns:
         A line for the user about the choice, or ``None`` if nothing was chosen.
     """

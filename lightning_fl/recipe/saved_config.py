@@ -15,11 +15,7 @@ __all__ = ["SaveConfig", "flat_hyperparameters"]
 
 
 class SaveConfig(Callback):
-    """Writes ``config.yaml`` into the run's folder before data are prepared; it can be given to ``--config``.
-
-    Args:
-        text: resolved recipe as YAML.
-    """
+    """Writes ``config.yaml`` into the run's folder before data are prepared; it can be given to ``--config``."""
 
     only_shows = True
 

@@ -69,10 +69,7 @@ def save_state(state: dict[str, Any], folder: Path, name: str, processes: Proces
     """Write a run's checkpoint, and one file per client if clients' states are private. Called on every rank.
 
     Args:
-        state: result of ``trainer.state_dict()``.
         folder: of the checkpoints, on this rank's disk.
-        name: "last" or "best".
-        processes: of the run.
         token: random text that identifies the run.
 
     Returns:
@@ -112,15 +109,7 @@ def _save_readable(content: dict[str, Any], path: Path, *, first: bool) -> None:
 
 
 def copy_checkpoint(source: Path, state: dict[str, Any], folder: Path, name: str, processes: Processes) -> None:
-    """Copy a checkpoint to another name or folder, with its clients' files. Called on every rank.
-
-    Args:
-        source: its file.
-        state: content of that file.
-        folder: of the copy, on this rank's disk.
-        name: of the copy, "last" or "best".
-        processes: of the run.
-    """
+    """Copy a checkpoint to another name or folder, with its clients' files. Called on every rank."""
     target, about = folder / f"{name}.ckpt", state.get("client_files")
     if about is None:
         if processes.rank == 0:
@@ -159,8 +148,6 @@ def resolve_checkpoint(
     """The file for ``last``, ``best`` or a path, the same on every rank.
 
     Args:
-        ckpt_path: the request; ``None`` for no file.
-        fabric: rank zero searches.
         root: folder of runs; the latest version is searched first.
         own: folders of runs that are searched before those.
 

@@ -34,15 +34,7 @@ __all__ = ["session"]
 def session(
     trainer: TrainerSurface, stage: str, module: Any, datamodule: Any, ckpt_path: str | os.PathLike[str] | None
 ) -> Iterator[None]:
-    """Set up a run; when it ends, leave module, data, devices and torch's settings as they were before.
-
-    Args:
-        trainer: of the run.
-        stage: "fit", "validate", "test" or "predict".
-        module: the user's module, or what ``torch.compile`` made of one.
-        datamodule: the data.
-        ckpt_path: "last", "best", a file, or ``None``.
-    """
+    """Set up a run; when it ends, leave module, data, devices and torch's settings as they were before."""
     steps = CompiledSteps(module, trainer.compile)
     restore_torch = _torch_state(trainer.fabric.device)
     _limit_processes(trainer, datamodule)

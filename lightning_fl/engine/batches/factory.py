@@ -44,7 +44,6 @@ class BatchFactory:
     """Factory of :class:`ClientBatches` that packs shared data once.
 
     Args:
-        data: the data module.
         device: device of packed data; they stay on the host if they would take too much of a GPU's memory.
         channels_last: store packed images in the channels-last memory format.
         hooks: callbacks that change a client's data when they are opened (``on_client_data``).

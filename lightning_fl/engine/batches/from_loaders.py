@@ -70,8 +70,6 @@ class LoaderBatches(ClientBatches):
         """Whole passes over a loader of unknown length; each batch is fetched one step early.
 
         Args:
-            seed_path: seed of every draw.
-            num_passes: how many.
             before_last: called before the last batch of each pass, with the number of batches before it in all passes,
                 and whether it is the last of all.
         """
@@ -146,11 +144,7 @@ def _num_samples(loader: Any) -> int | None:
 
 
 class LoadersInTurn(ClientBatches):
-    """Several loaders read one after another, as validation and test data may have them.
-
-    Args:
-        loaders: at least one.
-    """
+    """Several loaders read one after another, as validation and test data may have them."""
 
     def __init__(self, loaders: Sequence[ClientBatches]) -> None:
         self._loaders = list(loaders)

@@ -270,13 +270,7 @@ class _BatchLayout(NamedTuple):
     origins: Tensor
 
     def parts(self, pointer: Tensor, counts: Tensor, on_host: Tensor) -> list[int]:
-        """Length of each batch by a pointer [n + 1] over all graphs, or by the host's counts if it is on a GPU.
-
-        Args:
-            pointer: of the batches' graphs.
-            counts: of all graphs, on the host.
-            on_host: the batches' graphs [n].
-        """
+        """Length of each batch by a pointer [n + 1] over all graphs, or by the host's counts if it is on a GPU."""
         if pointer.device.type != "cpu":
             pointer = _pointer(counts.index_select(0, on_host))
         return _lengths(pointer.index_select(0, self.cuts).tolist())

@@ -19,9 +19,7 @@ class PackedBatches(ClientBatches):
     """A client's share of a pack.
 
     Args:
-        pack: the shared data.
         indices: the client's samples, shape [n], on the host; ``None`` for all.
-        batch_size: samples in a batch.
         shuffle: draw a new order for every pass; otherwise batches are gathered once and kept.
         drop_last: leave out an incomplete last batch, unless it is the only one.
         budget: memory for batches that are kept; ``None`` for no limit.

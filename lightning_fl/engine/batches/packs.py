@@ -16,11 +16,7 @@ _SHARE_OF_DATA = 0.5
 
 
 class MemoryBudget:
-    """Memory that data may take on a device: half of a GPU's initially free memory, no limit elsewhere.
-
-    Args:
-        device: the device.
-    """
+    """Memory that data may take on a device: half of a GPU's initially free memory, no limit elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

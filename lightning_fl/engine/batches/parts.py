@@ -20,10 +20,7 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
     Args:
         batch: tensors with a row for each sample, also in lists, tuples, dicts and data classes, or PyG's ``Batch``.
             Anything else, such as a tensor of another length, is copied to every part.
-        size: number of samples, if known.
-        count: number of parts.
         smallest: least number of samples per part; a smaller batch gives no parts.
-        who: the strategy, for messages.
 
     Raises:
         ConfigurationError: nothing in the batch can be divided.

@@ -17,15 +17,7 @@ __all__ = ["BatchTransfer"]
 
 
 class BatchTransfer:
-    """Moves batches to the device and precision, through the user's transfer hooks if defined.
-
-    Args:
-        module: the user's module.
-        data: of all clients; each client's batches go through the hooks of its own data module.
-        device: of the batches.
-        precision: Fabric's.
-        channels_last: convert images to the channels-last memory format.
-    """
+    """Moves batches to the device and precision, through the user's transfer hooks if defined."""
 
     def __init__(
         self,
@@ -53,14 +45,7 @@ class BatchTransfer:
         return self._hooks_of[client]
 
     def __call__(self, batch: Any, on_device: bool, client: int, dataloader_idx: int = 0) -> Any:
-        """Transfer a batch.
-
-        Args:
-            batch: of the client's loader.
-            on_device: whether it is on the device already.
-            client: the client's number.
-            dataloader_idx: number of the client's loader, if evaluation reads several.
-        """
+        """Transfer a batch."""
         hooks = self._hooks_of.get(client)
         if hooks is None:
             hooks = self.hooks(client)

@@ -77,9 +77,6 @@ def client_features(
     exchange sums of squares, numbers of classes and moments of targets.
 
     Args:
-        loop: in a fit.
-        clients: on any rank.
-        encoder: a frozen network.
         label_weight: norm of an encoded target, relative to that of the features.
 
     Returns:

@@ -46,11 +46,7 @@ def layer_records(
     """Record a layer while a client's samples are validated, without logging.
 
     Args:
-        loop: outside of a turn.
-        client: a hosted client.
         weights: of the model, with the client's personal layers.
-        split: of the samples.
-        name: of the layer, for messages.
         layer: runs once per batch, on vectors.
 
     Returns:

@@ -36,11 +36,6 @@ def layer_misses_targets(
     values shifted or stretched by a tenth of their deviation.
 
     Args:
-        loop: outside of a turn.
-        client: a hosted client.
-        weights: of the model.
-        layer: runs once per batch.
-        task: of its output.
         target_scales: mean and deviation that convert targets to the output's scale.
     """
     targets: list[Tensor] = []

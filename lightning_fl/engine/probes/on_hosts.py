@@ -21,10 +21,7 @@ def compute_on_hosts(
     """Compute a value for each client on its rank, and send it to all ranks. Every rank must call it.
 
     Args:
-        processes: hosts of the clients.
-        clients: on any rank.
         compute: gets a hosted client; returns plain values or CPU tensors. It must not wait for other ranks.
-        problem: beginning of error messages.
 
     Returns:
         client -> value, in ascending order.

@@ -21,8 +21,6 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
     clients, so that the result is the same on any number of processes. Missing targets (NaN) are ignored.
 
     Args:
-        factory: the clients' data.
-        processes: hosts of the clients; every rank must call this.
         seed: of the run, for loaders that shuffle.
 
     Raises:
@@ -74,9 +72,6 @@ def target_summaries(
     """Summaries of every client's targets, in the order of clients; the same on every rank.
 
     Args:
-        factory: the clients' data.
-        processes: hosts of the clients; every rank must call this.
-        seed: of the run, for loaders that shuffle.
         summarize: maps a client's targets [n, T], NaN if missing, to a tensor of one shape for all clients. Only these
             counts, sums and ranges leave a client.
         split: of the data; a client without them summarises targets [0, T].

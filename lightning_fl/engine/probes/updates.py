@@ -35,10 +35,7 @@ def update_blocks(
     Every rank must exhaust the iterator. Only one block is in memory.
 
     Args:
-        loop: in a round, after the clients' turns.
         weights: hosted client -> its weights after its turn.
-        clients: the n rows of the blocks.
-        spans: the columns.
 
     Yields:
         [n, c] with c <= 65,536, in the weights' dtype on the run's device.

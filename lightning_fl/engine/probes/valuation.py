@@ -28,7 +28,6 @@ class ModelValuation:
     bits. Every rank must make the same calls.
 
     Args:
-        loop: in ``on_aggregate_end``.
         loss: of a client at some weights.
         start: the model before the average.
         average: the model after it.

@@ -18,13 +18,7 @@ __all__ = ["SharedModels", "next_model"]
 
 
 class SharedModels:
-    """Averages updates into the shared models, as they arrive or, if their weights depend on them, at the end.
-
-    Args:
-        loop: of the run.
-        cohort: of the round.
-        chooser: hook that chooses the collaboration from the trained weights, if there is one.
-    """
+    """Averages updates into the shared models, as they arrive or, if their weights depend on them, at the end."""
 
     def __init__(self, loop: LocalLoop, cohort: Cohort, chooser: Hook | None) -> None:
         self._loop = loop
@@ -62,11 +56,7 @@ class SharedModels:
             self._sums[model].add_all_([(update, weight)])
 
     def finish(self, arrived: Mapping[Participant, ClientReport]) -> None:
-        """Set the next shared models, and the round's shares.
-
-        Args:
-            arrived: participants on all ranks without failed turns, with their reports.
-        """
+        """Set the next shared models, and the round's shares."""
         loop, federation = self._loop, self._loop.federation
         chosen = self._chooser is not None and self._choose(self._chooser)
         if self._waits:
@@ -160,14 +150,7 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
 
 
 class _Sums:
-    """The weighted sums for one shared model: of weights, and of the strategy's further vectors.
-
-    Args:
-        loop: of the run.
-        model: number of the model.
-        clients: its contributors.
-        planned: sum of their weights, which scales the terms so that sums use their full range.
-    """
+    """The weighted sums for one shared model: of weights, and of the strategy's further vectors."""
 
     def __init__(self, loop: LocalLoop, model: int, clients: Sequence[int], planned: float) -> None:
         self._loop = loop
@@ -250,14 +233,6 @@ def next_model(
     vectors: Mapping[str, Weights],
 ) -> Weights:
     """Apply the strategy's server step to an average, with the server's state of the model.
-
-    Args:
-        loop: of the run.
-        model: number of the shared model.
-        start: the model before the round.
-        average: of the clients' updates.
-        contributions: of the clients.
-        vectors: averages of the strategy's further vectors.
 
     Raises:
         ConfigurationError: the strategy returns no weights.

@@ -22,12 +22,6 @@ _NOTHING_LOST = "Nothing is lost: the last checkpoint is untouched."
 def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
     """Report a participant's failed turn, and restore the module's own parameters.
 
-    Args:
-        loop: of the run.
-        cohort: of the round.
-        place: of the participant.
-        error: as raised.
-
     Raises:
         TrainingError: the device is unusable, so that no other turn is possible.
     """
@@ -41,12 +35,7 @@ def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception
 
 
 def free_memory(error: BaseException, device: torch.device) -> None:
-    """Free what the frames of an error hold, mainly activations, since the next turn needs the memory.
-
-    Args:
-        error: that is not raised again.
-        device: whose cache is emptied after an out-of-memory error.
-    """
+    """Free what the frames of an error hold, mainly activations, since the next turn needs the memory."""
     for each in chain(error):
         traceback.clear_frames(each.__traceback__)
     if out_of_memory(error):
@@ -57,12 +46,6 @@ def free_memory(error: BaseException, device: torch.device) -> None:
 
 def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
     """End the run because of failed turns, or warn that it continues without their clients.
-
-    Args:
-        loop: of the run.
-        cohort: of the round.
-        reports: by place in the cohort.
-        own: the error, if it is this rank's.
 
     Raises:
         TrainingError: a turn failed and ``on_client_error`` is "fail", or all turns failed.

@@ -27,11 +27,6 @@ _COLUMNS = 1 << 14
 class ClientModels:
     """Keeps what clients learn as their models, which are sent to all ranks and averaged when all have trained.
 
-    Args:
-        loop: of the run.
-        cohort: of the round.
-        chooser: hook that chooses which models each client averages its own with.
-
     Raises:
         ConfigurationError: the strategy averages further vectors.
     """
@@ -63,11 +58,7 @@ class ClientModels:
             own.copy_(update.weights)
 
     def finish(self, arrived: Mapping[Participant, ClientReport]) -> None:
-        """Send the trained models to all ranks, let every client choose, and average.
-
-        Args:
-            arrived: participants on all ranks without failed turns, with their reports.
-        """
+        """Send the trained models to all ranks, let every client choose, and average."""
         loop, federation, processes = self._loop, self._loop.federation, self._loop.processes
         clients = sorted(loop.round.survivors)
         reports = {participant.client: report for participant, report in arrived.items()}

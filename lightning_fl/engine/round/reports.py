@@ -15,9 +15,6 @@ def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:
 
     Failed turns are left out; the client failed if all its turns did. Samples count once, steps are summed, and logged
     values are averaged by the samples of each turn.
-
-    Args:
-        turns: reports of its turns in order, at least one.
     """
     done = [turn for turn in turns if turn.error is None]
     if len(turns) == 1 or not done:

@@ -24,11 +24,6 @@ __all__ = ["train_round"]
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
     """Train a cohort and update the models of the loop's federation; an empty cohort changes nothing.
 
-    Args:
-        loop: takes the clients' turns.
-        cohort: who trains which model, with which weight.
-        stacked: takes turns of several clients at once instead.
-
     Raises:
         TrainingError: on every rank, if a client's turn fails and ``on_client_error`` is "fail", or all fail.
     """

@@ -20,8 +20,6 @@ class StackedCorrection:
     Clients of different models, or with different kept vectors, are corrected separately.
 
     Args:
-        learner: with ``elementwise``.
-        turns: of the rows.
         spans: the shared parameters that are trained; no other column changes.
         places: of the columns, run by run.
         matrices: initial weights of the rows, [n, P_run] each.

@@ -38,9 +38,6 @@ __all__ = ["StackedLoop"]
 class StackedLoop:
     """Trains groups of clients at once on one module.
 
-    Args:
-        loop: of the same run; nothing is trained yet.
-
     Raises:
         ConfigurationError: the module, the data, a callback or a setting of the run cannot be stacked; on every rank.
     """
@@ -68,9 +65,6 @@ class StackedLoop:
         self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
         """Train a group in the current round; updates the clients' states.
-
-        Args:
-            turns: of different clients, at least one.
 
         Returns:
             The clients' new weights; for each turn its row of them, and its report or error.

@@ -109,12 +109,7 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
 
 
 def explain(what: str, error: Exception) -> str:
-    """Explain an error that ``torch.vmap`` or its gradient raised in a step.
-
-    Args:
-        what: name of the step.
-        error: as raised.
-    """
+    """Explain an error that ``torch.vmap`` or its gradient raised in a step."""
     text = str(error).strip().split("\n")[0]
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
     return (

@@ -39,11 +39,7 @@ class Logged:
 
 
 class StackedTrainer:
-    """Replaces the :class:`ModuleTrainer` during a group's turns, and collects what is logged.
-
-    Args:
-        trainer: for attributes of the run.
-    """
+    """Replaces the :class:`ModuleTrainer` during a group's turns, and collects what is logged."""
 
     def __init__(self, trainer: ModuleTrainer) -> None:
         self._trainer = trainer
@@ -61,11 +57,7 @@ class StackedTrainer:
             module.trainer = self._trainer
 
     def begin_step(self, **facts: set[Any]) -> None:
-        """Begin a step of some clients.
-
-        Args:
-            facts: attribute of ``self.trainer`` -> its values for these clients.
-        """
+        """Begin a step of some clients."""
         self._facts = facts
         self.logged = []
 

@@ -18,10 +18,6 @@ def groups_of(cohort: Cohort, block: int) -> list[tuple[int, int]]:
     A group consists of the participants among a block of consecutive clients on one rank, so that it does not depend on
     the number of processes. If clients train several models, their first turns are a group, then their second ones.
 
-    Args:
-        cohort: of the round.
-        block: clients in a block.
-
     Returns:
         For each place in the cohort, the number of the block and of the client's turn.
     """
@@ -38,11 +34,6 @@ class StackedTurns:
 
     A group's weights are kept until its last participant was due: one group at a time if the cohort is in the order of
     clients.
-
-    Args:
-        loop: of the run.
-        stacked: its loop for several clients.
-        cohort: of the round.
 
     Raises:
         ConfigurationError: a client trains several models and has personal layers.

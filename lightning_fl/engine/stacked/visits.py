@@ -28,11 +28,6 @@ _AHEAD = 2**26
 class Visits:
     """The transfer hooks of module and data, and ``on_train_batch_start``, for one client after another.
 
-    Args:
-        loop: of the run.
-        view: what the module sees as ``self.trainer``.
-        facts: what it may ask there of a client's step.
-
     Attributes:
         needed: whether there is such a hook; otherwise batches are gathered together.
     """
@@ -48,14 +43,7 @@ class Visits:
         self.needed = self._in_step or any(map(loop.move.hooks, loop.processes.hosted))
 
     def next_batch(self, weights: StackedWeights, row: Row, place: int, num_rows: int) -> Any:
-        """A client's next batch, as its hooks leave it.
-
-        Args:
-            weights: of the group.
-            row: the client's.
-            place: its row of the weights.
-            num_rows: how many clients share the memory for batches.
-        """
+        """A client's next batch, as its hooks leave it."""
         if not row.ready:
             self._visit(weights, row, place, _AHEAD // num_rows)
         return row.ready.popleft()

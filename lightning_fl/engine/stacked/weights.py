@@ -19,12 +19,7 @@ __all__ = ["StackedWeights", "clip_rows_", "why_not_stackable"]
 
 
 def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
-    """The reason why an optimiser cannot step several clients at once; ``None`` if it can.
-
-    Args:
-        optimizer: a fresh one.
-        flat: the module of its parameters.
-    """
+    """The reason why an optimiser cannot step several clients at once; ``None`` if it can."""
     if not is_elementwise(optimizer):
         return (
             f"its optimiser {type(optimizer).__name__} is not one of torch's elementwise ones, or has hooks, foreach,"
@@ -44,7 +39,6 @@ def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal[
     Args:
         gradients: matrices [n, P_run], the same n rows in each.
         clip_val: largest norm of a row over all matrices, or largest magnitude of an entry.
-        algorithm: of the two.
     """
     if algorithm == "value":
         for gradient in gradients:
@@ -58,13 +52,7 @@ def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal[
 
 
 class _StackedRun:
-    """A run of trained parameters, for all rows.
-
-    Args:
-        run: the run.
-        begin: its first entry in the flat vector of its dtype.
-        num_rows: n.
-    """
+    """A run of trained parameters, for all rows."""
 
     def __init__(self, run: FlatRun, begin: int, num_rows: int) -> None:
         size = run.flat.numel()
@@ -98,11 +86,9 @@ class StackedWeights:
     """A row of weights for each of several clients.
 
     Args:
-        flat: the module.
         optimizer: a fresh, stackable optimiser of its parameters (:func:`why_not_stackable`). Its class,
             hyper-parameters and groups are used for all rows; its own parameters do not change.
         num_rows: n. The first ``active`` of them, initially all, are stepped.
-        fused: use torch's fused kernel, if there is one for the optimiser.
 
     Attributes:
         trained_names: names of each trained parameter; a tied one has several.
@@ -202,14 +188,7 @@ class StackedWeights:
     def accumulate(
         self, rows: Tensor | None, gradients: Sequence[Tensor], trained: Sequence[Tensor], kept: Sequence[Tensor]
     ) -> None:
-        """Add some rows' gradients to those of the step, and store in-place changes.
-
-        Args:
-            rows: argument of :meth:`parts`.
-            gradients: of the trained parameters, [k, *shape] each.
-            trained: result of :meth:`parts`, after the loss.
-            kept: result of :meth:`parts`, after the loss.
-        """
+        """Add some rows' gradients to those of the step, and store in-place changes."""
         begin = 0
         for one in self._runs:
             end = begin + len(one.run.parameters)
@@ -240,13 +219,7 @@ class StackedWeights:
         algorithm: Literal["norm", "value"] | None = None,
         correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
     ) -> None:
-        """Step the active rows by the accumulated gradients, and clear these.
-
-        Args:
-            clip_val: clips each row separately.
-            algorithm: of clipping.
-            correct_: changes the gradients in place before clipping, given these and :attr:`matrices`.
-        """
+        """Step the active rows by the accumulated gradients, and clear these."""
         gradients = [one.gradient[: self.active] for one in self._runs]
         if correct_ is not None:
             correct_(gradients, self.matrices)

@@ -142,13 +142,7 @@ def merge_spans(spans: Sequence[Span]) -> list[Place]:
 
 
 def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
-    """``sum_k a_k v_k`` in the entries of some parameters, and a copy of ``base`` elsewhere.
-
-    Args:
-        base: the other entries.
-        terms: a_k and v_k, at least one.
-        spans: the parameters.
-    """
+    """``sum_k a_k v_k`` in the entries of some parameters, and a copy of ``base`` elsewhere."""
     result = base.clone()
     (scale, first), *others = terms
     for span in merge_spans(spans):
@@ -206,7 +200,6 @@ class FlatModule:
     code replaces a buffer by assignment (``self.ema = ...``), :meth:`collect` copies the new values into the vector.
 
     Args:
-        module: the module.
         layout: :meth:`layout` of the resumed run, with room for parameters that the module does not have yet. Ignored
             if the module does not fit it.
 

@@ -17,9 +17,6 @@ def reinitialised(flat: FlatModule, start: Weights, spans: Sequence[Span], seed:
     module without it stay as they are.
 
     Args:
-        flat: the module; its weights are overwritten.
-        start: weights of its layout.
-        spans: the parameters to redraw.
         seed: with ``path``, of the draw.
     """
     flat.load(start)

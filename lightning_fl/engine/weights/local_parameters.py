@@ -17,7 +17,6 @@ class LocalParameters:
     """The part of a model's flat vectors that is never averaged.
 
     Args:
-        flat: the model.
         patterns: names of parameters, buffers or submodules, with the wildcards ``*`` and ``?``: "classifier",
             "encoder.*.bn*".
 
@@ -92,8 +91,6 @@ def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -
 
     Args:
         layers: names of submodules or parameters, with the wildcards ``*`` and ``?``; ``None`` for all.
-        spans: of shared parameters that are trained.
-        option: name of the option, for messages.
 
     Raises:
         ConfigurationError: a name matches nothing.

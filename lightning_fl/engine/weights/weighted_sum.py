@@ -258,12 +258,7 @@ class WeightedSum:
 
 
 class SoleContribution:
-    """Replacement for :class:`WeightedSum` with a single contributor: its weights, to the bit.
-
-    Args:
-        rank: the process that hosts the client.
-        reference: weights of the same layout, the same on every process.
-    """
+    """Replacement for :class:`WeightedSum` with a single contributor: its weights, to the bit."""
 
     def __init__(self, rank: int, reference: Weights) -> None:
         self._rank = rank
@@ -308,11 +303,6 @@ class SoleContribution:
 def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:
     """Refuse weights that cannot be summed.
 
-    Args:
-        weights: of a client.
-        reference: start of their change.
-        weight: their weight in the sum.
-
     Raises:
         TrainingError: an entry became NaN or infinite, or its weighted change reaches :attr:`WeightedSum.LARGEST`.
     """
@@ -346,9 +336,7 @@ def _add_part(
     """Add one model's entries to a block's sum, rounded to integers.
 
     Args:
-        block: the sum.
         part: the model's entries, shape [n].
-        weight: the model's weight.
         start: the reference, float64, shape [n].
         change: overwritten, float64, shape [n].
         square: squared norm of the change, if known.
