@@ -10,7 +10,7 @@ Ranges are `annotated-types <https://github.com/annotated-types/annotated-types>
 and the reference documentation read as well. NaN is in no range: ``nan < 0`` is false, and so is ``nan >= 0``.
 """
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, wraps
@@ -187,19 +187,13 @@ def _may_be(value: object, rule: Any) -> bool:
 def _number_fault(value: object, base: type, metadata: list[Any]) -> str | None:
     """What a number must be, if this is not one: "at least 1"."""
     ranges, hint = _ranges(tuple(metadata))
-    words = " and ".join(f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT)
-    whole = "a whole number" if base is int else "a finite number"
-    if not isinstance(value, Integral if base is int else Real) or isinstance(value, bool):
-        return f"{whole}, {words}{hint}" if words else f"{whole}{hint}"
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        return f"{whole}, {words}{hint}" if words else f"{whole}{hint}"
-    if all(inside(value, bound) for _, bound, inside in ranges):
+    number = isinstance(value, Integral if base is int else Real) and not isinstance(value, bool)
+    number = number and abs(value) <= sys.float_info.max  # type: ignore[operator]  # not for NaN
+    if number and all(inside(value, bound) for _, bound, inside in ranges):
         return None
-    return " and ".join(f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT or value > bound) + hint
+    wanted = [f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT or (number and value > bound)]  # type: ignore[operator]
+    kind = "" if number else "a whole number" if base is int else "a finite number"
+    return ", ".join(filter(None, (kind, " and ".join(wanted)))) + hint
 
 
 @cache

@@ -1,6 +1,6 @@
 """Inputs and outputs of a layer for a client's samples."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["LayerRecords", "exact_targets", "layer_records", "named_layer"]
+__all__ = ["LayerRecords", "exact_targets", "hooked", "layer_records", "named_layer"]
 
 
 def named_layer(module: nn.Module, name: str, option: str = "layer") -> nn.Module:
@@ -64,10 +64,8 @@ def layer_records(
             targets.append(exact_targets(batch))
             yield batch, size
 
-    present = loop.flat.collect().clone()
-    with _recorded(layer, seen), preserve_metrics(loop.module):
+    with hooked(loop, layer, lambda _, given, made: seen.append((given[0] if given else None, made))):
         report = loop.evaluator.evaluate(client, weights, split, read)
-    loop.flat.load(present)
     if report is None or not targets:
         return None
     fits = len(seen) == len(targets) and all(
@@ -90,9 +88,12 @@ def exact_targets(batch: Any) -> Tensor:
 
 
 @contextmanager
-def _recorded(layer: nn.Module, seen: list[tuple[Any, Any]]) -> Iterator[None]:
-    handle = layer.register_forward_hook(lambda _, given, made: seen.append((given[0] if given else None, made)))
+def hooked(loop: LocalLoop, layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    """Context with a forward hook on a layer, after which weights and metrics are as before."""
+    present, handle = loop.flat.collect().clone(), layer.register_forward_hook(hook)
     try:
-        yield
+        with preserve_metrics(loop.module):
+            yield
     finally:
         handle.remove()
+        loop.flat.load(present)

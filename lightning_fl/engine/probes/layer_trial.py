@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from lightning_fl.core.metrics import default_metric, higher_is_better
 from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.probes.layer_records import hooked
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Task
 
@@ -53,14 +53,8 @@ def layer_misses_targets(
             outputs[:] = [output]
             return output if given is None else given.to(output).reshape(output.shape)
 
-        handle = layer.register_forward_hook(replace)
-        present = loop.flat.collect().clone()
-        try:
-            with preserve_metrics(loop.module):
-                report = loop.evaluator.evaluate(client, weights, "train", read)
-        finally:
-            handle.remove()
-            loop.flat.load(present)
+        with hooked(loop, layer, replace):
+            report = loop.evaluator.evaluate(client, weights, "train", read)
         name = None if report is None else default_metric(report.metrics)
         if report is None or name is None:
             return None

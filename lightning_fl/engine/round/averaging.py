@@ -1,7 +1,7 @@
 """Averages of a cohort's updates: the next shared models."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_fl.core.cohort import Cohort, Participant
@@ -15,6 +15,10 @@ from lightning_fl.engine.weights.flat import Weights, linear_combination
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable
 
 __all__ = ["SharedModels", "next_model"]
+
+_Sum = WeightedSum | SoleContribution
+#: Weights, and their own weight in a sum.
+_Term = tuple[Weights, float]
 
 
 class SharedModels:
@@ -48,15 +52,19 @@ class SharedModels:
                 check_addable(vector, _zeros(loop, start), update.scale)
             self._kept[participant] = replace(update, weights=update.weights.clone())
             return
-        own = self._own_weights(participant, update.weight)
-        if len(own) > 1:
-            for model, weight in own.items():
-                self._sums[model].check(update, weight)
-        for model, weight in own.items():
-            self._sums[model].add_all_([(update, weight)])
+        own = self._own_weights(participant, update.weight).items()
+        added: list[tuple[_Sum, list[_Term]]] = []
+        try:  # cheaper than checking all before, which would wait for a GPU
+            for total, terms in (pair for model, weight in own for pair in self._sums[model].terms([(update, weight)])):
+                total.add_all_(terms)
+                added.append((total, terms))
+        except TrainingError:
+            for total, terms in added:
+                total.take_back_(terms)
+            raise
 
     def finish(self, arrived: Mapping[Participant, ClientReport]) -> None:
-        """Set the next shared models, and the round's shares."""
+        """Set the next shared models and the round's shares, from participants on all ranks without failed turns."""
         loop, federation = self._loop, self._loop.federation
         chosen = self._chooser is not None and self._choose(self._chooser)
         if self._waits:
@@ -67,12 +75,12 @@ class SharedModels:
         starts, models = federation.models, list(federation.models)
         if self._waits:
             for model, members in self._plan().items():  # one sum at a time: its memory is several times a model's
-                total = _Sums(loop, model, *members)
-                kept = [(update, self._parts[one]) for one, update in self._kept.items()]
-                total.add_all_([(update, part[model]) for update, part in kept if model in part])
-                models[model] = total.average(self._parts, arrived)
-        for model, total in self._sums.items():
-            models[model] = total.average(self._parts, arrived)
+                sums, kept = _Sums(loop, model, *members), [(one, self._parts[one]) for one in self._kept]
+                for total, terms in sums.terms([(self._kept[one], part[model]) for one, part in kept if model in part]):
+                    total.add_all_(terms)
+                models[model] = sums.average(self._parts, arrived)
+        for model, sums in self._sums.items():
+            models[model] = sums.average(self._parts, arrived)
         federation.models = models
         self._kept.clear()
         federation.communication.end_turns(list(arrived), models, federation.collaboration, chosen_from_updates=chosen)
@@ -155,43 +163,23 @@ class _Sums:
     def __init__(self, loop: LocalLoop, model: int, clients: Sequence[int], planned: float) -> None:
         self._loop = loop
         self._model = model
-        self._planned = planned
+        self._planned = planned  # sum of all contributors' weights: scaled by it, sums use their full range
         self._start = loop.federation.models[model]
         self._weights = self._empty(clients, self._start)
         vectors = loop.learner.extra_vectors
         self._vectors = {name: self._empty(clients, _zeros(loop, self._start)) for name in vectors}
 
-    def _empty(self, clients: Sequence[int], reference: Weights) -> WeightedSum | SoleContribution:
+    def _empty(self, clients: Sequence[int], reference: Weights) -> _Sum:
         if len(clients) == 1:
             return SoleContribution(self._loop.processes.client_ranks[clients[0]], reference)
         return WeightedSum(reference)
 
-    def check(self, update: ClientUpdate, weight: float) -> None:
-        """Raise what :meth:`add_all_` would raise, before anything is added to any sum."""
-        self._weights.check(update.weights, update.scale * (weight / self._planned))
+    def terms(self, updates: Sequence[tuple[ClientUpdate, float]]) -> Iterator[tuple[_Sum, list[_Term]]]:
+        """Each sum with its terms, from clients' updates and their weights before scaling."""
+        scaled = [(update, update.scale * (weight / self._planned)) for update, weight in updates if update.scale]
         for name, total in self._vectors.items():
-            total.check(update.vectors[name], update.scale * (weight / self._planned))
-
-    def add_all_(self, updates: Sequence[tuple[ClientUpdate, float]]) -> None:
-        """Add clients' updates, each with its weight before scaling.
-
-        Raises:
-            TrainingError: weights or vectors are not finite, or too large. Nothing is added.
-        """
-        terms = [(update, update.scale * (weight / self._planned)) for update, weight in updates if update.scale]
-        vectors = [
-            (total, [(update.vectors[name], weight) for update, weight in terms])
-            for name, total in self._vectors.items()
-        ]
-        added: list[tuple[WeightedSum | SoleContribution, list[tuple[Weights, float]]]] = []
-        try:  # cheaper than checking all before, which would wait for a GPU
-            for total, of_total in [*vectors, (self._weights, [(update.weights, weight) for update, weight in terms])]:
-                total.add_all_(of_total)
-                added.append((total, of_total))
-        except TrainingError:
-            for total, of_total in added:
-                total.take_back_(of_total)
-            raise
+            yield total, [(update.vectors[name], weight) for update, weight in scaled]
+        yield self._weights, [(update.weights, weight) for update, weight in scaled]
 
     def average(
         self, parts: Mapping[Participant, Mapping[int, float]], arrived: Mapping[Participant, ClientReport]

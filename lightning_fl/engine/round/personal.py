@@ -15,8 +15,8 @@ from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution
 from lightning_fl.engine.round.averaging import next_model
 from lightning_fl.engine.turn.loop import LocalLoop
-from lightning_fl.engine.weights.finite import check_finite, largest_magnitude
 from lightning_fl.engine.weights.flat import Weights
+from lightning_fl.engine.weights.weighted_sum import check_finite, largest_magnitude
 
 __all__ = ["ClientModels", "average_in_place"]
 

@@ -1,24 +1,24 @@
 """Training of a round's cohort."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.round.averaging import SharedModels
 from lightning_fl.engine.round.failures import failure_report, raise_or_warn
 from lightning_fl.engine.round.personal import ClientModels
-from lightning_fl.engine.round.reports import combine_reports
 from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.engine.stacked.turns import StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 
-__all__ = ["train_round"]
+__all__ = ["combine_reports", "train_round"]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
@@ -183,3 +183,26 @@ def _check_update(learner: Learner, update: ClientUpdate) -> None:
             f"{name} returned the vectors {sorted(update.vectors)}, and extra_vectors names"
             f" {sorted(learner.extra_vectors)}: return exactly these."
         )
+
+
+def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:
+    """Combine a client's reports of a round in which it trained one or several models.
+
+    Failed turns are left out; the client failed if all its turns did. Samples count once, steps are summed, and logged
+    values are averaged by the samples of each turn.
+    """
+    done = [turn for turn in turns if turn.error is None]
+    if len(turns) == 1 or not done:
+        return turns[0]
+    names = dict.fromkeys(name for turn in done for name in turn.metrics)
+    metrics = {name: _mean([turn.metrics[name] for turn in done if name in turn.metrics]) for name in names}
+    return ClientReport(max(turn.num_samples for turn in done), sum(turn.num_steps for turn in done), metrics)
+
+
+def _mean(values: Sequence[LoggedValue]) -> LoggedValue:
+    if len(values) == 1:
+        return values[0]
+    total = math.fsum(value.weight for value in values)
+    weights = [value.weight / total if total else 1 / len(values) for value in values]
+    mean = sum(value.value * weight for value, weight in zip(values, weights, strict=True))
+    return replace(values[0], value=mean, weight=total, steps=tuple(step for value in values for step in value.steps))

@@ -21,10 +21,9 @@ from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.profile import BACKWARD, BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP
 from lightning_fl.engine.stacked.correction import StackedCorrection
-from lightning_fl.engine.stacked.rows import Row, RowBatch
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.trainer import StackedTrainer
-from lightning_fl.engine.stacked.visits import Visits
+from lightning_fl.engine.stacked.visits import Row, RowBatch, Visits
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop

@@ -1,10 +1,12 @@
-"""Hooks of single clients' batches, called before batches of several clients are stacked.
+"""Rows of a group, one for each client, and the hooks of single clients' batches, called before these are stacked.
 
 A client's hooks draw from its own generators, which must be swapped in. Therefore many batches of a client, usually all
 of its turn, are processed at a time.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,15 +16,63 @@ from torch.utils._pytree import tree_iter
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import seed_default_generators
-from lightning_fl.engine.stacked.rows import Row, RowBatch
+from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.results import LogCollector
 
-__all__ = ["Visits"]
+__all__ = ["Row", "RowBatch", "Visits"]
 
 #: Bytes of visited batches that wait for their steps, of all clients of a group.
 _AHEAD = 2**26
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """A planned batch: its index in the turn, its samples in the pack [size], and its replaced targets, if any.
+
+    Batches with equal ``alike`` can be stacked.
+    """
+
+    index: int
+    samples: Tensor
+    targets: Tensor | None
+    alike: tuple[Any, ...]
+
+
+@dataclass
+class Row:
+    """A client's turn: the batches of each of its steps, and their results.
+
+    Attributes:
+        pending: step and batch of those not yet passed to hooks.
+        ready: batches passed to hooks, but not to a step.
+        draws: states of its default generators between two hooks.
+    """
+
+    turn: ClientTurn
+    pack: TensorPack
+    num_samples: int
+    total: int
+    planned_steps: int
+    steps: list[list[RowBatch]]
+    collector: LogCollector
+    losses: list[float] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+    ready: deque[Any] = field(default_factory=deque)
+    draws: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.pending: Iterator[tuple[int, RowBatch]] = (
+            (step, batch) for step, batches in enumerate(self.steps) for batch in batches
+        )
+
+    def samples(self, batch: RowBatch) -> list[Tensor]:
+        """A batch: tensors [size, ...]."""
+        (tensors,) = self.pack.gather(batch.samples, [len(batch.samples)], batch.targets)
+        return tensors
 
 
 class Visits:

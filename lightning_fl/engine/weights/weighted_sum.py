@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
-from lightning_fl.engine.weights.finite import check_finite, largest_magnitude
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["SoleContribution", "WeightedSum", "mixture"]
+__all__ = ["SoleContribution", "WeightedSum", "check_finite", "largest_magnitude", "mixture"]
 
 #: Terms are multiples of 1 / _GRID; sums of such integers are exact in float64 up to _EXACT of them.
 _GRID, _EXACT = 2.0**46, 2.0**53
@@ -252,10 +251,6 @@ class WeightedSum:
                     part.copy_(torch.where(block.kept > 0, block.infinite, part))  # type: ignore[arg-type]
         return Weights(vectors)
 
-    def check(self, weights: Weights, weight: float) -> None:
-        """Raise what :meth:`add_` would raise."""
-        check_addable(weights, self._reference, weight)
-
 
 class SoleContribution:
     """Replacement for :class:`WeightedSum` with a single contributor: its weights, to the bit."""
@@ -273,10 +268,6 @@ class SoleContribution:
         """
         check_finite(weights, self._reference)
         self._weights = weights.clone()
-
-    def check(self, weights: Weights, weight: float) -> None:
-        """Raise what :meth:`add_` would raise."""
-        check_finite(weights, self._reference)
 
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
         """Store the weights of the only term, if the client is hosted here."""
@@ -298,6 +289,24 @@ class SoleContribution:
         """The client's weights."""
         assert self._weights is not None
         return self._weights
+
+
+def check_finite(weights: Weights, reference: Weights) -> None:
+    """Refuse weights with an entry that became NaN or infinite."""
+    for dtype, vector in weights.floating():
+        if largest_magnitude(vector) == inf and not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
+            raise TrainingError(
+                "the weights are not finite: training diverges; lower the learning rate or set"
+                " trainer.gradient_clip_val."
+            )
+
+
+def largest_magnitude(vector: Tensor) -> float:
+    """``max |v|``; infinity if any entry is infinite or NaN."""
+    if not vector.numel():
+        return 0.0
+    largest = max(map(abs, torch.stack(torch.aminmax(vector)).tolist()))  # fetched together
+    return largest if largest == largest else inf
 
 
 def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:

@@ -18,7 +18,7 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.engine.round.reports import combine_reports
+from lightning_fl.engine.round.training import combine_reports
 
 WEIGHTS = {0: 24.0, 1: 10.0, 2: 18.0}
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from lightning_fl.core.errors import TrainingError
-from lightning_fl.engine.weights.finite import check_finite
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import LocalParameters, trainable_spans
-from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum
+from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_finite
 
 
 class Net(nn.Module):
