@@ -249,15 +249,9 @@ class TrainerSurface(Settings):
         return target_summaries(self.batch_factory, self.processes, self.seed, summarize, split)
 
     def on_hosts(self, clients: Collection[int], compute: Callable[[int], T], problem: str) -> dict[int, T]:
-        """Compute a value for each client on its rank and exchange these; called on every rank.
+        """Compute a value for each client, hosted or not, on its rank, and exchange these; called on every rank.
 
-        Args:
-            clients: any, hosted or not.
-            compute: function of a hosted client; plain values or CPU tensors. It must not wait for other ranks.
-            problem: prefix of an error, which is raised on all ranks.
-
-        Returns:
-            client -> value, in ascending order.
+        :func:`~lightning_fl.engine.probes.on_hosts.compute_on_hosts` has the details.
         """
         return compute_on_hosts(self.processes, clients, compute, problem)
 

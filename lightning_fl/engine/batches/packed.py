@@ -160,18 +160,14 @@ class PackedBatches(ClientBatches):
     def _gather(self, order: Tensor, at_once: int, at_most: int | None = None) -> Iterator[SizedBatch]:
         sizes, begin = self._sizes()[:at_most], 0
         on_host, indices, targets = self._chosen(order[: sum(sizes)])
-        for group in itertools.batched(sizes, at_once) if hasattr(itertools, "batched") else _groups(sizes, at_once):
+        for group in (sizes[i : i + at_once] for i in range(0, len(sizes), at_once)):
             part = slice(begin, begin + sum(group))
             begin = part.stop
             replaced = None if targets is None else targets[part]
-            yield from zip(self.pack.gather(indices[part], list(group), replaced, on_host[part]), group, strict=True)
+            yield from zip(self.pack.gather(indices[part], group, replaced, on_host[part]), group, strict=True)
 
 
 def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:
     """The tensors of packed batches."""
     values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
     return [value for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]
-
-
-def _groups(sizes: list[int], at_once: int) -> Iterator[list[int]]:
-    return (sizes[i : i + at_once] for i in range(0, len(sizes), at_once))

@@ -1,7 +1,7 @@
 """Training of a round's cohort."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +10,7 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
+from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.round.averaging import SharedModels
 from lightning_fl.engine.round.failures import failure_report, raise_or_warn
@@ -68,28 +69,15 @@ def _train_cohort(
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
     after = loop.hooks.of("on_client_end")
     take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
-    reports = _measure(loop, cohort) if "measure_client" in loop.own_steps else {}  # by place in the cohort
-    failure: Exception | None = None
-    for place, participant in enumerate(cohort.participants):
-        client = participant.client
-        if not loop.processes.hosts(client) or failure is not None or place in reports:
-            continue
-        give_back = federation.remember(client) if loop.settings.on_client_error == "skip" else None
-        try:
-            report, turn = take_turn(place, participant)
-            now.participant = participant
-            reports[place] = _hand_over(loop, participant, turn, report, hand_over)
-        except Exception as error:
-            reports[place] = failure_report(loop, cohort, place, error)
-            if give_back is not None:
-                give_back()
-            failure = error if loop.settings.on_client_error == "fail" else None
-            if failure is not None and loop.processes.several:  # do not let other ranks finish their turns
-                raise_or_warn(loop, cohort, {place: reports[place]}, failure)
-            continue
-        for hook in after:  # the client is in the sums now, so that errors here must not leave it out
-            hook(client)
-    reports = loop.processes.exchange(reports)
+    failed = _measure(loop, cohort) if "measure_client" in loop.own_steps else {}  # by place in the cohort
+
+    def take(place: int, participant: Participant) -> ClientReport:
+        report, turn = take_turn(place, participant)
+        now.participant = participant
+        return _hand_over(loop, participant, turn, report, hand_over)
+
+    reports, failure = _of_hosted(loop, cohort, take, after, failed)
+    reports = loop.processes.exchange(failed | reports)
     raise_or_warn(loop, cohort, reports, failure)
     changed = [report.trainable for report in reports.values() if report.error is None]
     if any(changed):
@@ -102,6 +90,35 @@ def _train_cohort(
     return {cohort.participants[place]: report for place, report in reports.items() if report.error is None}
 
 
+def _of_hosted(
+    loop: LocalLoop,
+    cohort: Cohort,
+    take: Callable[[int, Participant], ClientReport],
+    after: Sequence[Hook] = (),
+    without: Collection[int] = (),
+) -> tuple[dict[int, ClientReport], Exception | None]:
+    """Reports of hosted participants by place in the cohort, up to an error that ends the run, and that error."""
+    reports: dict[int, ClientReport] = {}
+    for place, participant in enumerate(cohort.participants):
+        client = participant.client
+        if not loop.processes.hosts(client) or place in without:
+            continue
+        give_back = loop.federation.remember(client) if loop.settings.on_client_error == "skip" else None
+        try:
+            reports[place] = take(place, participant)
+        except Exception as error:
+            reports[place] = failure_report(loop, cohort, place, error)
+            if give_back is None:
+                if loop.processes.several:  # do not let other ranks finish their turns
+                    raise_or_warn(loop, cohort, {place: reports[place]}, error)
+                return reports, error
+            give_back()
+            continue
+        for hook in after:  # the client is in the sums now, so that errors here must not leave it out
+            hook(client)
+    return reports, None
+
+
 def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
     """Let the cohort measure before it trains; returns reports of failed hosted participants, by place.
 
@@ -109,16 +126,7 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
         TrainingError: on every rank, if one fails and ``on_client_error`` is "fail".
     """
     loop.measured = {}
-    found: dict[int, ClientReport] = {}
-    failure: Exception | None = None
-    for place, participant in enumerate(cohort.participants):
-        if not loop.processes.hosts(participant.client):
-            continue
-        try:
-            found[place] = ClientReport(numbers=loop.measure(participant))
-        except Exception as error:
-            found[place] = failure_report(loop, cohort, place, error)
-            failure = error if loop.settings.on_client_error == "fail" else None
+    found, failure = _of_hosted(loop, cohort, lambda _, one: ClientReport(numbers=loop.measure(one)))
     everyone = loop.processes.exchange(found)
     if loop.settings.on_client_error == "fail":
         raise_or_warn(loop, cohort, everyone, failure)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from itertools import repeat
 from math import inf, isfinite, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
+from lightning_fl.engine.processes import Transport
 from lightning_fl.engine.weights.flat import Weights
 
 __all__ = ["SoleContribution", "WeightedSum", "check_finite", "largest_magnitude", "mixture"]
@@ -24,14 +24,6 @@ _CACHED = 1 << 17
 _ON_DEVICE = 1 << 22
 #: Most entries that processes send before they know whether the sums are exact.
 _SENT_TOGETHER = 1 << 20
-
-
-class _Reducer(Protocol):
-    def all_reduce(self, tensor: Tensor, group: None = None, reduce_op: str = "sum") -> Tensor: ...
-
-
-class _Broadcaster(Protocol):
-    def broadcast_bytes_(self, vector: Tensor, src: int) -> None: ...
 
 
 class _Block:
@@ -185,7 +177,7 @@ class WeightedSum:
                     found.append(torch.dot(change, change))
         return torch.stack(found).tolist() if found else []
 
-    def reduce_(self, reducer: _Reducer) -> None:
+    def reduce_(self, reducer: Transport) -> None:
         """Sum over all processes; sends 8 bytes per entry, or 16 where a sum does not fit in one integer."""
         blocks = [block for of_dtype in self._blocks.values() for block in of_dtype]
         wide = any(block.coarse is not None for block in blocks)
@@ -216,7 +208,7 @@ class WeightedSum:
             wide_part = part.long()
             part.copy_(reducer.all_reduce(wide_part, reduce_op="max"))
 
-    def _reduce_parts(self, reducer: _Reducer) -> None:
+    def _reduce_parts(self, reducer: Transport) -> None:
         for dtype, fine in self._fine.items():
             fine.copy_(reducer.all_reduce(fine, reduce_op="sum"))
             coarse = [block.coarse for block in self._blocks[dtype] if block.coarse is not None]
@@ -278,7 +270,7 @@ class SoleContribution:
         """Undo :meth:`add_all_`."""
         self._weights = None if terms else self._weights
 
-    def reduce_(self, reducer: _Broadcaster) -> None:
+    def reduce_(self, reducer: Transport) -> None:
         """Send the weights to all processes."""
         if self._weights is None:
             self._weights = self._reference.clone()
