@@ -49,28 +49,18 @@ class Phase:
 
 @dataclass
 class ClientState:
-    """State that a client keeps between rounds: plain values and tensors, saved in the checkpoint.
+    """State that a client keeps between rounds: plain values and tensors, saved in the checkpoint."""
 
-    Args:
-        global_step: number of its optimiser steps so far.
-        rounds_seen: rounds for which its per-round schedulers have been stepped.
-        optimizers: optimiser states, with ``optimizer_state="keep"``.
-        groups: hyper-parameters of the parameter groups (learning rates, momenta), if there are schedulers or groups
-            that hooks have added.
-        parameters: names of the parameters in each group of each optimiser, if optimisers are kept or hooks have added
-            groups.
-        schedulers: scheduler states.
-        batches: number of batches that it has trained on.
-        passes: number of passes over its loader that it has begun.
-    """
-
-    global_step: int = 0
-    rounds_seen: int = 0
-    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    global_step: int = 0  #: number of its optimiser steps so far
+    rounds_seen: int = 0  #: rounds for which its per-round schedulers have been stepped
+    optimizers: list[dict[str, Any]] = field(default_factory=list)  #: optimiser states, with ``optimizer_state="keep"``
+    #: hyper-parameters of the parameter groups (learning rates, momenta), if there are schedulers or groups that hooks
+    #: have added.
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
-    schedulers: list[dict[str, Any]] = field(default_factory=list)
-    batches: int = 0
-    passes: int = 0
+    schedulers: list[dict[str, Any]] = field(default_factory=list)  #: scheduler states
+    batches: int = 0  #: number of batches that it has trained on
+    passes: int = 0  #: number of passes over its loader that it has begun
+    #: names of the parameters in each group of each optimiser, if optimisers are kept or hooks have added groups.
     parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:

@@ -81,62 +81,35 @@ def _refusing(what: str, state: dict[str, Any]) -> Iterator[None]:
 
 
 class TrainerSurface(Settings):
-    """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against.
+    """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against."""
 
-    Attributes:
-        federation: state that rounds change and checkpoints keep.
-        round: state of the present round.
-        fabric: Fabric, with the federated ``strategy``.
-        processes: the ranks and their clients.
-        client_ranks: client -> the rank that hosts it.
-        num_clients: N.
-        hosted_clients: clients whose data this rank opens.
-        is_global_zero: whether this is the rank that logs.
-        hooks: hooks of the callbacks.
-        callbacks: in the order of their calls.
-        run_log: the run's folder, curves and summary.
-        loggers: they write on rank zero only.
-        profiler: of the run.
-        module: the user's, from the first run on.
-        datamodule: the data, from the first run on.
-        client_names: of the data, after their set-up.
-        batch_factory: makes clients' batches.
-        loop: runs clients' turns.
-        stacked: runs several at once, with ``stacked_clients`` above 1.
-        resumes_fit: whether the fit resumes from a checkpoint.
-        ckpt_path: that checkpoint.
-        should_stop: set it to end the fit after the round.
-        identity: settings that decide the run's result, as text, for its checkpoints.
-        data_digests: client -> split -> digest of its data; of hosted clients if these are private, else of all.
-        differs: differences from the run of the checkpoint: name -> value before and now.
-    """
-
-    federation: Federation
-    round: Round
-    fabric: Fabric
+    federation: Federation  #: state that rounds change and checkpoints keep
+    round: Round  #: state of the present round
+    fabric: Fabric  #: Fabric, with the federated ``strategy``
     strategy: FederatedStrategy
-    processes: Processes
-    client_ranks: list[int]
-    num_clients: int
-    hosted_clients: list[int]
-    is_global_zero: bool
-    hooks: Hooks
-    callbacks: list[Any]
-    run_log: RunLog
-    loggers: list[Any]
-    profiler: Profiler
-    module: LightningModule
-    datamodule: FederatedDataModule
-    client_names: list[str]
-    batch_factory: BatchFactory
-    loop: LocalLoop
-    stacked: StackedLoop | None
-    resumes_fit: bool
-    ckpt_path: str | None
-    should_stop: bool
-    identity: dict[str, str]
+    processes: Processes  #: the ranks and their clients
+    client_ranks: list[int]  #: client -> the rank that hosts it
+    num_clients: int  #: N
+    hosted_clients: list[int]  #: clients whose data this rank opens
+    is_global_zero: bool  #: whether this is the rank that logs
+    hooks: Hooks  #: hooks of the callbacks
+    callbacks: list[Any]  #: in the order of their calls
+    run_log: RunLog  #: the run's folder, curves and summary
+    loggers: list[Any]  #: they write on rank zero only
+    profiler: Profiler  #: of the run
+    module: LightningModule  #: the user's, from the first run on
+    datamodule: FederatedDataModule  #: the data, from the first run on
+    client_names: list[str]  #: of the data, after their set-up
+    batch_factory: BatchFactory  #: makes clients' batches
+    loop: LocalLoop  #: runs clients' turns
+    stacked: StackedLoop | None  #: runs several at once, with ``stacked_clients`` above 1
+    resumes_fit: bool  #: whether the fit resumes from a checkpoint
+    ckpt_path: str | None  #: that checkpoint
+    should_stop: bool  #: set it to end the fit after the round
+    identity: dict[str, str]  #: settings that decide the run's result, as text, for its checkpoints
+    #: client -> split -> digest of its data; of hosted clients if these are private, else of all
     data_digests: dict[int, dict[Split, str]]
-    differs: dict[str, list[str]]
+    differs: dict[str, list[str]]  #: differences from the run of the checkpoint: name -> value before and now
     _launched = False
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -14,6 +14,8 @@ from lightning_fl.core.errors import ConfigurationError
 
 __all__ = ["ClientBatches", "SizedBatch", "guess_batch_size"]
 
+
+_once = WarningCache()
 
 #: A batch and its number of samples, if known.
 SizedBatch = tuple[Any, int | None]
@@ -24,17 +26,11 @@ def guess_batch_size(batch: Any) -> int:
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:
-        if "batch" not in _warned:
-            _warned.add("batch")
-            rank_zero_warn(
-                f"a batch of type {type(batch).__name__} has no tensor that gives its size and counts as one sample:"
-                " set self.log(..., batch_size=...) in the step, and Silos(num_samples=...) for the clients' weights."
-            )
+        _once.warn(
+            f"a batch of type {type(batch).__name__} has no tensor that gives its size and counts as one sample:"
+            " set self.log(..., batch_size=...) in the step, and Silos(num_samples=...) for the clients' weights."
+        )
         return 1
-
-
-#: Warnings given in this process.
-_warned: set[str] = set()
 
 
 class ClientBatches(ABC):

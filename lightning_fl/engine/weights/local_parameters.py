@@ -1,13 +1,12 @@
 """Parameters and buffers that stay with each client, such as personal layers or FedBN's normalisation."""
 
-import difflib
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 
 __all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in", "trainable_spans"]
@@ -29,12 +28,10 @@ class LocalParameters:
         spans = flat.spans()
         for pattern in self.patterns:
             if not any(matches(span.name, pattern) for span in spans):
-                prefixes = {prefix for span in spans for prefix in _prefixes(span.name)}
-                near = difflib.get_close_matches(pattern, prefixes, n=1)
+                near = did_you_mean(pattern, {prefix for span in spans for prefix in _prefixes(span.name)})
+                layers = ", ".join(sorted({span.name.split(".")[0] for span in spans}))
                 raise ConfigurationError(
-                    f"{pattern!r} matches no layer, parameter or buffer"
-                    + (f" (did you mean {near[0]!r}?)" if near else "")
-                    + f". The model's layers are {', '.join(sorted({span.name.split('.')[0] for span in spans}))}."
+                    f"{pattern!r} matches no layer, parameter or buffer{near}. The model's layers are {layers}."
                 )
         local = [span for span in spans if any(matches(span.name, pattern) for pattern in self.patterns)]
         # A tied tensor is local under all of its names if it is under one.
