@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 
-__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in", "trainable_spans"]
+__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in"]
 
 
 class LocalParameters:
@@ -35,8 +35,8 @@ class LocalParameters:
                 )
         local = [span for span in spans if any(matches(span.name, pattern) for pattern in self.patterns)]
         # A tied tensor is local under all of its names if it is under one.
-        places = {(span.dtype, span.begin) for span in local}
-        self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in places]
+        self.places = {(span.dtype, span.begin) for span in local}
+        self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in self.places]
         if self._spans and len(self._spans) == len(_distinct(spans)):
             raise ConfigurationError(
                 f"{', '.join(map(repr, self.patterns))} match the whole model, and nothing is left to share: use"
@@ -69,18 +69,12 @@ class LocalParameters:
         pairs = ([one.vectors[span.dtype][span.begin : span.end] for one in (weights, other)] for span in self._spans)
         return all(torch.equal(first, second) for first, second in pairs)
 
-    def shared_spans(self, flat: FlatModule) -> list[Span]:
-        """The trainable parameters that are averaged."""
-        own = {(span.dtype, span.begin) for span in self._spans}
-        return [span for span in trainable_spans(flat) if (span.dtype, span.begin) not in own]
-
 
 def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: Collection[str] = ()) -> int:
     """Bytes of the shared parameters and buffers, each counted once, without local and ``constant`` ones."""
-    own = set() if personal is None else {(span.dtype, span.begin) for span in personal._spans}
-    spans = [span for span in _distinct(flat.spans()) if (span.dtype, span.begin) not in own]
-    known = {(span.dtype, span.begin) for span in spans if span.name in constant}
-    return span_bytes([span for span in spans if (span.dtype, span.begin) not in known])
+    return span_bytes(
+        [span for span in _distinct(flat.spans()) if _is_shared(span, personal) and span.name not in constant]
+    )
 
 
 def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -> list[Span]:
@@ -108,24 +102,20 @@ def span_bytes(spans: Sequence[Span]) -> int:
 
 
 def averaged_spans(flat: FlatModule, personal: LocalParameters | None) -> list[Span]:
-    """The parameters that clients train and share, without frozen ones and personal layers."""
-    return trainable_spans(flat) if personal is None else personal.shared_spans(flat)
+    """The parameters that clients train and share, without frozen ones and personal layers; a tied one once."""
+    trained = (span for span in _distinct(flat.spans()) if span.trainable and span.dtype.is_floating_point)
+    return [span for span in trained if _is_shared(span, personal)]
 
 
-def trainable_spans(flat: FlatModule) -> list[Span]:
-    """The trained parameters, a tied one once."""
-    return [span for span in _distinct(flat.spans()) if span.trainable and span.dtype.is_floating_point]
+def _is_shared(span: Span, personal: LocalParameters | None) -> bool:
+    return personal is None or (span.dtype, span.begin) not in personal.places
 
 
 def _distinct(spans: Sequence[Span]) -> list[Span]:
-    seen: set[tuple[torch.dtype, int, int]] = set()
-    kept = []
+    first: dict[tuple[torch.dtype, int, int], Span] = {}
     for span in spans:
-        key = (span.dtype, span.begin, span.end)
-        if key not in seen:
-            seen.add(key)
-            kept.append(span)
-    return kept
+        first.setdefault((span.dtype, span.begin, span.end), span)
+    return list(first.values())
 
 
 def _prefixes(name: str) -> list[str]:
