@@ -55,9 +55,7 @@ class LocalParameters:
     def insert_(self, weights: Weights, values: dict[str, Tensor]) -> Weights:
         """Overwrite the local part of some weights."""
         for span in self._spans:
-            weights.vectors[span.dtype][span.begin : span.end] = values[span.name].to(
-                weights.vectors[span.dtype].device
-            )
+            weights.vectors[span.dtype][span.begin : span.end].copy_(values[span.name])
         return weights
 
     def copy_(self, weights: Weights, other: Weights) -> Weights:
@@ -72,9 +70,8 @@ class LocalParameters:
 
 def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: Collection[str] = ()) -> int:
     """Bytes of the shared parameters and buffers, each counted once, without local and ``constant`` ones."""
-    return span_bytes(
-        [span for span in _distinct(flat.spans()) if _is_shared(span, personal) and span.name not in constant]
-    )
+    varying = (span for span in _distinct(flat.spans()) if span.name not in constant)
+    return span_bytes([span for span in varying if _is_shared(span, personal)])
 
 
 def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -> list[Span]:

@@ -36,7 +36,7 @@ def test_spans_cover_every_entry_once_and_name_it():
     for name, tensor in module.state_dict().items():
         span = spans[name]
         assert torch.equal(flat.weights.vectors[span.dtype][span.begin : span.end], tensor.flatten())
-    assert [span.name for span in trainable_spans(flat)] == [
+    assert [span.name for span in averaged_spans(flat, None)] == [
         "body.0.weight",
         "body.1.weight",
         "body.1.bias",
@@ -79,7 +79,7 @@ def test_extract_and_insert_touch_the_local_part_alone():
     extracted = local.extract(mine)
     mine.vectors[torch.float32].zero_()
     assert float(extracted["head.weight"].abs().sum()) > 0  # a copy
-    shared = [span.name for span in local.shared_spans(flat)]
+    shared = [span.name for span in averaged_spans(flat, local)]
     assert shared == ["body.0.weight", "tied.bias"]
 
 
