@@ -273,7 +273,7 @@ class _BatchLayout(NamedTuple):
         """Length of each batch by a pointer [n + 1] over all graphs, or by the host's counts if it is on a GPU."""
         if pointer.device.type != "cpu":
             pointer = _pointer(counts.index_select(0, on_host))
-        return _lengths(pointer.index_select(0, self.cuts).tolist())
+        return [end - begin for begin, end in pairwise(pointer.index_select(0, self.cuts).tolist())]
 
     def slices(self, pointer: Tensor) -> Sequence[Tensor]:
         """A pointer [n + 1] over all graphs as one per batch, [s + 1], each from 0."""
@@ -299,10 +299,6 @@ def _batch_layout(sizes: tuple[int, ...], device: torch.device) -> _BatchLayout:
 def _cut(values: Tensor, parts: Sequence[int], dim: int) -> Sequence[Tensor]:
     """Consecutive parts that share memory with the values; unlike those of ``split`` they can be changed in place."""
     return torch.unsafe_split_with_sizes(values, list(parts), dim)
-
-
-def _lengths(cuts: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in pairwise(cuts)]
 
 
 def _pointer(counts: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -19,6 +18,7 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     dataset_smiles,
     discriminator_inputs,
     encode_targets,
+    in_eval_mode,
     random_projection,
     sample_classes,
     squared_norms,
@@ -50,15 +50,12 @@ class LayerOutput(nn.Module):
         """The submodule's output for a batch's inputs."""
         module, submodule = self._held
         outputs: list[Any] = []
-        mode = _ModuleMode()
-        mode.capture(module)
         handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
         try:
-            module.eval()
-            module(*inputs, **named)
+            with in_eval_mode(module):
+                module(*inputs, **named)
         finally:
             handle.remove()
-            mode.restore(module)
         if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
             raise ConfigurationError(
                 f"layer={self._layer!r} returned {len(outputs)} outputs for a batch: name a submodule that runs once"

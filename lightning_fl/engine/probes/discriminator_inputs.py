@@ -20,7 +20,8 @@ Only sums leave a client: the squared norms of its features, and for real-valued
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,7 @@ __all__ = [
     "dataset_smiles",
     "discriminator_inputs",
     "encode_targets",
+    "in_eval_mode",
     "morgan_fingerprints",
     "random_projection",
     "sample_classes",
@@ -110,17 +112,18 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         DataError: there are no floating inputs, or the encoder does not return a floating tensor.
     """
     with torch.no_grad():
-        if is_graph(batch):
-            return _as_vectors(_pooled(batch) if encoder is None else _encoded(encoder, batch))
+        named: dict[str, Any] = {}
+        inputs: list[Any] = [batch]
         if isinstance(batch, Mapping):
-            named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
-            if encoder is not None:
-                return _as_vectors(_encoded(encoder, **named))
-            inputs = list(named.values())
-        else:
+            named, inputs = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}, []
+        elif not is_graph(batch):
             inputs = [_from_bytes(value) for value in batch[:-1]]
-            if encoder is not None:
-                return _as_vectors(_encoded(encoder, *inputs))
+        if encoder is not None:
+            with in_eval_mode(encoder):
+                return _as_vectors(encoder(*inputs, **named))
+        if is_graph(batch):
+            return _as_vectors(_pooled(batch))
+        inputs += named.values()
         if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
             kinds = ", ".join(_kind(value) for value in inputs) or "none"
             raise DataError(
@@ -155,14 +158,16 @@ def _pooled(batch: "BaseData") -> Tensor:
     return global_mean_pool(x.reshape(len(x), -1), batch.batch, batch.num_graphs)
 
 
-def _encoded(encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Context in which a module is in evaluation mode; each submodule then gets its own mode back."""
     mode = _ModuleMode()
-    mode.capture(encoder)
-    encoder.eval()
+    mode.capture(module)
+    module.eval()
     try:
-        return encoder(*args, **kwargs)
+        yield
     finally:
-        mode.restore(encoder)
+        mode.restore(module)
 
 
 def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:

@@ -142,18 +142,17 @@ class StackedWeights:
     def take(self, row: int) -> None:
         """Copy the module's present weights to a row."""
         vectors = self._flat.collect().vectors
-        for one in self._runs:
-            one.matrix[row] = vectors[one.place.dtype][one.place.begin : one.place.end]
-        for place, rows in self._kept.items():
+        for place, rows in self._columns():
             rows[row] = vectors[place.dtype][place.begin : place.end]
 
     def give(self, row: int) -> None:
         """Copy a row to the module."""
         vectors = self._flat.collect().vectors
-        for one in self._runs:
-            vectors[one.place.dtype][one.place.begin : one.place.end] = one.matrix[row]
-        for place, rows in self._kept.items():
+        for place, rows in self._columns():
             vectors[place.dtype][place.begin : place.end] = rows[row]
+
+    def _columns(self) -> list[tuple[Place, Tensor]]:
+        return [*((one.place, one.matrix) for one in self._runs), *self._kept.items()]
 
     # -- a step --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.weights.flat import FlatModule
-from lightning_fl.engine.weights.local_parameters import LocalParameters, trainable_spans
+from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_finite
 
 
