@@ -184,14 +184,14 @@ def _may_be(value: object, rule: Any) -> bool:
     return (kind is Literal and isinstance(value, str)) or (isinstance(kind, type) and isinstance(value, kind))
 
 
-def _number_fault(value: object, base: type, metadata: list[Any]) -> str | None:
+def _number_fault(value: Any, base: type, metadata: list[Any]) -> str | None:
     """What a number must be, if this is not one: "at least 1"."""
     ranges, hint = _ranges(tuple(metadata))
     number = isinstance(value, Integral if base is int else Real) and not isinstance(value, bool)
-    number = number and abs(value) <= sys.float_info.max  # type: ignore[operator]  # not for NaN
+    number = number and abs(value) <= sys.float_info.max  # not for NaN
     if number and all(inside(value, bound) for _, bound, inside in ranges):
         return None
-    wanted = [f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT or (number and value > bound)]  # type: ignore[operator]
+    wanted = [f"{said} {bound}" for said, bound, _ in ranges if bound != _MAX_COUNT or (number and value > bound)]
     kind = "" if number else "a whole number" if base is int else "a finite number"
     return ", ".join(filter(None, (kind, " and ".join(wanted)))) + hint
 
