@@ -17,8 +17,9 @@ __all__ = ["client_statistics", "descriptor_statistics", "target_statistics", "t
 def target_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
     """Mean and population standard deviation of the training targets, each of shape [T], float64.
 
-    Ranks exchange sums twice (counts and totals, then squared deviations from the common mean), added in the order of
-    clients, so that the result is the same on any number of processes. Missing targets (NaN) are ignored.
+    Every rank must call it. Ranks exchange sums twice (counts and totals, then squared deviations from the common
+    mean), added in the order of clients, so that the result is the same on any number of processes. Missing targets
+    (NaN) are ignored.
 
     Args:
         seed: of the run, for loaders that shuffle.
@@ -69,7 +70,7 @@ def target_summaries(
     summarize: Callable[[Tensor], Tensor],
     split: Split = "train",
 ) -> Tensor:
-    """Summaries of every client's targets, in the order of clients; the same on every rank.
+    """Summaries of every client's targets, in the order of clients, on every rank; every rank must call it.
 
     Args:
         summarize: maps a client's targets [n, T], NaN if missing, to a tensor of one shape for all clients. Only these
