@@ -6,15 +6,17 @@ or an error, whatever the sender wrote.
 ================================  =======================================================
 value                             in a message
 ================================  =======================================================
-None, bool, int, float, str,      MessagePack's own types; integers beyond 64 bits
-bytes, list, dict                 as hexadecimal text
-tuple                             an extension around a list
-tensor, NumPy array and scalar    an extension: name of the dtype, shape, raw bytes
-dataclass with :func:`sendable`   an extension: name of the class, the values of its fields
+None, bool, int, float, str,      MessagePack's own types; an integer beyond 64 bits is an
+bytes, list, dict                 extension, its hexadecimal text
+tuple                             a list that begins with a mark
+tensor, NumPy array and scalar    the mark with the name of the dtype, shape, raw bytes
+dataclass with :func:`sendable`   the mark with the name of the class, values of its fields
 ================================  =======================================================
+
+A mark is an extension, and its code says what the list is.
 """
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
@@ -26,8 +28,14 @@ __all__ = ["MessageError", "decode", "encode", "sendable"]
 C = TypeVar("C", bound=type)
 
 _TUPLE, _INTEGER, _TENSOR, _ARRAY, _RECORD = range(5)
+_TUPLE_MARK = msgpack.ExtType(_TUPLE, b"")
 #: Name -> dataclass that :func:`sendable` registered.
 _RECORDS: dict[str, Any] = {}
+
+
+class _Mark(NamedTuple):
+    code: int
+    name: str
 
 
 class MessageError(ValueError):
@@ -50,7 +58,7 @@ def encode(value: Any) -> bytes:
         MessageError: the value holds another type or is nested too deep.
     """
     try:
-        return _pack(value)
+        return msgpack.packb(value, default=_plain, strict_types=True, unicode_errors="surrogatepass")
     except MessageError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -64,28 +72,26 @@ def decode(message: bytes | bytearray | memoryview) -> Any:
         MessageError: the bytes are not a message of :func:`encode`.
     """
     try:
-        return _unpack(message)
+        return msgpack.unpackb(
+            message, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_extension, list_hook=_restored
+        )
     except Exception as error:  # damaged bytes can raise anything
         raise MessageError(f"not a message of this package ({type(error).__name__}: {error}).") from error
 
 
-def _pack(value: Any) -> bytes:
-    return msgpack.packb(value, default=_extension, strict_types=True, unicode_errors="surrogatepass")
-
-
-def _extension(value: Any) -> Any:
-    """Convert what MessagePack does not know to an extension or to a plain type."""
+def _plain(value: Any) -> Any:
+    """Convert what MessagePack does not know to a list with a mark, an extension or a plain type."""
     kind = type(value)
     if kind is tuple or kind is torch.Size:
-        return msgpack.ExtType(_TUPLE, _pack(list(value)))
+        return [_TUPLE_MARK, *value]
     if _RECORDS.get(kind.__qualname__) is kind:
-        return msgpack.ExtType(_RECORD, _pack([kind.__qualname__, *vars(value).values()]))
+        return [msgpack.ExtType(_RECORD, kind.__qualname__.encode()), *vars(value).values()]
     if isinstance(value, Tensor):
-        return msgpack.ExtType(_TENSOR, _tensor(value))
+        return _parts(_TENSOR, value)
     if isinstance(value, np.ndarray | np.generic):
-        return msgpack.ExtType(_ARRAY, _tensor(torch.from_numpy(np.array(value))))
+        return _parts(_ARRAY, torch.from_numpy(np.array(value)))
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        return msgpack.ExtType(_INTEGER, _pack(format(value, "x")))
+        return msgpack.ExtType(_INTEGER, format(value, "x").encode())
     plains: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
     for plain in plains:
         if isinstance(value, plain):
@@ -96,35 +102,35 @@ def _extension(value: Any) -> Any:
     )
 
 
-def _tensor(tensor: Tensor) -> bytes:
+def _parts(code: int, tensor: Tensor) -> list[Any]:
     if tensor.layout != torch.strided or tensor.is_meta:
         raise MessageError(f"cannot send a {tensor.layout} tensor of {tensor.dtype} to other processes: make it dense.")
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _pack([name, list(tensor.shape), flat.view(torch.uint8).numpy().data])
+    mark = msgpack.ExtType(code, str(tensor.dtype).removeprefix("torch.").encode())
+    return [mark, list(tensor.shape), flat.view(torch.uint8).numpy().data]
 
 
-def _unpack(message: bytes | bytearray | memoryview) -> Any:
-    return msgpack.unpackb(message, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_restored)
+def _extension(code: int, data: bytes) -> Any:
+    return int(data, 16) if code == _INTEGER else _Mark(code, data.decode())
 
 
-def _restored(code: int, data: bytes) -> Any:
-    content = _unpack(data)
-    if code == _INTEGER:
-        return int(content, 16)
-    if code == _TUPLE and isinstance(content, list):
+def _restored(items: list[Any]) -> Any:
+    """The value of a list with a mark; any other list as it is."""
+    if not items or type(items[0]) is not _Mark:
+        return items
+    (code, name), *content = items
+    if code == _TUPLE:
         return tuple(content)
     if code == _RECORD:
-        name, *values = content
         made = object.__new__(kind := _RECORDS[name])
-        made.__dict__.update(zip(kind.__dataclass_fields__, values, strict=True))
+        made.__dict__.update(zip(kind.__dataclass_fields__, content, strict=True))
         return made
-    if code in (_TENSOR, _ARRAY):
-        name, shape, raw = content
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype):
-            raise MessageError(f"{name!r} is not a dtype")
-        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        tensor = flat.reshape(shape)
-        return tensor if code == _TENSOR else tensor.numpy()[()]
-    raise MessageError(f"extension {code} around a {type(content).__name__}")
+    if code not in (_TENSOR, _ARRAY):
+        raise MessageError(f"unknown extension {code}")
+    shape, raw = content
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise MessageError(f"{name!r} is not a dtype")
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    tensor = flat.reshape(shape)
+    return tensor if code == _TENSOR else tensor.numpy()[()]
