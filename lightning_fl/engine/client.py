@@ -267,11 +267,7 @@ class ClientTurn:
 
 
 def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
-    """Copies of kept values for a checkpoint, on the CPU.
-
-    Raises:
-        ConfigurationError: a checkpoint cannot hold a value.
-    """
+    """Copies of kept values for a checkpoint, on the CPU."""
     for name, value in kept.items():
         if not isinstance(value, Weights) and not is_plain(value):
             raise ConfigurationError(

@@ -32,9 +32,6 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
 
     Returns:
         The folder.
-
-    Raises:
-        ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
     """
     folder = Path(trainer.log_dir) / "predictions"
     folder.mkdir(exist_ok=True)
@@ -84,11 +81,7 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
 
 
 def join_outputs(batches: Iterable[Any]) -> dict[str, Tensor]:
-    """Join ``predict_step``'s outputs of all batches on the CPU: name -> values [k, ...]; "" for a single tensor.
-
-    Raises:
-        ConfigurationError: an output is neither a tensor nor a dict of tensors.
-    """
+    """Join ``predict_step``'s outputs of all batches on the CPU: name -> values [k, ...]; "" for a single tensor."""
     parts: dict[str, list[Tensor]] = {}
     for output in batches:
         named = output if isinstance(output, Mapping) else {"": output}

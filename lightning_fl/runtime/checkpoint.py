@@ -56,11 +56,7 @@ def saving(path: Path) -> Iterator[None]:
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
-    """Write a file atomically: a crash leaves the old one.
-
-    Raises:
-        CheckpointError: the disk is full or the folder cannot be written.
-    """
+    """Write a file atomically: a crash leaves the old one."""
     with saving(path), whole_file(path) as file:
         torch.save(content, file)
 

@@ -80,11 +80,7 @@ def check_state(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def check_client_part(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Content of a client's own file with the defaults of missing entries.
-
-    Raises:
-        CheckpointError: an entry is missing or of another type.
-    """
+    """Content of a client's own file with the defaults of missing entries."""
     return _complete(content, _entries(_ClientPart), path)
 
 

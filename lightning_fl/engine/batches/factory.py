@@ -67,11 +67,7 @@ class BatchFactory:
         self._loaders: dict[tuple[int, Split], Any] = {}
 
     def batches(self, client: int, split: Split) -> ClientBatches | None:
-        """A client's batches in one split, created once; ``None`` if it has no such data.
-
-        Raises:
-            DataError: a client has no training samples, or none with a target.
-        """
+        """A client's batches in one split, created once; ``None`` if it has no such data."""
         key = (client, split)
         if key not in self._made:
             source = f"{type(self.data).__name__}.client_data({client}, {split!r}) returned"

@@ -74,11 +74,7 @@ class GraphPack(Pack):
 
     @property
     def targets(self) -> Tensor:
-        """``y``, shape [n, ...].
-
-        Raises:
-            ConfigurationError: the graphs have no ``y``, or not one row each.
-        """
+        """``y``, shape [n, ...]."""
         if "y" not in self._tensors:
             raise ConfigurationError("the graphs have no targets: set their `y`.")
         value, _, _, level = self._tensors["y"]

@@ -21,9 +21,6 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
         batch: tensors with a row for each sample, also in lists, tuples, dicts and data classes, or PyG's ``Batch``.
             Anything else, such as a tensor of another length, is copied to every part.
         smallest: least number of samples per part; a smaller batch gives no parts.
-
-    Raises:
-        ConfigurationError: nothing in the batch can be divided.
     """
     samples = guess_batch_size(batch) if size is None else size
     if samples < count * smallest:

@@ -19,11 +19,7 @@ __all__ = ["LayerRecords", "exact_targets", "hooked", "layer_records", "named_la
 
 
 def named_layer(module: nn.Module, name: str, option: str = "layer") -> nn.Module:
-    """Look up a submodule by the name that an option gives.
-
-    Raises:
-        ConfigurationError: there is no such submodule.
-    """
+    """Look up a submodule by the name that an option gives."""
     layers = {other: part for other, part in module.named_modules(remove_duplicate=False) if other}
     if name not in layers:
         raise ConfigurationError(

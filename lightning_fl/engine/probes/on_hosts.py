@@ -59,11 +59,7 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
 
 
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
-    """Refuse data with a client without samples in a split. Every rank must call it.
-
-    Raises:
-        ConfigurationError: with the name of the argument.
-    """
+    """Refuse data with a client without samples in a split. Every rank must call it."""
     count = loop.processes.num_clients
     missing = clients_without(loop, split, range(count))
     if missing:

@@ -23,9 +23,6 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
 
     Args:
         seed: of the run, for loaders that shuffle.
-
-    Raises:
-        ConfigurationError: a target has no value at any client.
     """
     count, mean, std = _pooled({client: _targets(factory, client, seed) for client in processes.hosted}, processes)
     if not (count > 0).all():
@@ -79,9 +76,6 @@ def target_summaries(
 
     Returns:
         [N, ...].
-
-    Raises:
-        ConfigurationError: clients have different numbers of targets.
     """
     own = {client: summarize(_targets(factory, client, seed, split)) for client in processes.hosted}
     found = processes.exchange(own)

@@ -220,11 +220,7 @@ def next_model(
     contributions: list[Contribution],
     vectors: Mapping[str, Weights],
 ) -> Weights:
-    """Apply the strategy's server step to an average, with the server's state of the model.
-
-    Raises:
-        ConfigurationError: the strategy returns no weights.
-    """
+    """Apply the strategy's server step to an average, with the server's state of the model."""
     federation = loop.federation
     state = {name: value for name, value in federation.model_states.get(model, {}).items() if name != IDENTITY}
     spans, shares = loop.averaged_spans(), federation.shares(model)

@@ -25,11 +25,7 @@ _COLUMNS = 1 << 14
 
 
 class ClientModels:
-    """Keeps what clients learn as their models, which are sent to all ranks and averaged when all have trained.
-
-    Raises:
-        ConfigurationError: the strategy averages further vectors.
-    """
+    """Keeps what clients learn as their models, which are sent to all ranks and averaged when all have trained."""
 
     def __init__(self, loop: LocalLoop, cohort: Cohort, chooser: Hook) -> None:
         if loop.learner.extra_vectors:

@@ -61,9 +61,6 @@ def _train_cohort(
 
     Returns:
         Participants on all ranks without failed turns, with their reports.
-
-    Raises:
-        TrainingError: on every rank, if a client's turn fails and ``on_client_error`` is "fail", or all fail.
     """
     federation, now = loop.federation, loop.round
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
@@ -120,11 +117,7 @@ def _of_hosted(
 
 
 def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
-    """Let the cohort measure before it trains; returns reports of failed hosted participants, by place.
-
-    Raises:
-        TrainingError: on every rank, if one fails and ``on_client_error`` is "fail".
-    """
+    """Let the cohort measure before it trains; returns reports of failed hosted participants, by place."""
     loop.measured = {}
     found, failure = _of_hosted(loop, cohort, lambda _, one: ClientReport(numbers=loop.measure(one)))
     everyone = loop.processes.exchange(found)

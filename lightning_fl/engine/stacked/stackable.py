@@ -36,11 +36,7 @@ _HOOKS_OF_A_TURN = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batc
 
 
 def refuse_unstackable(loop: LocalLoop) -> None:
-    """Refuse a run that cannot train several clients at once. Every rank must call it before the first round.
-
-    Raises:
-        ConfigurationError: with all reasons, on every rank.
-    """
+    """Refuse a run that cannot train several clients at once. Every rank must call it before the first round."""
     found = [*_of_the_run(loop), *_of_the_data(loop)]
     if loop.module.automatic_optimization:
         found += _of_the_optimizer(loop)

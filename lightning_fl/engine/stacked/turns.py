@@ -59,11 +59,7 @@ class StackedTurns:
         self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
 
     def take(self, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-        """Take a hosted participant's turn, which leaves its new weights in the module.
-
-        Raises:
-            Exception: of the turn.
-        """
+        """Take a hosted participant's turn, which leaves its new weights in the module."""
         if place not in self._trained:
             self._train(self._members[self._groups[place]])
         outcome = self._trained.pop(place)

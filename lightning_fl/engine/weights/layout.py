@@ -50,11 +50,7 @@ def check_tensors(held: Held) -> None:
 
 
 def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
-    """A tensor's id -> key of its memory, equal for tensors that share it.
-
-    Raises:
-        ConfigurationError: a parameter shares part of another one's memory.
-    """
+    """A tensor's id -> key of its memory, equal for tensors that share it."""
     keys: dict[int, tuple[Any, ...]] = {}
     of_storage: dict[int, dict[tuple[Any, ...], tuple[str, Tensor]]] = {}
     for name, _, _, tensor in held:

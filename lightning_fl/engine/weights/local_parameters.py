@@ -79,9 +79,6 @@ def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -
 
     Args:
         layers: names of submodules or parameters, with the wildcards ``*`` and ``?``; ``None`` for all.
-
-    Raises:
-        ConfigurationError: a name matches nothing.
     """
     for pattern in layers or ():
         if not any(matches(span.name, pattern) for span in spans):

@@ -253,11 +253,7 @@ class SoleContribution:
         self._weights: Weights | None = None
 
     def add_(self, weights: Weights, weight: float) -> None:
-        """Store the client's weights; its weight does not matter.
-
-        Raises:
-            TrainingError: an entry is NaN or infinite that was not so before.
-        """
+        """Store the client's weights; its weight does not matter."""
         check_finite(weights, self._reference)
         self._weights = weights.clone()
 
@@ -302,11 +298,7 @@ def largest_magnitude(vector: Tensor) -> float:
 
 
 def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:
-    """Refuse weights that cannot be summed.
-
-    Raises:
-        TrainingError: an entry became NaN or infinite, or its weighted change reaches :attr:`WeightedSum.LARGEST`.
-    """
+    """Refuse weights that cannot be summed."""
     largest = 0.0
     for dtype, vector in weights.floating():
         before = reference.vectors[dtype]
