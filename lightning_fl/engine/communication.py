@@ -39,13 +39,7 @@ class _Known:
 
 
 class _Structure:
-    """Contributors and users of each model in a collaboration.
-
-    Attributes:
-        model_of: the single model that a client uses, length N; -1 for a mixture.
-        maker_of: the single client that contributes to a model, length K; -1 for several.
-        sends: whether other clients use what a client learns, length N.
-    """
+    """Contributors and users of each model in a collaboration."""
 
     def __init__(self, collaboration: Collaboration) -> None:
         makes, uses = collaboration.aggregation > 0, collaboration.personalisation > 0
@@ -53,8 +47,11 @@ class _Structure:
         own_use = uses[makers.clamp(0), torch.arange(len(makers))]
         private = (makers >= 0) & (uses.sum(0) == own_use)
         self.collaboration = collaboration
+        #: The single model that a client uses, length N; -1 for a mixture.
         self.model_of: list[int] = torch.where(uses.sum(1) == 1, collaboration.personalisation.argmax(1), -1).tolist()
+        #: The single client that contributes to a model, length K; -1 for several.
         self.maker_of: list[int] = makers.tolist()
+        #: Whether other clients use what a client learns, length N.
         self.sends: list[bool] = (makes & ~private.unsqueeze(1)).any(0).tolist()
 
 
@@ -72,19 +69,13 @@ class CommunicationAccount:
 
     Callbacks record additional transfers here, the same on every rank: :meth:`receive` and :meth:`send`,
     :meth:`between_clients` without a server, :meth:`add` for other vectors.
-
-    Attributes:
-        model_bytes: size of the shared part of a model.
-        extra_vectors: further vectors of that size that go with a model in both directions.
-        bytes_received: client -> bytes.
-        bytes_sent: client -> bytes.
     """
 
     def __init__(self) -> None:
-        self.model_bytes = 0
-        self.extra_vectors = 0
-        self.bytes_received: Counter[int] = Counter()
-        self.bytes_sent: Counter[int] = Counter()
+        self.model_bytes = 0  #: size of the shared part of a model
+        self.extra_vectors = 0  #: further vectors of that size that go with a model in both directions
+        self.bytes_received: Counter[int] = Counter()  #: client -> bytes
+        self.bytes_sent: Counter[int] = Counter()  #: client -> bytes
         #: Weak keys, so that a new model at the address of a deleted one is not confused with it.
         self._known: WeakKeyDictionary[Weights, _Known] = WeakKeyDictionary()
         self._structure: _Structure | None = None

@@ -37,20 +37,14 @@ class Transport(Protocol):
 
 
 class Processes:
-    """The ranks and their hosted clients.
-
-    Attributes:
-        hosted: clients with data on this rank.
-        panel: hosted clients that a fit validates.
-        pinned: clients' data are available only on their ranks.
-    """
+    """The ranks and their hosted clients."""
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
         self.transport = transport
         self.device = device
         self.client_ranks = []
-        self.panel: list[int] = []
-        self.pinned = False
+        self.panel: list[int] = []  #: hosted clients that a fit validates
+        self.pinned = False  #: clients' data are available only on their ranks
 
     @property
     def client_ranks(self) -> list[int]:
@@ -60,6 +54,7 @@ class Processes:
     @client_ranks.setter
     def client_ranks(self, ranks: list[int]) -> None:
         self._client_ranks = ranks
+        #: Clients with data on this rank.
         self.hosted = [client for client, host in enumerate(ranks) if host == self.rank] if ranks else []
 
     @property

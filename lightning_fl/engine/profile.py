@@ -60,15 +60,12 @@ class RoundProfiler(Profiler):
 
     A module may add categories with ``self.trainer.profiler.profile("name")``, as under Lightning's Trainer. Nothing is
     recorded outside of rounds.
-
-    Attributes:
-        rounds: round (1 for the first) -> category -> seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.clock = clock
-        self.rounds: dict[int, dict[str, float]] = {}
+        self.rounds: dict[int, dict[str, float]] = {}  #: round (1 for the first) -> category -> seconds
         self._seconds: dict[str, float] = {}
         #: Action, category of its time, whether it absorbs phases; the innermost is last.
         self._running: list[tuple[str, str, bool]] = []

@@ -27,26 +27,17 @@ _SAVED = "saved"
 
 @dataclass(frozen=True)
 class Saved:
-    """How a checkpoint keeps a field.
+    """How a checkpoint keeps a field."""
 
-    Args:
-        key: in the checkpoint, or ``a.b`` for entry b of the mapping a; "" for the field's name.
-        evaluates: an evaluation that reads the checkpoint restores the field, too.
-        trains: only training reads the field: it is reset for an evaluation after a fit.
-        per_client: the field has entries of hosted clients; on private ranks they are in the clients' own files.
-        required: a file without it is refused; otherwise the field keeps its default.
-        plain: type of the saved form, where it is not that of the field.
-        save: object with the field -> saved form, where :func:`to_plain` does not do it.
-        load: (object, saved form, flat module, names of clients) -> value, where :func:`from_plain` does not do it.
-    """
-
+    #: Key in the checkpoint, or ``a.b`` for entry b of the mapping a; "" for the field's name.
     key: str = ""
-    evaluates: bool = False
-    trains: bool = False
-    per_client: bool = False
-    required: bool = False
-    plain: Any = None
-    save: Callable[[Any], Any] | None = None
+    evaluates: bool = False  #: an evaluation that reads the checkpoint restores the field, too
+    trains: bool = False  #: only training reads the field: it is reset for an evaluation after a fit
+    per_client: bool = False  #: entries of hosted clients, which on private ranks are in the clients' own files
+    required: bool = False  #: a file without it is refused; otherwise the field keeps its default
+    plain: Any = None  #: type of the saved form, where it is not that of the field
+    save: Callable[[Any], Any] | None = None  #: object -> saved form, where :func:`to_plain` does not do it
+    #: (object, saved form, flat module, names of clients) -> value, where :func:`from_plain` does not do it.
     load: Callable[[Any, Any, Any, Any], Any] | None = None
 
 

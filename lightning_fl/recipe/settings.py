@@ -21,18 +21,13 @@ CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 class Keys(NamedTuple):
-    """What the parser knows.
+    """What the parser knows."""
 
-    Args:
-        names: its keys with their full paths, such as ``trainer.max_rounds``.
-        bases: keys that hold a class (or several) -> its base class. Paths leave out ``init_args`` and places in lists:
-            ``data.partitioner``.
-        annotations: key -> annotation.
-    """
-
-    names: Collection[str]
+    names: Collection[str]  #: its keys with their full paths, such as ``trainer.max_rounds``
+    #: Keys that hold a class (or several) -> its base class. Paths leave out ``init_args`` and places in lists:
+    #: ``data.partitioner``.
     bases: Mapping[str, type]
-    annotations: Mapping[str, Any]
+    annotations: Mapping[str, Any]  #: key -> annotation
 
     def below(self, place: str) -> list[str]:
         """The keys of a group, without its path."""

@@ -44,13 +44,7 @@ class RowBatch:
 
 @dataclass
 class Row:
-    """A client's turn: the batches of each of its steps, and their results.
-
-    Attributes:
-        pending: step and batch of those not yet passed to hooks.
-        ready: batches passed to hooks, but not to a step.
-        draws: states of its default generators between two hooks.
-    """
+    """A client's turn: the batches of each of its steps, and their results."""
 
     turn: ClientTurn
     pack: TensorPack
@@ -61,10 +55,11 @@ class Row:
     collector: LogCollector
     losses: list[float] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
-    ready: deque[Any] = field(default_factory=deque)
-    draws: dict[str, Any] | None = None
+    ready: deque[Any] = field(default_factory=deque)  #: batches passed to hooks, but not to a step
+    draws: dict[str, Any] | None = None  #: states of its default generators between two hooks
 
     def __post_init__(self) -> None:
+        #: Step and batch of those not yet passed to hooks.
         self.pending: Iterator[tuple[int, RowBatch]] = (
             (step, batch) for step, batches in enumerate(self.steps) for batch in batches
         )
@@ -76,11 +71,7 @@ class Row:
 
 
 class Visits:
-    """The transfer hooks of module and data, and ``on_train_batch_start``, for one client after another.
-
-    Attributes:
-        needed: whether there is such a hook; otherwise batches are gathered together.
-    """
+    """The transfer hooks of module and data, and ``on_train_batch_start``, for one client after another."""
 
     def __init__(
         self, loop: LocalLoop, view: StackedTrainer, facts: Callable[[list[Row], int], dict[str, set[Any]]]
@@ -90,6 +81,7 @@ class Visits:
         self._facts = facts
         #: It sees the weights of its step, so that it cannot be called before that is due.
         self._in_step = loop.overridden("on_train_batch_start")
+        #: Whether there is such a hook; otherwise batches are gathered together.
         self.needed = self._in_step or any(map(loop.move.hooks, loop.processes.hosted))
 
     def next_batch(self, weights: StackedWeights, row: Row, place: int, num_rows: int) -> Any:

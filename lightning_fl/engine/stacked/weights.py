@@ -89,10 +89,6 @@ class StackedWeights:
         optimizer: a fresh, stackable optimiser of its parameters (:func:`why_not_stackable`). Its class,
             hyper-parameters and groups are used for all rows; its own parameters do not change.
         num_rows: n. The first ``active`` of them, initially all, are stepped.
-
-    Attributes:
-        trained_names: names of each trained parameter; a tied one has several.
-        kept_names: names of each buffer and of each parameter that is frozen or not in the optimiser.
     """
 
     def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int, *, fused: bool = False) -> None:
@@ -118,6 +114,7 @@ class StackedWeights:
         names: dict[Place, list[str]] = {}
         for span in flat.spans():
             names.setdefault(Place(span.dtype, span.begin, span.end), []).append(span.name)
+        #: Names of each trained parameter; a tied one has several.
         self.trained_names = [
             names.pop(_span(parameter, flat)) for one in self._runs for parameter in one.run.parameters
         ]
@@ -125,6 +122,7 @@ class StackedWeights:
         self._kept = {
             place: flat.weights.vectors[place.dtype].new_zeros(num_rows, place.end - place.begin) for place in names
         }
+        #: Names of each buffer and of each parameter that is frozen or not in the optimiser.
         self.kept_names = list(names.values())
         module = flat.module
         held = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
