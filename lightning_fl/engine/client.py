@@ -41,7 +41,12 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a turn that trains one part of the model while the other is frozen."""
+    """A part of a turn that trains one part of the model while the other is frozen.
+
+    Args:
+        trained: the client's personal layers, or the shared ones.
+        work: length; ``None`` for that of a turn.
+    """
 
     trained: Literal["personal", "shared"]
     work: LocalWork | None = None
