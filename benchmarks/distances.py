@@ -23,15 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_fl.core.seeding import generator
-from lightning_fl.engine.probes.discriminator_inputs import random_projection
-from lightning_fl.functional.discriminators.distances import (
+from lightning_fl.callbacks.collaboration.discriminators.distances import (
     distance,
     pairwise_distances,
     spread_order,
     training_size,
 )
-from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, first_weights, layers
+from lightning_fl.callbacks.collaboration.discriminators.inputs import random_projection
+from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings, first_weights, layers
+from lightning_fl.core.seeding import generator
 
 NUM_CLASSES = 10
 

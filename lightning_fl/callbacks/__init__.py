@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.collaboration.client_arrivals import ClientArrivals as ClientArrivals
     from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters as ClientClusters
     from lightning_fl.callbacks.collaboration.collaboration_graph import CollaborationGraph as CollaborationGraph
+    from lightning_fl.callbacks.collaboration.discriminators.networks import (
+        DiscriminatorSettings as DiscriminatorSettings,
+    )
     from lightning_fl.callbacks.collaboration.fedcollab import FedCollab as FedCollab
     from lightning_fl.callbacks.collaboration.fesem import FeSEM as FeSEM
     from lightning_fl.callbacks.collaboration.flsc import FLSC as FLSC
@@ -58,6 +61,5 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.rewards.tier_bidding import TierBidding as TierBidding
     from lightning_fl.callbacks.rewards.tokens import Tokens as Tokens
     from lightning_fl.callbacks.snapshots import Snapshots as Snapshots
-    from lightning_fl.functional.discriminators.networks import DiscriminatorSettings as DiscriminatorSettings
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -38,7 +38,6 @@ class LastRounds(Callback):
         self._higher_is_better: dict[str, bool] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Clear the results."""
         self._rounds, self._higher_is_better = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:

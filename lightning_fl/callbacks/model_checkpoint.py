@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +16,7 @@ from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.runtime.checkpoint import (
-    copy_checkpoint,
-    load_state,
-    remove_old_client_files,
-    save_state,
-)
+from lightning_fl.runtime.checkpoint import copy_checkpoint, load_state, remove_old_client_files, save_state
 from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -50,6 +44,8 @@ class ModelCheckpoint(Callback):
         save_models: write ``models/`` after fit.
     """
 
+    saved = ("best_value", "best_round", "_best")
+
     @checked
     def __init__(
         self,
@@ -70,13 +66,11 @@ class ModelCheckpoint(Callback):
         self._improved = self._resumed = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Forget the best round of an earlier fit."""
         if stage == "fit":
             self.best_value = self.best_round = self._best = self.last_round = None
             self._improved = self._resumed = False
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Copy the best round's checkpoint of a resumed run."""
         self._restore_best(trainer)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
@@ -115,7 +109,10 @@ class ModelCheckpoint(Callback):
         state = trainer.state_dict()
         if trainer.federation.current_round:
             self._save(trainer, state)
-            self._remove_old_files(trainer)
+            if trainer.processes.private:  # remove clients' files that no checkpoint refers to
+                trainer.processes.of_ranks(None)
+                for name in ("last", "best"):
+                    remove_old_client_files(self._folder(trainer), name, trainer.processes)
         if not self.save_models:
             return
         exported = self.kept(trainer, state["client_stores"])
@@ -141,18 +138,12 @@ class ModelCheckpoint(Callback):
             trainer: at the end of its fit.
             stores: name -> client -> value, for all clients or some.
         """
-        models, collaboration, number = (
-            trainer.federation.models,
-            trainer.federation.collaboration,
-            trainer.federation.current_round,
-        )
-        absent: Collection[int] = trainer.federation.absent_clients
-        if self.best_round is not None and self._best is not None and not trainer.federation.models_are_final:
-            models, collaboration = self.best_models(trainer)
-            stores, number = self._stores_of_best(stores), self.best_round
-            absent = self._best.get("absent_clients", absent)
-        of_round = trainer.federation.with_models(models, collaboration, stores, number)
-        return replace(of_round, absent_clients=set(absent))
+        last = trainer.federation
+        if self.best_round is None or self._best is None or last.models_are_final:
+            return last.with_models(last.models, last.collaboration, stores, last.current_round)
+        models, collaboration = self.best_models(trainer)
+        of_best = last.with_models(models, collaboration, self._stores_of_best(stores), self.best_round)
+        return replace(of_best, absent_clients=set(self._best.get("absent_clients", last.absent_clients)))
 
     def _stores_of_best(self, stores: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
         """Name -> client -> value in the best round."""
@@ -164,14 +155,6 @@ class ModelCheckpoint(Callback):
             for name, value in kept.items():
                 of_best.setdefault(name, {})[client] = value
         return of_best
-
-    @staticmethod
-    def _remove_old_files(trainer: TrainerSurface) -> None:
-        """Remove clients' files that no checkpoint refers to."""
-        if trainer.processes.private:
-            trainer.processes.of_ranks(None)
-            for name in ("last", "best"):
-                remove_old_client_files(Path(trainer.log_dir) / "checkpoints", name, trainer.processes)
 
     @staticmethod
     def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
@@ -192,16 +175,10 @@ class ModelCheckpoint(Callback):
             models.append(model)
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The best round so far, with its models."""
-        return {"best_value": self.best_value, "best_round": self.best_round, "best": self._best}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best round."""
         if state.get("only_evaluates"):
             raise CheckpointError("the checkpoint of the best round is for evaluations only: resume from last.ckpt.")
-        self.best_value, self.best_round = state["best_value"], state["best_round"]
-        self._best = state["best"]
+        super().load_state_dict(state)
         self._resumed = True
 
     def _save(self, trainer: TrainerSurface, state: dict[str, Any], *, best: bool = False) -> None:
@@ -217,8 +194,6 @@ class ModelCheckpoint(Callback):
     @staticmethod
     def _folder(trainer: TrainerSurface) -> Path:
         return Path(trainer.log_dir) / "checkpoints"
-
-    # -- best round of a resumed run -------------------------------------------------------------------------------
 
     def _restore_best(self, trainer: TrainerSurface) -> None:
         """Write ``best.ckpt`` into this run's folder, once after a checkpoint was loaded."""
@@ -246,14 +221,14 @@ class ModelCheckpoint(Callback):
     def _is_best(self, state: dict[str, Any]) -> bool:
         """Whether a checkpoint is of the best round."""
         assert self._best is not None
-        kept, found = self._best["models"], state["models"]
+        kept, found = (
+            [(name, tensor) for one in models for name, tensor in sorted(one.items())]
+            for models in (self._best["models"], state["models"])
+        )
         return (
             state["round"] == self.best_round
             and len(kept) == len(found)
-            and all(
-                one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-                for one, other in zip(kept, found, strict=True)
-            )
+            and all(a == b and torch.equal(one, other) for (a, one), (b, other) in zip(kept, found, strict=True))
         )
 
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:

@@ -50,11 +50,8 @@ class ProgressDisplay(Callback):
         self.every_n_rounds = every_n_rounds
         self._live: Live | _NotebookDisplay | None = None
         self._clock: RoundClock | None = None
-        self._next_refresh = 0.0
+        self._clients_done, self._doing = 0, ""
         self._line_round, self._line_time = 0, 0.0
-        self._names: list[str] = []
-        self._doing = ""
-        self._clients_done = 0
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Start the display."""
@@ -65,13 +62,11 @@ class ProgressDisplay(Callback):
         self._clients_done, self._doing = 0, ""
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        """Show the current client."""
         if self._live is not None:
             self._doing = self._names[client]
             self._refresh(trainer)
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """Count the client."""
         self._clients_done += 1
         self._refresh(trainer)
 
@@ -83,7 +78,9 @@ class ProgressDisplay(Callback):
         self._clock.round_done(now)
         self._clients_done, self._doing = 0, ""
         self._refresh(trainer)
-        if self._live is None and self._line_is_due(done, trainer.max_rounds, now):
+        first_or_last = done == trainer.max_rounds or self._clock.rounds_done == 1
+        late = (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
+        if self._live is None and (first_or_last or (done % self.every_n_rounds == 0 and late)):
             self._line_round, self._line_time = done, now
             clients = f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"
             times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
@@ -104,11 +101,9 @@ class ProgressDisplay(Callback):
         _print_plain(ended if done >= rounds else f"{how} after round {done}/{rounds}, {elapsed}")
 
     def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
-        """Remove the display before the error is shown."""
         self.teardown(trainer, "fit")
 
     def teardown(self, trainer: TrainerSurface, stage: str) -> None:
-        """Remove the display."""
         live, self._live, self._clock = self._live, None, None
         if live is not None:
             live.stop()
@@ -154,12 +149,6 @@ class ProgressDisplay(Callback):
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
         return Group(*lines, *map(Text, self._metrics(trainer)))
 
-    def _line_is_due(self, done: int, rounds: int, now: float) -> bool:
-        if done == rounds or (self._clock is not None and self._clock.rounds_done == 1):
-            return True
-        late = (done - self._line_round) * 100 >= rounds or now - self._line_time >= _PLAIN_SECONDS
-        return done % self.every_n_rounds == 0 and late
-
     def _left(self, trainer: TrainerSurface, now: float) -> str:
         rounds = trainer.max_rounds - trainer.federation.current_round
         seconds = None if self._clock is None else self._clock.remaining(rounds, now)
@@ -174,13 +163,13 @@ class ProgressDisplay(Callback):
         leading = [displayed_metric(train), displayed_metric(validation, monitor)]
         shown = dict.fromkeys(name for name in leading if name is not None)
         shown |= dict.fromkeys(name for name, metric in measured.items() if metric.prog_bar)
-        return [self._metric_text(name, measured[name]) for name in list(shown)[:_MOST_METRICS]]
-
-    def _metric_text(self, name: str, metric: MetricSummary) -> str:
-        text = f"{name} {metric.mean:.4g}"
-        if len(self._names) > 1 and not math.isnan(metric.worst):
-            text += f" (worst {metric.worst:.4g}: {self._names[metric.worst_client]})"
-        return text
+        texts = []
+        for name in list(shown)[:_MOST_METRICS]:
+            metric = measured[name]
+            texts.append(f"{name} {metric.mean:.4g}")
+            if len(self._names) > 1 and not math.isnan(metric.worst):
+                texts[-1] += f" (worst {metric.worst:.4g}: {self._names[metric.worst_client]})"
+        return texts
 
 
 class _NotebookDisplay:

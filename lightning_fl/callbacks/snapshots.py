@@ -35,7 +35,6 @@ class Snapshots(Callback):
         self._loaded: dict[int, list[dict[str, Any]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Clear the snapshots."""
         self._kept, self._loaded = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
@@ -56,12 +55,10 @@ class Snapshots(Callback):
             export_models(of_round, trainer.module, trainer.loop.flat, [], folder / f"round_{number}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The snapshots so far."""
         kept = {number: [model.state_dict() for model in models] for number, models in self._kept.items()}
         return {"kept": kept | self._loaded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the snapshots."""
         self._loaded = dict(state["kept"])
 
     def _restore_loaded(self, trainer: TrainerSurface) -> None:

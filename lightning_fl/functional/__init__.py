@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lightning_fl.functional.conformal import pooled_quantile as pooled_quantile
     from lightning_fl.functional.conformal import score_counts as score_counts
     from lightning_fl.functional.dirichlet import sample_dirichlet as sample_dirichlet
-    from lightning_fl.functional.discriminative_layer import most_discriminative_layer as most_discriminative_layer
-    from lightning_fl.functional.discriminative_layer import most_discriminative_layer as most_telling_layer  # noqa: F401
     from lightning_fl.functional.dpfl import batched_greedy_collaborators as batched_greedy_collaborators
     from lightning_fl.functional.dpfl import greedy_collaborators as greedy_collaborators
     from lightning_fl.functional.drflm import draw_cohort as draw_cohort
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from lightning_fl.functional.hcct import hierarchical_partition as hierarchical_partition
     from lightning_fl.functional.hcct import join_group as join_group
     from lightning_fl.functional.hcct import least_merged_cosine as least_merged_cosine
+    from lightning_fl.functional.hcct import most_discriminative_layer as most_discriminative_layer
+    from lightning_fl.functional.hcct import most_discriminative_layer as most_telling_layer  # noqa: F401
     from lightning_fl.functional.hcct import partition_from_gram as partition_from_gram
     from lightning_fl.functional.hcct import partition_utility as partition_utility
     from lightning_fl.functional.ifca import perturbed as perturbed

@@ -4,18 +4,10 @@ Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distribut
 Constraints", IEEE Transactions on Neural Networks and Learning Systems 2021, https://arxiv.org/abs/1910.01991: its
 optimal bipartition and stopping criteria.
 
-| paper | here | shape |
-|---|---|---|
-| ΔW_i, update of client i | rows behind ``gram`` = ΔW ΔWᵀ (:func:`lightning_fl.functional.gram_matrix`) | [N, N] |
-| |D_i|, training samples of client i | ``num_samples`` | [N] |
-| α_ij, cosine similarity of updates | ``similarities`` | [N, N] |
-| α_cross^max, largest similarity across the two sides | ``cross_similarity`` | number |
-| ε1, ε2, γ_max | ``eps1``, ``eps2``, ``gamma_max`` | numbers |
-
 A cluster is split if its mean update is shorter than ε1 and some client's is longer than ε2, along the bipartition with
-the least α_cross^max: the last merge of single linkage on ``1 - α``. The split is kept if
-``sqrt((1 - α_cross^max) / 2) > γ_max``. γ_max in [0, 1) bounds the distance of a client's gradient from its cluster's
-true gradient, relative to the length of the latter; it is chosen by hand, as in the paper.
+the least α_cross^max, the largest similarity across the two sides: the last merge of single linkage on ``1 - α``. It is
+kept if ``sqrt((1 - α_cross^max) / 2) > γ_max``. γ_max in [0, 1) bounds the distance of a client's gradient from its
+cluster's true gradient, relative to the length of the latter; it is chosen by hand, as in the paper.
 
 Differs from the paper: the cosine with a zero update is 0 (the paper leaves it undefined).
 """
@@ -29,14 +21,9 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.functional.gram import check_gram, cosine_similarities
+from lightning_fl.functional.shapes import check_square
 
-__all__ = [
-    "Bipartition",
-    "UpdateNorms",
-    "optimal_bipartition",
-    "split_cluster",
-    "update_norms",
-]
+__all__ = ["Bipartition", "UpdateNorms", "optimal_bipartition", "split_cluster", "update_norms"]
 
 # Distances from a cosine of 1 below this are rounding, not a difference.
 _ROUNDING = 1e-12
@@ -72,9 +59,7 @@ def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
     """
     inner, counts = check_gram(gram), np.asarray(num_samples, dtype=np.float64)
     if counts.shape != (len(inner),) or not (counts >= 0).all() or not 0 < counts.sum() < math.inf:
-        raise DataError(
-            f"num_samples={counts.tolist()} for {len(inner)} clients: give each a count of at least 0, not all zero."
-        )
+        raise DataError(f"num_samples={counts.tolist()} for {len(inner)} clients: give counts >= 0, not all zero.")
     shares = counts / counts.sum()
     return UpdateNorms(math.sqrt(max(0.0, shares @ inner @ shares)), math.sqrt(inner.diagonal().max()))
 
@@ -92,11 +77,8 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
     from scipy.cluster.hierarchy import linkage, to_tree
     from scipy.spatial.distance import squareform
 
+    check_square("similarities", similarities, least=2)
     alpha = np.array(similarities.detach().double().cpu())
-    if alpha.ndim != 2 or alpha.shape[0] != alpha.shape[1] or len(alpha) < 2:
-        raise ConfigurationError(
-            f"similarities of shape {list(alpha.shape)}: give a square matrix of at least two clients."
-        )
     np.fill_diagonal(alpha, 1)
     if not (np.abs(alpha) <= 1 + 1e-6).all() or not np.allclose(alpha, alpha.T, rtol=0, atol=1e-6):  # float32's too
         raise ConfigurationError("similarities: give a symmetric matrix of finite cosines from -1 to 1.")
@@ -117,8 +99,8 @@ def split_cluster(
     """The two sides into which a cluster is split, or ``None`` if it stays whole.
 
     Args:
-        gram: ΔW ΔWᵀ of the cluster's clients, shape [N, N].
-        num_samples: |D_i| >= 0, not all zero, length N.
+        gram: as for :func:`update_norms`.
+        num_samples: as for :func:`update_norms`.
         eps1: upper bound of the norm of the mean update.
         eps2: lower bound of the largest norm of a client's update.
         gamma_max: from 0 (any separation is enough) to 1.

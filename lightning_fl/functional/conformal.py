@@ -53,22 +53,13 @@ def conformal_scores(prediction: Tensor, target: Tensor, uncertainty: Tensor | N
 
 
 def conformal_quantile(scores: Tensor, level: float) -> float:
-    """The ``ceil(level (n + 1))``-th smallest of n scores; infinite if n is too small for the level.
-
-    Args:
-        scores: [n].
-        level: wanted coverage, in (0, 1).
-    """
+    """The ``ceil(level (n + 1))``-th smallest of n scores; infinite if n is too small for the level in (0, 1)."""
     rank = _rank(level, len(scores) + 1)
     return float(scores.double().sort().values[rank - 1]) if rank <= len(scores) else math.inf
 
 
 def score_counts(scores: Tensor) -> dict[int, int]:
-    """Numbers of scores per step of the grid: e -> number in (2^((e - 1) / 32), 2^(e / 32)].
-
-    Args:
-        scores: [n], at least 0.
-    """
+    """Numbers of scores [n] of at least 0 per step of the grid: e -> number in (2^((e - 1) / 32), 2^(e / 32)]."""
     steps = (torch.log2(scores.double()) * _STEPS).ceil().nan_to_num(nan=_END, posinf=_END).clamp(-_END, _END)
     return dict(sorted(Counter(steps.long().tolist()).items()))
 

@@ -3,22 +3,10 @@
 Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
 https://arxiv.org/abs/2406.06520, equations 6 to 8, algorithms 2 (GGC) and 3 (BGGC), theorem 1.
 
-=================  ==========================================================  ==================
-paper              here                                                        shape
-=================  ==========================================================  ==================
-k, S               the client, ``candidates``                                  [n] client numbers
-p_i                ``weights``, any multiple of the sample counts              [n]
-w_i                ``own``, what ``fetch`` returns: a model's vectors          [P] each
-B_c                ``budget``, most collaborators; ``None`` for no limit
-R(S)               ``reward``, minus the validation loss of the average over   number, larger is better
-                   S and k
-X, Y               collaborators so far; X and all undecided candidates
-w^X, w^Y           running sums ``sum p_i w_i`` in double precision            [P]
-=================  ==========================================================  ==================
-
-Both algorithms go through the shuffled candidates and keep or drop each by the gains of adding it to X and of removing
-it from Y (a randomised double greedy). R(X) and R(Y) carry over to the next candidate, so n candidates cost 2n + 2
-rewards.
+The reward R(S) of a set of collaborators is minus the validation loss of the average over S and the client. Both
+algorithms go through the shuffled candidates and keep or drop each by the gains of adding it to X, the collaborators so
+far, and of removing it from Y, which has all undecided candidates too (a randomised double greedy). R(X) and R(Y) carry
+over to the next candidate, so n candidates cost 2n + 2 rewards.
 
 The rule keeps a candidate that neither helps X nor harms Y (a = b = 0), even one that harms both, so the chosen set may
 have a smaller reward than the empty set: remark 3 of the paper, that it "returns a set no worse than the empty set with
@@ -30,7 +18,8 @@ Differs from the paper: B_c counts collaborators without the client itself.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from functools import reduce
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +32,7 @@ __all__ = ["Collaborators", "batched_greedy_collaborators", "double_greedy", "gr
 
 #: The vectors of one model, floating-point, one per dtype.
 Model = Sequence[Tensor]
+State = TypeVar("State")
 
 
 class Collaborators(NamedTuple):
@@ -61,30 +51,14 @@ class Collaborators(NamedTuple):
         return self.chosen if self.reward >= self.reward_alone else []
 
 
-class MarginalRewards(Protocol):
-    """Rewards for the double greedy; holds X and Y."""
-
-    def alone(self) -> float:
-        """R(X) at the start."""
-
-    def everybody(self) -> float:
-        """R(Y) at the start."""
-
-    def added(self, candidate: int) -> float:
-        """R(X with the candidate)."""
-
-    def removed(self, candidate: int) -> float:
-        """R(Y without the candidate)."""
-
-    def keep(self, candidate: int) -> None:
-        """Add the candidate to X."""
-
-    def drop(self, candidate: int) -> None:
-        """Remove the candidate from Y."""
-
-
 def double_greedy(
-    rewards: MarginalRewards, candidates: Sequence[int], budget: int | None, generator: torch.Generator
+    value: Callable[[State], float],
+    change: Callable[[State, int, int], State],
+    alone: State,
+    everybody: Callable[[], State],
+    candidates: Sequence[int],
+    budget: int | None,
+    generator: torch.Generator,
 ) -> Collaborators:
     """Decide on every candidate (algorithm 2).
 
@@ -92,40 +66,44 @@ def double_greedy(
     ``b = max(R(Y - j) - R(Y), 0)``. A reward of NaN counts as the worst.
 
     Args:
-        rewards: starts with X empty and Y = all candidates.
+        value: R of what stands for a set.
+        change: that of the set with a candidate (1) or without it (-1); leaves its argument unchanged.
+        alone: that of X at the start, the empty set.
+        everybody: returns that of Y at the start, all candidates; only called if there is a choice.
         candidates: in the order of the decisions (see :func:`shuffled`).
         budget: most collaborators; the function returns once they are chosen.
         generator: one uniform draw per candidate.
     """
-    reward_alone = reward = _worst_if_nan(rewards.alone())
+
+    def worth(members: State) -> float:
+        reward = value(members)
+        return -math.inf if math.isnan(reward) else reward
+
+    reward_alone = reward = worth(alone)
     chosen: list[int] = []
     if not candidates or budget == 0:
         return Collaborators(chosen, reward, reward_alone)
-    of_rest = _worst_if_nan(rewards.everybody())
+    rest = everybody()
+    of_rest = worth(rest)
     draws = torch.rand(len(candidates), dtype=torch.float64, generator=generator).tolist()
-    last = candidates[-1]
     for candidate, draw in zip(candidates, draws, strict=True):
-        if candidate == last:  # X with it is Y, and Y without it is X
+        larger, smaller = change(alone, candidate, 1), change(rest, candidate, -1)
+        if candidate == candidates[-1]:  # X with it is Y, and Y without it is X
             with_it, without_it = of_rest, reward
         else:
-            with_it, without_it = _worst_if_nan(rewards.added(candidate)), _worst_if_nan(rewards.removed(candidate))
+            with_it, without_it = worth(larger), worth(smaller)
         if draw < _probability(_gain(with_it, reward), _gain(without_it, of_rest)):
-            rewards.keep(candidate)
+            alone, reward = larger, with_it
             chosen.append(candidate)
-            reward = with_it
             if len(chosen) == budget:
                 break
         else:
-            rewards.drop(candidate)
-            of_rest = without_it
+            rest, of_rest = smaller, without_it
     return Collaborators(sorted(chosen), reward, reward_alone)
 
 
 def greedy_collaborators(
-    reward: Callable[[frozenset[int]], float],
-    candidates: Sequence[int],
-    budget: int | None,
-    generator: torch.Generator,
+    reward: Callable[[frozenset[int]], float], candidates: Sequence[int], budget: int | None, generator: torch.Generator
 ) -> Collaborators:
     """Choose collaborators by greedy graph construction (GGC, algorithm 2).
 
@@ -136,8 +114,12 @@ def greedy_collaborators(
         generator: of the order and of the draws.
     """
     _check(candidates, budget)
-    order = shuffled(candidates, generator)
-    return double_greedy(_SetRewards(reward, order), order, budget, generator)
+    order, nobody = shuffled(candidates, generator), frozenset[int]()
+
+    def change(members: frozenset[int], candidate: int, sign: int) -> frozenset[int]:
+        return members | {candidate} if sign > 0 else members - {candidate}
+
+    return double_greedy(reward, change, nobody, lambda: frozenset(order), order, budget, generator)
 
 
 def batched_greedy_collaborators(
@@ -175,111 +157,39 @@ def batched_greedy_collaborators(
         raise ConfigurationError(f"weights of clients {bad or 'itself'} are not positive: give them samples.")
     order = shuffled(candidates, generator)
     size = batch_size or budget or max(len(order), 1)
-    rewards = _RunningRewards(evaluate, own, own_weight, weights, order, fetch, size, everybody)
-    return double_greedy(rewards, order, budget, generator)
+    held: dict[int, Model] = {}
+
+    def model(candidate: int) -> Model:
+        if candidate not in held:
+            first = order.index(candidate)
+            held.clear()  # release the last models first
+            batch = order[first : first + size]
+            held.update(zip(batch, fetch(batch), strict=True))
+        return held[candidate]
+
+    def change(total: _Sum, candidate: int, sign: int) -> _Sum:
+        weight = sign * weights[candidate]
+        pairs = zip(total.vectors, model(candidate), strict=True)
+        return _Sum([vector.add(other, alpha=weight) for vector, other in pairs], total.weight + weight)
+
+    def value(total: _Sum) -> float:
+        return evaluate([(v / total.weight).to(of.dtype) for v, of in zip(total.vectors, own, strict=True)])
+
+    alone = _Sum([vector.double() * own_weight for vector in own], own_weight)
+
+    def all_of_them() -> _Sum:
+        if everybody is not None:
+            return _Sum(everybody, own_weight + math.fsum(weights[client] for client in order))
+        return reduce(lambda total, candidate: change(total, candidate, 1), order, alone)
+
+    return double_greedy(value, change, alone, all_of_them, order, budget, generator)
 
 
-class _SetRewards:
-    """Rewards of sets."""
-
-    def __init__(self, reward: Callable[[frozenset[int]], float], candidates: Sequence[int]) -> None:
-        self._reward = reward
-        self._chosen: frozenset[int] = frozenset()
-        self._rest = frozenset(candidates)
-
-    def alone(self) -> float:
-        return self._reward(self._chosen)
-
-    def everybody(self) -> float:
-        return self._reward(self._rest)
-
-    def added(self, candidate: int) -> float:
-        return self._reward(self._chosen | {candidate})
-
-    def removed(self, candidate: int) -> float:
-        return self._reward(self._rest - {candidate})
-
-    def keep(self, candidate: int) -> None:
-        self._chosen |= {candidate}
-
-    def drop(self, candidate: int) -> None:
-        self._rest -= {candidate}
-
-
-class _RunningRewards:
-    """Rewards of averages, from w^X and w^Y."""
-
-    def __init__(
-        self,
-        evaluate: Callable[[list[Tensor]], float],
-        own: Model,
-        own_weight: float,
-        weights: Mapping[int, float],
-        order: list[int],
-        fetch: Callable[[Sequence[int]], Sequence[Model]],
-        size: int,
-        everybody: Model | None,
-    ) -> None:
-        self._evaluate = evaluate
-        self._weights = weights
-        self._order = order
-        self._fetch = fetch
-        self._size = size
-        self._dtypes = [vector.dtype for vector in own]
-        self._chosen = _Sum([vector.double() * own_weight for vector in own], own_weight)
-        total = own_weight + math.fsum(weights[client] for client in order)
-        self._rest = _Sum([] if everybody is None else [vector.double().clone() for vector in everybody], total)
-        self._batch: dict[int, Model] = {}
-
-    def alone(self) -> float:
-        return self._value(self._chosen.vectors, self._chosen.weight)
-
-    def everybody(self) -> float:
-        if not self._rest.vectors:
-            self._rest = _Sum([vector.clone() for vector in self._chosen.vectors], self._chosen.weight)
-            for candidate in self._order:
-                self._rest.add_(self._model(candidate), self._weights[candidate])
-        return self._value(self._rest.vectors, self._rest.weight)
-
-    def added(self, candidate: int) -> float:
-        return self._value_with(self._chosen, candidate, self._weights[candidate])
-
-    def removed(self, candidate: int) -> float:
-        return self._value_with(self._rest, candidate, -self._weights[candidate])
-
-    def keep(self, candidate: int) -> None:
-        self._chosen.add_(self._model(candidate), self._weights[candidate])
-
-    def drop(self, candidate: int) -> None:
-        self._rest.add_(self._model(candidate), -self._weights[candidate])
-
-    def _model(self, candidate: int) -> Model:
-        if candidate not in self._batch:
-            first = self._order.index(candidate)
-            batch = self._order[first : first + self._size]
-            self._batch = {}  # release the last models first
-            self._batch = dict(zip(batch, self._fetch(batch), strict=True))
-        return self._batch[candidate]
-
-    def _value_with(self, total: "_Sum", candidate: int, weight: float) -> float:
-        pairs = zip(total.vectors, self._model(candidate), strict=True)
-        return self._value([vector.add(other, alpha=weight) for vector, other in pairs], total.weight + weight)
-
-    def _value(self, vectors: list[Tensor], weight: float) -> float:
-        return self._evaluate([(v / weight).to(dtype) for v, dtype in zip(vectors, self._dtypes, strict=True)])
-
-
-class _Sum:
+class _Sum(NamedTuple):
     """``sum p_i w_i`` in float64, and ``sum p_i``."""
 
-    def __init__(self, vectors: list[Tensor], weight: float) -> None:
-        self.vectors = vectors
-        self.weight = weight
-
-    def add_(self, model: Model, weight: float) -> None:
-        for vector, other in zip(self.vectors, model, strict=True):
-            vector.add_(other, alpha=weight)
-        self.weight += weight
+    vectors: Model
+    weight: float
 
 
 @checked
@@ -298,7 +208,3 @@ def _probability(a: float, b: float) -> float:
 def _gain(new: float, old: float) -> float:
     """Increase of the reward, at least 0; two infinite losses are equal."""
     return 0.0 if new <= old else new - old
-
-
-def _worst_if_nan(reward: float) -> float:
-    return -math.inf if math.isnan(reward) else reward

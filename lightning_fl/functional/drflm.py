@@ -3,17 +3,7 @@
 DRFA: Deng, Kamani, Mahdavi, "Distributionally Robust Federated Averaging", NeurIPS 2020, algorithm 1.
 DRFLM: Wu et al., "DRFLM: Distributionally Robust Federated Learning with Inter-client Noise via Local Mixup",
 https://arxiv.org/abs/2204.07742. Both solve ``min_w max_{λ ∈ Δ_N} Σ_i λ_i f_i(w)``; DRFLM takes ``f_i`` on mixed
-samples.
-
-| paper | here | shape |
-|---|---|---|
-| λ, sampling weights on the simplex Δ_N | ``weights`` | [N] |
-| v, unbiased estimate of the clients' losses | ``losses`` | [N] |
-| η_λ, step of the weights; τ, local steps a round | ``step_size``, ``num_local_steps`` | numbers |
-| C, cohort drawn with probabilities λ; U, clients drawn uniformly | ``counts``, ``clients`` | [N], [c] |
-| γ ~ Beta(α, α), share of a sample in a mixed sample | ``gamma`` | [] or [B] |
-
-Differs from the paper: the weights may have a floor, ``λ_i >= floor`` (0 gives the paper's simplex).
+samples. Differs from the paper: the weights may have a floor, ``λ_i >= floor`` (0 gives the paper's simplex).
 """
 
 from collections.abc import Sequence
@@ -24,6 +14,7 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.functional.shapes import check_floating
 
 __all__ = [
     "draw_cohort",
@@ -37,10 +28,10 @@ __all__ = [
 
 
 def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
-    """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``.
+    """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``, in float64.
 
-    Exact, by sorting: ``λ = max(values − θ, floor)`` with the θ that makes the sum 1 (Duchi et al., "Efficient
-    projections onto the l1-ball", ICML 2008, figure 1). Computed in float64.
+    By sorting: ``λ = max(values − θ, floor)`` with the θ that makes the sum 1 (Duchi et al., "Efficient projections
+    onto the l1-ball", ICML 2008, figure 1).
 
     Args:
         values: any finite numbers, floating, shape [N], N >= 1.
@@ -49,17 +40,12 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     Returns:
         The projection, shape [N], in the type of ``values``.
     """
-    if values.ndim != 1 or len(values) == 0 or not values.is_floating_point():
-        raise ConfigurationError(
-            f"values of shape {list(values.shape)} and type {values.dtype}: give a floating vector [N], N >= 1."
-        )
+    check_floating("values", values, None)
     if not torch.isfinite(values).all():
         raise ConfigurationError(f"values={values.tolist()}: every entry must be finite to be projected.")
     count = len(values)
     if not 0 <= floor <= 1 / count + 1e-12:
-        raise ConfigurationError(
-            f"floor={floor} for {count} entries that sum to 1: give a floor from 0 to {1 / count:.6g}."
-        )
+        raise ConfigurationError(f"floor={floor} for {count} entries that sum to 1: must be 0 to {1 / count:.6g}.")
     total = max(0.0, 1.0 - count * floor)
     shifted = values.double() - values.double().max()  # a common shift changes nothing and keeps digits
     ordered = shifted.sort(descending=True).values
@@ -86,10 +72,7 @@ def sampling_weights_update(
     Returns:
         The new weights, shape [N], in the type of ``weights``.
     """
-    if weights.shape != losses.shape:
-        raise ConfigurationError(
-            f"weights {list(weights.shape)} and losses {list(losses.shape)}: give one entry per client in both."
-        )
+    check_floating("losses", losses, *weights.shape)
     ascended = weights.double() + step_size * num_local_steps * losses.to(weights.device, torch.float64)
     return project_simplex(ascended, floor).to(weights.dtype)
 
@@ -106,10 +89,7 @@ def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> T
         v, shape [N], in the type of ``losses``.
     """
     count = len(clients)
-    if losses.shape != (count,) or count == 0:
-        raise ConfigurationError(
-            f"losses of shape {list(losses.shape)} for {count} clients: give one loss per client, [c], c >= 1."
-        )
+    check_floating("losses", losses, max(1, count))
     if len(set(clients)) < count or not all(0 <= client < num_clients for client in clients):
         raise ConfigurationError(
             f"clients={list(clients)}: give distinct clients from 0 to {num_clients - 1}, drawn without replacement."
@@ -131,10 +111,9 @@ def draw_cohort(weights: Tensor, cohort_size: Count, generator: torch.Generator)
     Returns:
         Number of draws of each client, int64, shape [N], with sum c.
     """
-    if weights.ndim != 1 or not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
-        raise ConfigurationError(
-            f"weights={weights.tolist()}: give a vector [N] of finite numbers >= 0, at least one above 0."
-        )
+    check_floating("weights", weights, None)
+    if not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
+        raise ConfigurationError(f"weights={weights.tolist()}: give finite numbers >= 0, at least one above 0.")
     draws = torch.multinomial(weights.double(), cohort_size, replacement=True, generator=generator)
     return torch.bincount(draws, minlength=len(weights))
 
@@ -146,9 +125,7 @@ def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tens
         ``size`` distinct clients in ascending order, int64, shape [size].
     """
     if not 1 <= size <= num_clients:
-        raise ConfigurationError(
-            f"size={size} distinct clients out of {num_clients}: give a size from 1 to {num_clients}."
-        )
+        raise ConfigurationError(f"size={size}: must be 1 to {num_clients}, the number of clients.")
     return torch.randperm(num_clients, generator=generator, device=generator.device)[:size].sort().values
 
 
@@ -171,18 +148,12 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
             " (torch.nn.functional.one_hot(labels, num_classes).float()), or mix the two losses."
         )
     if permutation.shape != values.shape[:1]:
-        raise ConfigurationError(
-            f"permutation of shape {list(permutation.shape)} for values of shape {list(values.shape)}: give one partner"
-            " per sample."
-        )
+        raise ConfigurationError(f"permutation of shape {list(permutation.shape)}: give {list(values.shape[:1])}.")
     if isinstance(gamma, Tensor):
-        if gamma.ndim > 0 and gamma.shape != permutation.shape:
-            raise ConfigurationError(
-                f"gamma of shape {list(gamma.shape)}: give a number or one share per sample, {list(permutation.shape)}."
-            )
-        gamma = gamma.to(values)
         if gamma.ndim > 0:
+            check_floating("gamma", gamma, *permutation.shape)
             gamma = gamma.reshape(-1, *[1] * (values.ndim - 1))
+        gamma = gamma.to(values)
     elif not 0 <= gamma <= 1:
         raise ConfigurationError(f"gamma={gamma}: give a share from 0 to 1.")
     return gamma * values + (1 - gamma) * values[permutation]

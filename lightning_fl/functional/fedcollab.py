@@ -3,18 +3,10 @@
 Bao, Wang, Wu, He, "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
 https://arxiv.org/abs/2306.06508, equation 10 and algorithm 2.
 
-| paper | here | shape |
-|---|---|---|
-| p(i), coalition of client i | ``assignment`` | [N] |
-| D_ij, distance of the data of clients i and j | ``distances`` | [N, N] |
-| m_i, training samples of client i; β_i = m_i / m | ``num_samples`` | [N] |
-| C >= 0, capacity of the model class | ``capacity`` | number, in sqrt(samples) |
-| α_ij = m_j / (samples of i's coalition) if j is in it, else 0 | never formed | [N, N] |
-
-``L(p) = (1/N) Σ_i (C / √(samples of i's coalition) + Σ_j α_ij D_ij)``: few samples cost C / √m, different clients in
-the coalition cost their distance. A coalition c of n clients and M samples adds ``n C / √M + W / M`` to N L, with
-``W = Σ_{i<j in c} (m_i + m_j) D_ij``, so that moving a client or merging two coalitions changes L by a few sums that
-are kept up to date.
+``L(p) = (1/N) Σ_i (C / √(samples of i's coalition) + Σ_j α_ij D_ij)``, with ``α_ij = m_j / (samples of i's coalition)``
+for j in it, else 0: few samples cost C / √m, different clients in the coalition cost their distance. A coalition c of n
+clients and M samples adds ``n C / √M + W / M`` to N L, with ``W = Σ_{i<j in c} (m_i + m_j) D_ij``, so that moving a
+client or merging two coalitions changes L by a few sums that are kept up to date.
 
 Differs from the paper: L is the mean over clients, as in the authors' code, not the sum; the second line of equation 10
 squares the norm, which its first line and the theory do not: no square here. The solver makes algorithm 2's moves of
@@ -32,12 +24,13 @@ import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.seeding import derive_seed, generator
 from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.functional.gram import sample_counts
 from lightning_fl.functional.labels import in_order
+from lightning_fl.functional.shapes import check_square
 
-__all__ = ["coalition_objective", "join_coalitions", "solve_coalitions"]
+__all__ = ["coalition_objective", "join_coalitions", "same_coalitions_share", "solve_coalitions"]
 
 _Array = npt.NDArray[np.float64]
 _Labels = npt.NDArray[np.int64]
@@ -79,11 +72,7 @@ def coalition_objective(
 
 @checked
 def solve_coalitions(
-    distances: Tensor,
-    num_samples: Sequence[int] | Tensor,
-    capacity: float,
-    num_restarts: Count = 20,
-    seed: int = 0,
+    distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float, num_restarts: Count = 20, seed: int = 0
 ) -> list[int]:
     """Search for the assignment with the least L.
 
@@ -97,9 +86,9 @@ def solve_coalitions(
     1,000 samples the first may change sides.
 
     Args:
-        distances: D, symmetric, zero on the diagonal, shape [N, N]. Estimates may be below 0.
-        num_samples: m, positive, length N.
-        capacity: C >= 0; the paper takes 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
+        distances: as for :func:`coalition_objective`.
+        num_samples: as for :func:`coalition_objective`.
+        capacity: C; the paper takes 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
         num_restarts: number of starts.
         seed: the same seed gives the same assignment.
 
@@ -155,9 +144,7 @@ def join_coalitions(
     present = np.ones(len(samples), dtype=bool)
     present[list(newcomers)] = False
     if (labels[present] < 0).any():
-        raise ConfigurationError(
-            f"assignment={labels.tolist()}: give clients that are not newcomers a label of at least 0."
-        )
+        raise ConfigurationError(f"assignment={labels.tolist()}: only newcomers may have labels below 0.")
     for newcomer in sorted(newcomers):
         used = np.unique(labels[present])
         chosen = int(used.max(initial=-1)) + 1
@@ -173,6 +160,44 @@ def join_coalitions(
         labels[newcomer] = chosen
         present[newcomer] = True
     return labels.tolist()
+
+
+def same_coalitions_share(
+    assignment: Sequence[int],
+    distances: Tensor,
+    standard_errors: Tensor,
+    num_samples: Sequence[int] | Tensor,
+    capacity: float,
+    *,
+    num_draws: int = 40,
+    num_restarts: int = 5,
+    seed: int = 0,
+) -> float:
+    """The share of draws of all distances in which the best coalitions are the same: a parametric bootstrap.
+
+    A draw adds to every distance an independent normal error of its standard error. The estimates already have an
+    error, so the share is rather low.
+
+    Args:
+        assignment: coalitions, length N.
+        distances: as for :func:`solve_coalitions`, as the others.
+        standard_errors: of the distances, shape [N, N]; 0 for known ones.
+        num_samples: m.
+        capacity: C.
+        num_draws: number of draws.
+        num_restarts: starts of the search in each draw.
+        seed: of the draws.
+    """
+    own = in_order(list(assignment))
+    same = 0
+    for draw in range(num_draws):
+        noise = torch.randn(distances.shape, generator=generator(seed, draw), dtype=torch.float64)
+        errors = (noise * standard_errors).triu(1)
+        found = solve_coalitions(
+            distances + errors + errors.T, num_samples, capacity, num_restarts, derive_seed(seed, draw, "search")
+        )
+        same += found == own
+    return same / num_draws
 
 
 def _cost(sizes: _Sum, masses: _Sum, within: _Sum, capacity: float) -> _Sum:
@@ -312,8 +337,7 @@ def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
     labels = torch.as_tensor(assignment, device="cpu")
     if labels.shape != (num_clients,) or labels.is_floating_point():
         raise ConfigurationError(
-            f"assignment of shape {list(labels.shape)} and type {labels.dtype} for {num_clients} clients: give one"
-            " integer label per client."
+            f"assignment of shape {list(labels.shape)} and type {labels.dtype}: give [{num_clients}] integers."
         )
     return np.array(labels, dtype=np.int64)
 
@@ -321,8 +345,7 @@ def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
 @checked
 def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: NonNegative) -> tuple[_Array, _Array]:
     """V_ij = (m_i + m_j) D_ij, shape [N, N], and m, shape [N]."""
-    if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
-        raise ConfigurationError(f"distances of shape {list(distances.shape)}: give a square matrix [N, N], N >= 1.")
+    check_square("distances", distances)
     matrix = np.array(distances.detach().cpu().double())
     if not np.isfinite(matrix).all():
         raise ConfigurationError("distances: every entry must be a finite number.")

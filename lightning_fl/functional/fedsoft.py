@@ -1,20 +1,8 @@
 """FedSoft's mathematics: the share of a client's data that each model explains, and the draw of its contributors.
 
 Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
-https://arxiv.org/abs/2112.06053, equations 4 to 6 and algorithm 1.
-
-==========================  ==========================================  ======
-paper                       here                                        shape
-==========================  ==========================================  ======
-n_ks / n_k                  ``shares``                                  [N, S]
-σ                           ``sigma``
-u_ks                        :func:`floored_importance`                  [N, S]
-n_k                         ``num_samples``                             [N]
-v_sk                        :func:`contribution_weights`                [S, N]
-Sel_s, K clients            :func:`draw_contributors`                   <= K
-==========================  ==========================================  ======
-
-Differs from the paper: nothing here. As in the authors' code, u is not normalised after σ has replaced zeros.
+https://arxiv.org/abs/2112.06053, equations 4 to 6 and algorithm 1. Differs from the paper: nothing here. As in the
+authors' code, u is not normalised after σ has replaced zeros.
 """
 
 from collections.abc import Sequence

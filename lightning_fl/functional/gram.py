@@ -1,13 +1,8 @@
 """Inner products, cosines and distances of clients' updates.
 
-| here | meaning | shape |
-|---|---|---|
-| ``updates`` | g_n, a client's weights after its turn minus those before it | [N, P] |
-| ``gram`` | G = g gᵀ, the Gram matrix | [N, N] |
-| ``num_samples`` | m_n, training samples | [N] |
-
-Everything that depends only on directions and lengths of updates follows from the Gram matrix, the only product with a
-cost that grows with P. The mean update of a group with shares s has the squared norm sᵀ G s and the inner products G s.
+Everything that depends only on directions and lengths of updates g [N, P] follows from their Gram matrix G = g gᵀ
+[N, N], the only product with a cost that grows with P. The mean update of a group with shares s has the squared norm
+sᵀ G s and the inner products G s.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +14,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Fraction, checked
+from lightning_fl.functional.shapes import check_floating, check_square
 
 __all__ = [
     "check_gram",
@@ -43,8 +39,6 @@ _ROUNDING = 1e-12
 
 def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
     """Inner products of all pairs of updates, G = g gᵀ, summed in float64 whatever the type of the updates.
-
-    Works through a few thousand columns at a time: no second copy of the updates is made.
 
     Args:
         updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device.
@@ -78,14 +72,7 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
     """
     rows: int | None = None
     for block in (updates,) if isinstance(updates, Tensor) else updates:
-        if block.ndim != 2 or not len(block) or not block.is_floating_point():
-            raise ConfigurationError(
-                f"updates of shape {list(block.shape)} and type {block.dtype}: give a floating matrix [N, P]."
-            )
-        if rows not in (None, len(block)):
-            raise ConfigurationError(
-                f"updates: a block has {len(block)} rows after one with {rows}; give columns of all clients in each."
-            )
+        check_floating("updates", block, rows, block.shape[-1] if block.ndim else None)
         rows = len(block)
         for columns in block.detach().split(_CHUNK_COLUMNS, dim=1):
             if columns.shape[1]:
@@ -94,9 +81,8 @@ def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
 
 def check_gram(gram: Tensor) -> _Array:
     """A checked copy of a Gram matrix as float64 NumPy array."""
+    check_square("gram", gram)
     inner = gram.detach().to("cpu", torch.float64).numpy().copy()
-    if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not len(inner):
-        raise ConfigurationError(f"gram of shape {list(inner.shape)}: give the square matrix [N, N] of gram_matrix.")
     if not np.isfinite(inner).all() or (inner.diagonal() < 0).any():
         raise ConfigurationError("gram: inner products must be finite and the squared norms on the diagonal >= 0.")
     return inner
@@ -150,10 +136,8 @@ def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: Fr
     Returns:
         The new C̄ and w.
     """
-    if not mean.shape == weight.shape == cosines.shape:
-        raise ConfigurationError(
-            f"mean {list(mean.shape)}, weight {list(weight.shape)} and cosines {list(cosines.shape)}: give one shape."
-        )
+    check_floating("weight", weight, *mean.shape)
+    check_floating("cosines", cosines, *mean.shape)
     before = memory * weight
     return (torch.where(before > 0, before * mean, 0) + cosines) / (before + 1), before + 1
 
@@ -169,8 +153,7 @@ def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
         float64, shape [N, N], with the diagonal of G.
     """
     inner = check_gram(gram)
-    if cosines.shape != gram.shape:
-        raise ConfigurationError(f"cosines of shape {list(cosines.shape)}: give {list(gram.shape)}, like gram.")
+    check_floating("cosines", cosines, *gram.shape)
     norms = np.sqrt(inner.diagonal())
     changed = cosines.detach().to("cpu", torch.float64).numpy() * norms[:, None] * norms
     np.fill_diagonal(changed, inner.diagonal())
@@ -225,13 +208,9 @@ def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """
     total: Tensor | None = None
     for point, centres in blocks:
-        if point.ndim != 1 or centres.ndim != 2 or centres.shape[1:] != point.shape or not len(centres):
-            raise ConfigurationError(
-                f"blocks of weights {list(point.shape)} and centres {list(centres.shape)}: give [c] and [K, c]."
-            )
+        check_floating("weights", point, point.numel())
+        check_floating("centres", centres, None if total is None else len(total), *point.shape)
         part = (centres.double() - point.double()).square().sum(1)
-        if total is not None and total.shape != part.shape:
-            raise ConfigurationError(f"a block has {len(part)} centres after one with {len(total)}: give all in each.")
         total = part if total is None else total + part
     if total is None:
         raise ConfigurationError("blocks: give at least one block [c], [K, c].")

@@ -4,37 +4,32 @@ Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalizati
 Learning", IEEE Transactions on Mobile Computing 2024, https://arxiv.org/abs/2401.13236, algorithm 2 and equations 8 to
 20: hierarchical clustering-based collaborative training.
 
-| paper | here | shape |
-|---|---|---|
-| g_n, update (gradient) of client n | ``updates`` | [N, P] |
-| m_n, training samples of client n | ``num_samples`` | [N] |
-| λ >= 0, trade-off | ``tradeoff`` | number, in sqrt(samples) |
-| g_k = Σ_{n in k} (m_n / m_k) g_n, update of group k | never formed | [P] |
-| s(g_n, g_k), cosine similarity | from ``gram`` = g gᵀ | [N, N] |
-| u_n(k) = U_0 − λ / √m_k + s(g_n, g_k), utility of client n in group k | :func:`partition_utility` sums it | number |
-
-Every cosine follows from the Gram matrix, since ⟨g_n, g_k⟩ = Σ_j (m_j / m_k) G_nj and ‖g_k‖² is a weighted sum of
-entries of G. Only this product, of cost N² P, depends on P; the merging costs O(N²) memory and O(N³) time and gives
-exactly the partition of the paper's algorithm, which HCCT-E
+Client n with the update g_n and m_n training samples has in group k the utility ``u_n(k) = U_0 − λ / √m_k + s(g_n,
+g_k)``, with the group's samples m_k, its update g_k = Σ_{n in k} (m_n / m_k) g_n and the cosine similarity s. Every
+cosine follows from the Gram matrix, since ⟨g_n, g_k⟩ = Σ_j (m_j / m_k) G_nj and ‖g_k‖² is a weighted sum of entries of
+G. Only this product, of cost N² P, depends on the number of parameters P; the merging costs O(N²) memory and O(N³) time
+and gives exactly the partition of the paper's algorithm, which HCCT-E
 (:func:`~lightning_fl.functional.most_discriminative_layer`) approximates.
 
 Differs from the paper: U_0 is 0, as it cancels in every comparison. The cosine with a zero vector is 0 (the paper
 leaves it undefined); a client alone has s = 1 even if its update is zero. Not in the paper: ``leave_one_out`` takes
 s(g_n, g_{k∖n}), the cosine with the update of the group's other clients. g_k contains g_n, so s(g_n, g_k) is at least
-about 1/√|k| even for unrelated updates. A client alone keeps s = 1.
+about 1/√|k| even for unrelated updates.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import NonNegative, checked
-from lightning_fl.functional.gram import check_gram, gram_matrix, inverse_roots, sample_counts
+from lightning_fl.functional.gram import check_gram, float64_columns, gram_matrix, inverse_roots, sample_counts
+from lightning_fl.functional.shapes import check_floating
 
 __all__ = [
     "Merge",
@@ -42,6 +37,7 @@ __all__ = [
     "hierarchical_partition",
     "join_group",
     "least_merged_cosine",
+    "most_discriminative_layer",
     "partition_from_gram",
     "partition_utility",
 ]
@@ -64,7 +60,7 @@ class Merge(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """Groups and the merges that formed them."""
+    """Groups, and the merges that formed them."""
 
     labels: list[int]
     """Group of each client, 0..K-1 in order of first appearance, length N."""
@@ -81,9 +77,9 @@ def hierarchical_partition(
 
     Args:
         updates: g, floating, shape [N, P].
-        num_samples: m, positive, length N.
-        tradeoff: λ >= 0.
-        leave_one_out: compare a client with the other clients of its group.
+        num_samples: as for :func:`partition_from_gram`.
+        tradeoff: as for :func:`partition_from_gram`.
+        leave_one_out: as for :func:`partition_from_gram`.
 
     Returns:
         Group of each client, labels 0..K-1 in order of first appearance.
@@ -113,7 +109,8 @@ def partition_from_gram(
         Labels, merges and the total utility.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
-    cosines = _weighted_cosines(inner, samples)
+    # Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩. Cosines of groups are sums of its blocks.
+    cosines = inverse_roots(inner.diagonal())[:, None] * inner * samples
     inner = inner * samples[:, None] * samples
     scales = inner.diagonal().copy()
     own, reach, place = inner.diagonal().copy(), inner.copy(), np.arange(len(samples))
@@ -221,10 +218,7 @@ def join_group(
     """
     _, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples) or not 0 <= newcomer < len(samples):
-        raise ConfigurationError(
-            f"{len(labels)} labels and newcomer={newcomer} for {len(samples)} clients: give one label per client and a"
-            f" newcomer from 0 to {len(samples) - 1}."
-        )
+        raise ConfigurationError(f"{len(labels)} labels and newcomer={newcomer} do not fit {len(samples)} clients.")
     used = sorted({labels[client] for client in range(len(samples)) if client != newcomer})
     found = list(labels)
     found[newcomer] = max(used, default=-1) + 1
@@ -246,6 +240,43 @@ def join_group(
     return found
 
 
+def most_discriminative_layer(
+    updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
+) -> str:
+    """Find the layer with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖² of the clients' updates (equation 19).
+
+    It is 0 where all updates are equal, and infinite where they differ but cancel in the mean. Of equal layers the
+    first is taken.
+
+    Args:
+        updates_by_layer: update of every client in each layer, floating, shape [N, P_l].
+        num_samples: counts m (positive, length N) that weight the mean ḡ, as FedAvg does; ``None`` for the plain mean.
+            The sum over clients is unweighted in both cases.
+
+    Returns:
+        Name of the layer.
+    """
+    if not updates_by_layer:
+        raise ConfigurationError("updates_by_layer is empty: give at least one layer [N, P_l].")
+    num_clients = len(next(iter(updates_by_layer.values())))
+    scores: dict[str, float] = {}
+    for name, updates in updates_by_layer.items():
+        check_floating(f"layer {name!r}", updates, num_clients, updates.shape[-1])
+        shares = torch.ones(updates.shape[:1], dtype=torch.float64)
+        if num_samples is not None:
+            shares = torch.from_numpy(sample_counts(num_samples, len(updates)))
+        shares = (shares / shares.sum()).to(updates.device)
+        deviation = total = torch.zeros((), dtype=torch.float64, device=updates.device)
+        for columns in float64_columns(updates):
+            mean = shares @ columns
+            total = total + mean.square().sum()
+            deviation = deviation + (columns - mean).square_().sum()
+        if not torch.isfinite(deviation):
+            raise DataError(f"layer {name!r} has an update that is not finite: lower the learning rate.")
+        scores[name] = float(deviation / total) if deviation > 0 else 0.0  # infinite for a mean of zero
+    return max(scores, key=scores.__getitem__)
+
+
 @checked
 def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: NonNegative) -> tuple[_Array, _Array]:
     inner = check_gram(gram)
@@ -257,26 +288,19 @@ def _slack(samples: _Array, tradeoff: float) -> float:
     return float(_ROUNDING * len(samples) * (1 + tradeoff / np.sqrt(samples.min())))
 
 
-def _weighted_cosines(inner: _Array, samples: _Array) -> _Array:
-    """Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩, 0 where g_n is zero. Group cosines are sums of its blocks."""
-    return inverse_roots(inner.diagonal())[:, None] * inner * samples
-
-
-def _cosine_sum(directional: _Array, squared_norm: _Array, scale: _Array, counts: _Array) -> _Array:
-    """Σ_n s(g_n, g_k) over the members of groups: 0 where a group's update cancels, next to its parts (``scale``)."""
-    nonzero = squared_norm > _ROUNDING * scale
-    cosines = np.divide(directional, np.sqrt(np.where(nonzero, squared_norm, 1)))
-    return np.where(nonzero, np.clip(cosines, -counts, counts), 0)
-
-
 def _similarity(counts: _Array, cosines: _Array, inner: _Array, scales: _Array) -> _Array:
-    """Σ_n s(g_n, g_{a ∪ b}) over the members of both, for all pairs of groups, [K, K]; the diagonal means nothing."""
+    """Σ_n s(g_n, g_{a ∪ b}) over the members of both, for all pairs of groups, [K, K]; the diagonal means nothing.
+
+    0 where the update of a pair cancels, next to the squares of its parts (``scales``).
+    """
     sizes = counts[:, None] + counts
     own = inner.diagonal()
     squared_norm = own[:, None] + own + 2 * inner
     alone = cosines.diagonal()
     directional = alone[:, None] + alone + cosines + cosines.T
-    return _cosine_sum(directional, squared_norm, scales[:, None] + scales, sizes)
+    nonzero = squared_norm > _ROUNDING * (scales[:, None] + scales)
+    similarity = directional / np.sqrt(np.where(nonzero, squared_norm, 1))
+    return np.where(nonzero, np.clip(similarity, -sizes, sizes), 0)
 
 
 def _others_similarity(

@@ -1,23 +1,14 @@
-"""IFCA's mathematics: different initial models.
+"""IFCA's different initial models.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, algorithm 1.
-
-==========================  ==========================================  ======
-paper                       here                                        shape
-==========================  ==========================================  ======
-theta_j^(0)                 :func:`perturbed`, or a fresh draw of the   [P]
-                            module's own (the callback)
-==========================  ==========================================  ======
-
-Differs from the paper: nothing here.
 """
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Positive, checked
+from lightning_fl.functional.shapes import check_floating
 
 __all__ = ["perturbed"]
 
@@ -34,10 +25,7 @@ def perturbed(weights: Tensor, scale: Positive, generator: torch.Generator) -> T
     Returns:
         Shape [P], in the type and on the device of ``weights``; weights that are all zero stay so.
     """
-    if weights.ndim != 1 or not weights.is_floating_point():
-        raise ConfigurationError(
-            f"weights of shape {list(weights.shape)} and type {weights.dtype}: give a floating vector [P]."
-        )
+    check_floating("weights", weights, weights.numel())
     if not len(weights):
         return weights.clone()
     noise = torch.randn(len(weights), generator=generator, dtype=torch.float64).to(weights.device)

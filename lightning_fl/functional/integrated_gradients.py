@@ -1,19 +1,8 @@
 """Integrated gradients: attribution of a prediction to the entries of an input.
 
 Sundararajan, Taly, Yan, "Axiomatic Attribution for Deep Networks", ICML 2017, https://arxiv.org/abs/1703.01365,
-equation 1.
-
-==========================  ==========================================  ======
-paper                       here                                        shape
-==========================  ==========================================  ======
-F                           ``compute``                                 scalar
-x, x'                       ``inputs``, ``baseline``                    any
-m                           ``num_points``
-IntegratedGrads             :func:`integrated_gradients`                as x
-==========================  ==========================================  ======
-
-Differs from the paper: the integral uses the Gauss-Legendre rule instead of a Riemann sum (equation 3), which needs
-more points for the same accuracy if F is smooth.
+equation 1. Differs from the paper: the integral uses the Gauss-Legendre rule instead of a Riemann sum (equation 3),
+which needs more points for the same accuracy if F is smooth.
 """
 
 from collections.abc import Callable
@@ -24,6 +13,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
+from lightning_fl.functional.shapes import check_floating
 
 __all__ = ["integrated_gradients"]
 
@@ -48,10 +38,7 @@ def integrated_gradients(
     if not inputs.is_floating_point():
         raise ConfigurationError(f"inputs of type {inputs.dtype}: give floating numbers.")
     start = torch.zeros_like(inputs) if baseline is None else baseline.to(inputs)
-    if start.shape != inputs.shape:
-        raise ConfigurationError(
-            f"baseline of shape {list(start.shape)} for inputs {list(inputs.shape)}: give one of the same shape."
-        )
+    check_floating("baseline", start, *inputs.shape)
     start, difference = start.detach(), (inputs - start).detach()
     nodes, weights = np.polynomial.legendre.leggauss(num_points)  # on [-1, 1]
     total = torch.zeros_like(difference)
@@ -60,9 +47,7 @@ def integrated_gradients(
             point = (start + (node + 1) / 2 * difference).requires_grad_()
             value = compute(point)
             if value.numel() != 1:
-                raise ConfigurationError(
-                    f"compute returned values of shape {list(value.shape)}: choose one sample and target."
-                )
+                raise ConfigurationError(f"compute returned shape {list(value.shape)}: choose one sample and target.")
             (gradient,) = torch.autograd.grad(value.reshape(()), point)
         total += weight / 2 * gradient
     return difference * total

@@ -1,8 +1,5 @@
 """K-means of clients from the inner products of their weights.
 
-Ghosh, Hong, Yin, Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019,
-https://arxiv.org/abs/1906.06629, its second step: the clients' own estimates of their weights are clustered.
-
 K-means depends only on distances, so N points of any dimension are clustered as the N points of at most N - 1
 dimensions with the same inner products around their mean.
 """

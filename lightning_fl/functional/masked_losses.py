@@ -77,10 +77,7 @@ def masked_cross_entropy(
         logits: [G, T, C].
         target: [G, T], numbers of classes from 0 to C - 1, NaN where a label is missing.
         class_weights: [T, C], factors of the losses of a task's classes; ``None`` for 1.
-        task_weights: [T], factors of the tasks' losses; ``None`` for 1.
-
-    Returns:
-        A number; 0 with zero gradient where nothing is present.
+        task_weights: as for :func:`masked_binary_cross_entropy`, as is what is returned.
     """
     present = ~target.isnan()
     classes = torch.where(present, target, 0.0).long()

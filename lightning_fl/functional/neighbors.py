@@ -52,16 +52,7 @@ def kernel_weights(queries: Tensor, embeddings: Tensor, k: int, scale: float) ->
 
 
 def neighbor_probabilities(weights: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """``p(y | x)``, the sum of the neighbours' weights per class.
-
-    Args:
-        weights: [q, k], rows sum to 1.
-        classes: of the neighbours, whole numbers [q, k].
-        num_classes: C.
-
-    Returns:
-        Probabilities [q, C].
-    """
+    """``p(y | x)`` [q, C]: sums of the neighbours' weights [q, k] by their classes [q, k], whole numbers."""
     return weights.new_zeros(len(weights), num_classes).scatter_add_(1, classes, weights)
 
 
@@ -184,8 +175,9 @@ class Neighbors:
                 f"outputs of shape {list(outputs.shape)} do not fit targets of shape {list(targets.shape)} and type"
                 f" {targets.dtype} as {task}. Name another layer, or the task."
             )
-        made = cls(inputs, rows, task, k, scale, target_scales)
-        return made if task == "classes" else cls(inputs, made._scaled(targets, outputs), task, k, scale, target_scales)
+        if task != "classes":
+            rows = _scaled(targets, outputs, target_scales)
+        return cls(inputs, rows, task, k, scale, target_scales)
 
     def mixed(self, inputs: Tensor, outputs: Tensor, share: float) -> Tensor:
         """Mix outputs with the neighbours; same shape and type.
@@ -218,7 +210,7 @@ class Neighbors:
                 wrong = float((made.argmax(1) != labels).sum())
                 scores.append((wrong, float(nn.functional.cross_entropy(made, labels))))
                 continue
-            wanted = self._scaled(targets, made)
+            wanted = _scaled(targets, made, self.target_scales)
             known = ~wanted.isnan()
             if self.task == "values":
                 scores.append((float(nn.functional.mse_loss(made[known], wanted[known])), 0.0))
@@ -227,10 +219,8 @@ class Neighbors:
             scores.append((wrong, float(nn.functional.binary_cross_entropy_with_logits(made[known], wanted[known]))))
         return SHARES[scores.index(min(scores))]
 
-    def _scaled(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """Targets on the outputs' scale, [n, T]."""
-        rows = targets.reshape(len(targets), -1).to(outputs.dtype)
-        if self.target_scales is None:
-            return rows
-        mean, deviation = self.target_scales
-        return (rows - mean) / deviation
+
+def _scaled(targets: Tensor, outputs: Tensor, scales: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Targets on the outputs' scale, [n, T]."""
+    rows = targets.reshape(len(targets), -1).to(outputs.dtype)
+    return rows if scales is None else (rows - scales[0]) / scales[1]

@@ -1,20 +1,8 @@
 """pFedGraph's mathematics: the weights of clients' averages, and the pull of clients towards each other.
 
 Ye, Ni, Wu, Chen, Wang, "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023,
-https://proceedings.mlr.press/v202/ye23b.html.
-
-========================  ==========================================  ======
-paper                     here                                        shape
-========================  ==========================================  ======
-cos(Δθ_i, Δθ_j)           :func:`thresholded_cosines`, C              [N, N]
-p                         shares of ``num_samples``                   [N]
-W_i, collaboration        :func:`collaboration_weights`, rows of A    [N, N]
-========================  ==========================================  ======
-
-A row solves ``min_a -Σ_j a_j C_ij + α |a - p|²`` over the simplex, which is ``α |a - (p + C_i / (2α))|²`` and a
-constant: the projection of ``p + C_i / (2α)`` on the simplex.
-
-Differs from the authors' code: it hands the same problem to a solver of quadratic programmes.
+https://proceedings.mlr.press/v202/ye23b.html. Differs from the authors' code: that hands the problem of
+:func:`collaboration_weights` to a solver of quadratic programmes.
 """
 
 from collections.abc import Sequence
@@ -48,9 +36,10 @@ def thresholded_cosines(gram: Tensor, threshold: Annotated[float, Ge(-1), Le(1)]
 
 @checked
 def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, alpha: Positive) -> Tensor:
-    """Row i: weights of all models in client i's next model, ``Π(p + C_i / (2α))``.
+    """Row i: weights of all models in client i's next model, ``Π(p + C_i / (2α))``, with p the samples' shares.
 
-    A client's own weight is at least its share p_i, as no cosine exceeds its own.
+    That minimises ``-Σ_j a_j C_ij + α |a - p|²`` over the simplex, on which Π projects. A client's own weight is at
+    least its share p_i, as no cosine exceeds its own.
 
     Args:
         cosines: C, shape [N, N], from :func:`thresholded_cosines`.

@@ -4,17 +4,6 @@ Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, ht
 algorithms 1 and 3, equations 3 and 4. Contributions are in ``functional/shapley.py``, payments in
 ``functional/tokens.py``.
 
-=================================  ==================================================  ===============
-paper                              here                                                shape
-=================================  ==================================================  ===============
-υ_ck, importance weight            :func:`importance_weights`                          [K]
-P_c (equation 4)                   :func:`mixture_weights`                             [K]
-T_h                                ``threshold`` of the importance weight              number in [0, 1]
-ψ_ki                               ``contributions``, :func:`standings`                numbers
-θ_i, S_c                           ``bidders``, client -> place of the tier            [n]
-N_p, N_r                           ``num_best``, ``num_random``                        counts
-=================================  ==================================================  ===============
-
 Differs from the paper:
 
 - Equation 3 divides n_ck, the samples of client c that tier model k predicts correctly, by n_k, a count of the tier.
@@ -129,8 +118,7 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
     """
     if len(importance) != len(past_rewards) or not all(map(math.isfinite, [*importance, *past_rewards])):
         raise ConfigurationError(
-            f"importance={list(importance)}, past_rewards={list(past_rewards)}: give one finite number per tier"
-            " in both."
+            f"importance={list(importance)}, past_rewards={list(past_rewards)}: give a finite number per tier in both."
         )
     wanted = [tier for tier, value in enumerate(importance) if value > threshold]
     return sorted(wanted, key=lambda tier: (-past_rewards[tier], -importance[tier], tier))

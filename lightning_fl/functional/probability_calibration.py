@@ -91,14 +91,9 @@ def apply_platt(probability: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def probability_counts(probability: Tensor, label: Tensor) -> Tensor:
-    """Numbers of labels, and of labels 1, in 1000 equal bins of the probability.
+    """Numbers of labels, and of labels 1, in 1000 equal bins of the probability: [2, 1000], to be summed over clients.
 
-    Args:
-        probability: [n], of class 1.
-        label: [n], 0, 1, or NaN for missing.
-
-    Returns:
-        [2, 1000] int64, to be summed over clients.
+    Arguments are those of :func:`platt_sums`.
     """
     present = ~label.isnan()
     place = (probability[present].double() * _BINS).long().clamp(0, _BINS - 1)

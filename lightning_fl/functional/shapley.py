@@ -2,21 +2,10 @@
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithm 2 and appendix A (first order); Shapley, "A value for n-person games", 1953 (exact); Castro, Gómez, Tejada,
-"Polynomial calculation of the Shapley value based on sampling", Computers & Operations Research 2009 (permutations);
-Ghorbani, Zou, "Data Shapley", ICML 2019, algorithm 1 (truncation).
+"Polynomial calculation of the Shapley value based on sampling", Computers & Operations Research 2009 (permutations).
 
-==========================  ======================================================  =============
-paper                       here                                                    shape
-==========================  ======================================================  =============
-γ_M, ∇L(W_M)                ``gradient`` of the loss at the aggregate               [P]
-λ_i                         ``weights``                                             [N]
-W_i                         ``contributions``, the clients' models or updates       [P] each
-W_M = Σ_i λ_i W_i           never formed, only ⟨∇L, W_M⟩ = Σ_i λ_i ⟨∇L, W_i⟩        number
-shap(i → [M]), ψ_i          returned                                                [N]
-v(C)                        ``value`` of a coalition of players                     number
-==========================  ======================================================  =============
-
-First order, ψ_i is the decrease of the loss L due to client i, from one gradient and N inner products:
+First order, ψ_i is the decrease of the loss L due to client i, from one gradient ∇L at the aggregate W_M = Σ_i λ_i W_i
+and N inner products:
 
 - normalised (equation 2), ``ψ_i = -⟨∇L, λ_i (W_i - W_M)⟩``: relative to the average client. Σ_i ψ_i = 0. The λ are
   divided by their sum (equation 23), so sample counts are allowed. Models and updates from a common model agree.
@@ -29,6 +18,7 @@ The paper writes v({S ∪ {m}}) and S ∈ A - {m} in equation 18 for v(S ∪ {m}
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -38,6 +28,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, checked
+from lightning_fl.functional.shapes import check_floating
 
 __all__ = ["FirstOrderShapley", "ShapleyEstimate", "shapley_exact", "shapley_first_order", "shapley_permutations"]
 
@@ -102,9 +93,7 @@ class FirstOrderShapley:
         vectors = _vectors(f"the contribution of client {client}", contribution)
         wanted, got = ([list(vector.shape) for vector in one] for one in (self._gradient, vectors))
         if wanted != got:
-            raise ConfigurationError(
-                f"the contribution of client {client} has shapes {got}, the gradient {wanted}: give equal shapes."
-            )
+            raise ConfigurationError(f"the contribution of client {client} has shapes {got}, the gradient {wanted}.")
         product = math.fsum(
             float(left @ right.double())
             for gradient, vector in zip(self._gradient, vectors, strict=True)
@@ -142,10 +131,10 @@ def shapley_first_order(
     """First-order Shapley values (algorithm 2).
 
     Args:
-        gradient: ∇L at the aggregate, floating, shape [P] or a list of such vectors.
+        gradient: as for :class:`FirstOrderShapley`.
         weights: λ >= 0, length N; any multiple of them for normalised values.
         contributions: W_1 to W_N, models or updates: a matrix [N, P] or an iterable of each client's vector or vectors.
-        normalized: ``-⟨∇L, λ_i (W_i - W_M)⟩``, else ``-⟨∇L, λ_i W_i⟩``.
+        normalized: as for :class:`FirstOrderShapley`.
 
     Returns:
         ψ, in the units of the loss, larger is better, float64, shape [N].
@@ -157,13 +146,10 @@ def shapley_first_order(
     """
     shapley = FirstOrderShapley(gradient, normalized=normalized)
     lambdas = torch.as_tensor(weights, dtype=torch.float64).flatten().tolist()
-    count = 0
-    for client, contribution in enumerate(contributions):
-        if client < len(lambdas):
-            shapley.add(client, lambdas[client], contribution)
-        count += 1
-    if count != len(lambdas) or not count:
-        raise ConfigurationError(f"{len(lambdas)} weights for {count} contributions: give one weight per client.")
+    for client, (weight, contribution) in enumerate(zip_longest(lambdas, contributions)):
+        if weight is None or contribution is None:
+            raise ConfigurationError(f"{len(lambdas)} weights: give as many contributions, one of each per client.")
+        shapley.add(client, weight, contribution)
     return torch.tensor(list(shapley.values().values()), dtype=torch.float64)
 
 
@@ -198,11 +184,7 @@ def shapley_exact(
 
 @checked
 def shapley_permutations(
-    value: Value,
-    num_players: Count,
-    generator: torch.Generator,
-    *,
-    num_permutations: Permutations = 1000,
+    value: Value, num_players: Count, generator: torch.Generator, *, num_permutations: Permutations = 1000
 ) -> ShapleyEstimate:
     """Estimate Shapley values from random orders in which the players join.
 
@@ -262,8 +244,5 @@ class _Game:
 def _vectors(name: str, model: Model) -> list[Tensor]:
     vectors = [model] if isinstance(model, Tensor) else list(model)
     for vector in vectors:
-        if vector.ndim != 1 or not vector.is_floating_point():
-            raise ConfigurationError(
-                f"{name} has shape {list(vector.shape)} and type {vector.dtype}: give floating vectors [P]."
-            )
+        check_floating(name, vector, vector.numel())
     return [vector.detach() for vector in vectors]

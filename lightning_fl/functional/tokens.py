@@ -1,22 +1,8 @@
 """The mathematics of PI-FL's tokens: payments from a tier's pool, in whole units.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-section 3.2, equations 6 to 14. Accounts are in ``callbacks/rewards/tokens.py``.
-
-=================================  ==================================================  ===============
-paper                              here                                                shape
-=================================  ==================================================  ===============
-τ_p                                ``price`` of a bid                                  units of tokens
-τ_ar, the pool                     ``price`` of each of the ``payers``                units of tokens
-θ, δ_util (equations 8 and 9)      :func:`reimbursement_share`                         number in [0, η]
-η, γ                               ``eta``, ``gamma``                                  numbers in [0, 1]
-Acc_kr, Acc_kmax                   ``accuracy``, ``best_accuracy``                     numbers in [0, 1]
-ψ_ki                               ``contributions``, client -> Shapley value          numbers
-Ω_ki                               ``participations``, client -> rounds in the tier    counts
-α (equations 12 to 14)             :func:`reward_ranks`                                counts
-=================================  ==================================================  ===============
-
-Amounts are whole units, a million per token, so that sums are exact.
+section 3.2, equations 6 to 14. Accounts are in ``callbacks/rewards/tokens.py``. Amounts are whole units, a million per
+token, so that sums are exact.
 
 Differs from the paper:
 
@@ -90,9 +76,7 @@ def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma
         0.4
     """
     if not (0 <= accuracy < math.inf and 0 <= best_accuracy < math.inf):
-        raise ConfigurationError(
-            f"accuracy={accuracy}, best_accuracy={best_accuracy}: give finite scores of at least 0."
-        )
+        raise ConfigurationError(f"accuracy={accuracy}, best_accuracy={best_accuracy}: must be finite and at least 0.")
     if best_accuracy == 0:
         improvement = math.inf if accuracy > 0 else 0.0
     else:

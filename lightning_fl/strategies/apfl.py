@@ -52,11 +52,7 @@ class APFL(FedAvg):
 
     @checked
     def __init__(
-        self,
-        *,
-        alpha: Fraction = 0.5,
-        alpha_every: Literal["round", "step", "never"] = "round",
-        **settings: Any,
+        self, *, alpha: Fraction = 0.5, alpha_every: Literal["round", "step", "never"] = "round", **settings: Any
     ) -> None:
         super().__init__(**settings)
         self.alpha, self.alpha_every = alpha, alpha_every
@@ -84,7 +80,6 @@ class APFL(FedAvg):
         turn.second_step("own", of_mixture)
 
     def evaluated(self, model: str) -> str:
-        """v-bar."""
         return f"each client's mixture of a model of its own and {model}"
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:

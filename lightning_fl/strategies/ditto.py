@@ -9,7 +9,7 @@ paper      here                                                                 
 lambda     ``strength``                                                                1 / weight^2
 w^t        ``turn.start``, the model that the client received in this round            weights [P]
 v_k        ``turn.kept["own"]``; in the client's first turn it begins as w^t           weights [P]
-s          ``personal_steps`` or ``personal_epochs``; else as much as the shared one   steps, epochs
+s          ``personal_steps``; else as much as the shared one                          steps
 =========  ==========================================================================  =============
 
 Differs from the paper: the shared model is trained first, which changes nothing because the two have separate
@@ -18,7 +18,6 @@ optimisers and random draws; a client that is not drawn keeps v_k, and is evalua
 
 from typing import Any
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.engine.client import ClientTurn, LocalWork
 from lightning_fl.engine.weights.flat import Weights
@@ -35,11 +34,7 @@ class Ditto(FedAvg):
     Args:
         strength: lambda, of the pull; 0 for local training; 0.1 to 2 in the paper, 1 in FedCollab, 0.75 in DPFL.
         personal_steps: optimiser steps of the personal model in a turn; ``None`` for as many as the shared model takes.
-        personal_epochs: the same in epochs.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range, or both numbers are given.
     """
 
     name = "ditto"
@@ -48,20 +43,9 @@ class Ditto(FedAvg):
     }
 
     @checked
-    def __init__(
-        self,
-        *,
-        strength: NonNegative = 1.0,
-        personal_steps: Count | None = None,
-        personal_epochs: Count | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, strength: NonNegative = 1.0, personal_steps: Count | None = None, **settings: Any) -> None:
         super().__init__(**settings)
-        if personal_steps is not None and personal_epochs is not None:
-            raise ConfigurationError(
-                f"Ditto.personal_steps={personal_steps} and personal_epochs={personal_epochs}: give one of them."
-            )
-        self.strength, self.personal_steps, self.personal_epochs = strength, personal_steps, personal_epochs
+        self.strength, self.personal_steps = strength, personal_steps
 
     def end_client(self, turn: ClientTurn, weights: Weights) -> None:
         """Train the client's own model."""
@@ -70,15 +54,12 @@ class Ditto(FedAvg):
             for dtype, vector in gradient.floating():
                 vector.add_(present.vectors[dtype] - turn.start.vectors[dtype], alpha=self.strength)
 
-        given = self.personal_steps is not None or self.personal_epochs is not None
-        work = LocalWork(self.personal_steps, self.personal_epochs or 1) if given else None
+        work = None if self.personal_steps is None else LocalWork(self.personal_steps, 1)
         own = turn.kept.get("own", turn.start)
         turn.kept["own"] = turn.train(own, "personal", work=work, correct_=pull if self.strength else None)
 
     def evaluated(self, model: str) -> str:
-        """v."""
         return f"each client's own model, trained alongside {model}"
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
-        """The client's own model; before its first turn the shared one."""
         return turn.kept.get("own", turn.start)

@@ -3,18 +3,9 @@
 Huang, Li, Wang, Du, Zhang: Fairness and Accuracy in Federated Learning, 2020 (https://arxiv.org/abs/2012.10069); not
 the methods of the same name of 2022 (feature anchors) and 2023 (feature augmentation).
 
-=============================  ====================================================  ==========
-paper                          here                                                  shape
-=============================  ====================================================  ==========
-acc_i                          ``turn.measured[i]["score"]``, of the received model  number
-n_i                            ``update.state["turns"][i]``, and this round          number
-I_i = -log2(acc_i / Σ acc)     ``accuracy_weights``, summing to 1                    [cohort]
-I'_i = -log2(1 - n_i / Σ n)    ``participation_weights``, summing to 1               [cohort]
-α I_i + β I'_i                 the weight of client i, β = 1 - α                     number
-m = γ m + (1 - γ) Δ            ``update.state["momentum"]``, γ = ``momentum``        [P]
-=============================  ====================================================  ==========
-
-Where a metric is a loss, as in regression, the score is ``exp(-loss)``.
+A client's weight is ``α I_i + (1 - α) I'_i`` of ``functional/fedfa.py``, by its accuracy acc_i and its number n_i of
+rounds, this one among them; the server moves by ``m = γ m + (1 - γ) Δ``. Where a metric is a loss, as in regression,
+the score is ``exp(-loss)``.
 
 Differs from the paper: accuracies are those of the received model on the client's training data, before it trains; the
 paper may mean after, which is ``moment="after"``. Sums are over the cohort without failed turns, so what clients learn
@@ -85,7 +76,6 @@ class FedFA(FederatedStrategy):
         return {"score": float(importance_weights(name, values, higher_is_better(name, logged.higher_is_better)))}
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """The accuracy, for the server."""
         return ClientUpdate(weights, numbers=dict(turn.measured[turn.client]))
 
     def weigh_cohort(self, contributions: Sequence[Contribution], state: Mapping[str, Any]) -> list[float]:

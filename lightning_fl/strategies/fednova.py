@@ -47,7 +47,6 @@ class FedNova(FedAvg):
     }
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Refuse an SGD with several rates or momenta."""
         _momentum(optimizers)
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:

@@ -36,9 +36,6 @@ class FedProx(FedAvg):
         mu: strength of the pull; 0.1 in the studies of FedCollab and DPFL, 0.001 to 1 in the paper. Where ``mu`` times
             the learning rate exceeds 2, plain SGD diverges by the pull alone.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: ``mu`` is negative or not finite.
     """
 
     name = "fedprox"

@@ -8,8 +8,8 @@ paper     here                                                                  
 ========  ==========================================================================  =============
 h_i       the layers that ``PersonalLayers`` names                                    weights
 phi       all other layers                                                            weights
-tau_h     ``head_epochs`` or ``head_steps``                                           epochs, steps
-tau_phi   ``body_epochs`` or ``body_steps``; else the run's local work                epochs, steps
+tau_h     ``head_epochs``                                                             epochs
+tau_phi   ``body_epochs``; else the run's local work                                  epochs, steps
 ========  ==========================================================================  =============
 
 Differs from the paper: the body's updates are weighted by samples. Each phase has an optimiser of its own, as the
@@ -20,7 +20,6 @@ the frozen part use and keep their statistics.
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.client import ClientTurn, LocalWork, Phase
 from lightning_fl.strategies.fedavg import FedAvg
@@ -36,14 +35,11 @@ class FedRep(FedAvg):
 
     Args:
         head_epochs: passes in which the head is trained; 10 in the paper.
-        head_steps: the same in optimiser steps, instead.
         body_epochs: passes in which the body is trained; ``None`` for the local work of the run.
-        body_steps: the same in optimiser steps, instead.
         **settings: those of every strategy.
 
     Raises:
-        ConfigurationError: a number is out of range, both numbers of a part are given, or no callback makes layers
-            personal.
+        ConfigurationError: a number is out of range, or no callback makes layers personal.
     """
 
     name = "fedrep"
@@ -53,25 +49,10 @@ class FedRep(FedAvg):
     }
 
     @checked
-    def __init__(
-        self,
-        *,
-        head_epochs: Count | None = None,
-        head_steps: Count | None = None,
-        body_epochs: Count | None = None,
-        body_steps: Count | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, head_epochs: Count = 10, body_epochs: Count | None = None, **settings: Any) -> None:
         super().__init__(**settings)
-        self.head = _work("head", head_epochs, head_steps) or LocalWork(None, 10)
-        self.body = _work("body", body_epochs, body_steps)
+        self.head = LocalWork(None, head_epochs)
+        self.body = None if body_epochs is None else LocalWork(None, body_epochs)
 
     def phases(self, turn: ClientTurn) -> Sequence[Phase]:
-        """The head, then the body."""
         return Phase("personal", self.head), Phase("shared", self.body)
-
-
-def _work(part: str, epochs: int | None, steps: int | None) -> LocalWork | None:
-    if epochs is not None and steps is not None:
-        raise ConfigurationError(f"FedRep.{part}_epochs={epochs} and {part}_steps={steps}: give one of them.")
-    return None if epochs is None and steps is None else LocalWork(steps, epochs or 1)

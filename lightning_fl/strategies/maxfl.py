@@ -3,14 +3,8 @@
 Cho, Jhunjhunwala, Li, Smith, Joshi: Maximizing Global Model Appeal in Federated Learning, TMLR 2024
 (https://arxiv.org/abs/2205.14840): ``min_w (1/N) Σ σ(f_i(w) - ρ_i)``, smoothly the number of those better off alone.
 
-======================  ==========================================================  ==========
-paper                   here                                                        shape
-======================  ==========================================================  ==========
-ρ_i = f_i(ŵ_i)          ``turn.kept["threshold"]``, found in the first turn         number
-q_i = σ(z)(1 - σ(z))    ``report.numbers["weight"]``, z = f_i(x) - ρ_i              number
-η_g, ε                  ``server_rate``, ``eps``                                    numbers
-x + η_g ΣqΔ / (Σq + ε)  ``update.start + s (update.average - update.start)``        [P]
-======================  ==========================================================  ==========
+The weights q_i and the server's step ``x + η_g ΣqΔ / (Σq + ε)`` are those of ``functional/maxfl.py``; ρ_i = f_i(ŵ_i) is
+found in the client's first turn.
 
 With ``opt_out``, as the literature on coalitions reads it, a client takes part only while the shared model's loss is
 below its threshold; else it trains, and is evaluated with, its own model, which starts as the shared one.
@@ -108,11 +102,9 @@ class MaxFL(FederatedStrategy):
         return update.combine((1 - step, update.start), (step, update.average))
 
     def evaluated(self, model: str) -> str:
-        """The shared model, or the own models of clients that are out."""
         return f"{model}, or the own model of a client that is out" if self.opt_out else model
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
-        """Its own model of a client that is out, else the shared one."""
         return turn.kept["own"] if turn.kept.get("out") else turn.start
 
     def _threshold(self, turn: ClientTurn) -> float:

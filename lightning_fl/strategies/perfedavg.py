@@ -80,7 +80,6 @@ class PerFedAvg(FedAvg):
         gradient.copy_(outer)
 
     def evaluated(self, model: str) -> str:
-        """The adapted model, and the number of steps."""
         steps = self.adaptation_steps
         return f"{model}, adapted by {steps} step{'s' * (steps > 1)}" if self.adaptation_rate != 0 else model
 

@@ -15,8 +15,7 @@ R         the turn's optimiser steps                                            
 beta      ``server_rate``                                                             factor
 ========  ==========================================================================  =============
 
-Differs from the paper: theta restarts from w_i at each batch, as in FedCollab; ``warm_start`` continues from the last
-theta, which the authors' code does from batch to batch only, restarting each turn at w_i. Statistics of BatchNorm under
+Differs from the paper: theta restarts from w_i at each batch, as in FedCollab. Statistics of BatchNorm under
 theta are the client's own: the last of the K gradients on a batch moves them. A client is evaluated with its theta, or
 with the shared model if it has none or the model's clients or weights have changed since.
 """
@@ -44,7 +43,6 @@ class PFedMe(FedAvg):
         personal_steps: K.
         personal_rate: eta_p; theta diverges where it exceeds 2 over the sum of ``strength`` and the loss's curvature.
         server_rate: beta; 1 for the plain average.
-        warm_start: continue theta from batch to batch and from turn to turn.
         **settings: those of every strategy.
     """
 
@@ -63,21 +61,18 @@ class PFedMe(FedAvg):
         personal_steps: Count = 5,
         personal_rate: Positive = 0.1,
         server_rate: Positive = 1.0,
-        warm_start: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.strength, self.personal_steps, self.personal_rate = strength, personal_steps, personal_rate
-        self.server_rate, self.warm_start = server_rate, warm_start
+        self.server_rate = server_rate
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Find theta on the step's batches; put ``lambda (w - theta)`` in place of the gradient."""
-        before = turn.kept.get("own", turn.start)
-        warm = self.warm_start and before is not turn.start
-        own, buffers = (before if warm else weights).clone(), before.clone()
+        own, buffers = weights.clone(), turn.kept.get("own", turn.start).clone()
         for step in range(self.personal_steps):
             last = step == self.personal_steps - 1
-            known = not (warm or step or (last and turn.buffers))  # the step's own gradient is that at theta
+            known = not (step or (last and turn.buffers))  # the step's own gradient is that at theta
             at_own = gradient if known else turn.step_gradient(own, buffers=buffers if last else None)
             for dtype, vector in own.floating():
                 slope = at_own.vectors[dtype] + self.strength * (vector - weights.vectors[dtype])
@@ -92,15 +87,12 @@ class PFedMe(FedAvg):
             turn.kept["own"] = turn.with_buffers(turn.combine((1.0, own), elsewhere=weights), own)
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        """``(1 - beta) x + beta average``."""
         if self.server_rate == 1:
             return update.average
         return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))
 
     def evaluated(self, model: str) -> str:
-        """theta."""
         return f"each client's own model, near {model}"
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
-        """theta, if the client has one of its present shared model."""
         return turn.kept.get("own", turn.start)

@@ -3,19 +3,10 @@
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020
 (https://arxiv.org/abs/1905.10497), algorithm 2.
 
-======================  ==========================================================  ==========
-paper                   here                                                        shape
-======================  ==========================================================  ==========
-F_k(w^t)                ``turn.measured[k]["loss"]``, before anybody trains, in     number
-                        evaluation mode
-w^t, w_k^{t+1}          ``turn.start``, what the client has learned                 [P]
-L                       ``lipschitz``, by default 1 / learning rate                 number
-Δ_k, h_k                ``F_k^q L (w^t - w_k)``, ``report.numbers["bound"]``        [P], number
-w^t - ΣΔ_k / Σh_k       ``update.start + s (update.average - update.start)``        [P]
-======================  ==========================================================  ==========
-
-The average has the weights F_k^q, and ``s = L ΣF_k^q / Σh_k``, in (0, 1]. All F_k^q are divided by the largest, which
-changes neither. q = 0 is the mean of clients that count alike, not FedAvg's by samples.
+The terms Δ_k and h_k are those of ``functional/qfedavg.py``, with F_k measured before anybody trains, in evaluation
+mode; L is ``lipschitz``, by default 1 / learning rate. The average has the weights F_k^q, and ``s = L ΣF_k^q / Σh_k``,
+in (0, 1]. All F_k^q are divided by the largest, which changes neither. q = 0 is the mean of clients that count alike,
+not FedAvg's by samples.
 
 Differs from the paper: who takes part is a participation callback's choice. What is no trained, shared parameter
 (statistics of BatchNorm) takes the average.
@@ -90,7 +81,6 @@ class QFedAvg(FederatedStrategy):
         return 1 / rate
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        """``x + s (average - x)``."""
         told = [one.report.numbers for one in update.contributions]
         step = sum(numbers["slope"] for numbers in told) / sum(numbers["bound"] for numbers in told)
         return update.combine((1 - step, update.start), (step, update.average))

@@ -99,11 +99,7 @@ EQUAL: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"max_rounds": 4},
     ),
     "reference": (lambda: [LocalReference()], list, TINY),
-    "DRFA without ascent": (
-        lambda: [DROClientSampling(step_size=0.0)],
-        lambda: [chooses(uniform_draws)],
-        FULL,
-    ),
+    "DRFA without ascent": (lambda: [DROClientSampling(step_size=0.0)], lambda: [chooses(uniform_draws)], FULL),
     "DRFA of all without ascent": (
         lambda: [DROClientSampling(cohort="all", step_size=0.0)],
         lambda: [chooses(alike)],

@@ -129,11 +129,7 @@ class TestPlainLines:
         clock = iter(range(0, 10_000, 6))  # six seconds between two looks at the clock
         monkeypatch.setattr("lightning_fl.callbacks.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
         trainer = make_trainer(
-            ProgressDisplay(),
-            StopAfter(6),
-            max_rounds=1000,
-            check_val_every_n_rounds=0,
-            enable_checkpointing=False,
+            ProgressDisplay(), StopAfter(6), max_rounds=1000, check_val_every_n_rounds=0, enable_checkpointing=False
         )
         trainer.fit(line_module(), line_clients([1.0]))
         assert rounds_shown(capsys.readouterr().out) == [1, 3, 5]

@@ -35,10 +35,10 @@ from lightning_fl.callbacks import (
     UniformSampling,
 )
 from lightning_fl.callbacks.collaboration import fedcollab
+from lightning_fl.callbacks.collaboration.discriminators.distances import PairwiseDistances
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.discriminators.distances import PairwiseDistances
 
 N = len(SIZES)
 #: Four classes of points in the plane: weight [4, 2] and bias [4] of four bytes each.

@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Batch, Data
 
 from lightning_fl import ConfigurationError, TrainingError
-from lightning_fl.core.errors import DataError
-from lightning_fl.engine.probes.discriminator_inputs import (
-    batch_features,
-    count_classes,
-    discriminator_inputs,
-    encode_targets,
-    morgan_fingerprints,
+from lightning_fl.callbacks.collaboration.discriminators.inputs import (
     squared_norms,
 )
 from lightning_fl.engine.weights.flat import FlatModule
@@ -78,42 +71,6 @@ NORMS = squared_norms(torch.ones(3, 2))
         ),
         (lambda: LocalParameters(FlatModule(NET), ["heads"]), ConfigurationError, "'heads'.*'head'.*body, head"),
         (lambda: LocalParameters(FlatModule(NET), ["body", "head"]), ConfigurationError, "LocalTraining"),
-        # inputs of discriminators
-        (lambda: count_classes(torch.tensor([[-1]])), DataError, "class -1"),
-        (lambda: encode_targets(torch.tensor([[2], [0]])), ConfigurationError, "num_classes=0"),
-        (lambda: encode_targets(torch.tensor([[2], [0]]), num_classes=2), DataError, "num_classes=2"),
-        (lambda: encode_targets(VALUES), ConfigurationError, "`mean` and `std`"),
-        (lambda: encode_targets(VALUES, mean=torch.zeros(2)), ConfigurationError, "`mean` and `std`"),
-        (
-            lambda: encode_targets(VALUES, mean=torch.zeros(1), std=torch.ones(1)),
-            ConfigurationError,
-            "`mean` and `std`",
-        ),
-        (lambda: discriminator_inputs(torch.ones(3, 2), torch.ones(2, 1), NORMS), DataError, "3 feature .* 2 labels"),
-        (lambda: discriminator_inputs(torch.ones(3, 2), torch.ones(3, 1), NORMS * float("nan")), DataError, "nan"),
-        (
-            lambda: batch_features((torch.zeros(2, 3, dtype=torch.long), Y)),
-            DataError,
-            r"tuple .*torch.int64 \[2, 3\].*`encoder`",
-        ),
-        (lambda: batch_features(("text", Y)), DataError, "tuple .*str"),
-        (lambda: batch_features({"y": Y}), DataError, "dict .*none"),
-        (lambda: batch_features((torch.zeros(2, 3), Y), nn.LSTM(3, 2)), DataError, "encoder .*tuple"),
-        (
-            lambda: batch_features(Batch.from_data_list([Data(x=torch.zeros(2, 1, dtype=torch.long), y=Y)])),
-            DataError,
-            "`x`",
-        ),
-        (
-            lambda: batch_features(
-                Batch.from_data_list([Data(edge_index=torch.zeros(2, 0, dtype=torch.long), num_nodes=2)])
-            ),
-            DataError,
-            "`x`",
-        ),
-        (lambda: morgan_fingerprints(["C"], num_bits=0), ConfigurationError, "num_bits=0"),
-        (lambda: morgan_fingerprints(["C"], radius=-1), ConfigurationError, "radius=-1"),
-        (lambda: morgan_fingerprints(["C", "C1CC"]), DataError, "molecule 1 .*'C1CC'"),
     ],
 )
 def test_refusals(call: Callable[[], Any], error: type[Exception], fault: str) -> None:

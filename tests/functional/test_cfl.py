@@ -7,13 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fl.functional import (
-    cosine_similarities,
-    gram_matrix,
-    optimal_bipartition,
-    split_cluster,
-    update_norms,
-)
+from lightning_fl.functional import cosine_similarities, gram_matrix, optimal_bipartition, split_cluster, update_norms
 
 SEEDS = st.integers(0, 10_000)
 
@@ -44,18 +38,6 @@ def test_no_bipartition_has_a_smaller_cross_similarity(seed, num_clients, num_pa
 
 
 @settings(deadline=None, max_examples=30)
-@given(SEEDS, st.integers(2, 12))
-def test_the_order_of_clients_does_not_matter(seed, num_clients):
-    rng = np.random.default_rng(seed)
-    updates, order = rng.normal(size=(num_clients, 3)), rng.permutation(num_clients)
-    alpha = cosine_similarities(gram_matrix(torch.from_numpy(updates)))
-    one, other = optimal_bipartition(alpha), optimal_bipartition(alpha[order][:, order])
-    side = np.array(one.labels)[order]
-    assert other.labels == (side != side[0]).astype(int).tolist()
-    assert other.cross_similarity == one.cross_similarity
-
-
-@settings(deadline=None, max_examples=30)
 @given(SEEDS, st.integers(1, 9))
 def test_norms_and_cosines_are_those_of_the_vectors(seed, num_clients):
     rng = np.random.default_rng(seed)
@@ -72,16 +54,6 @@ def test_a_zero_update_is_like_nobody():
     expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(alpha, expected)
     assert optimal_bipartition(alpha).labels == [0, 1, 1]
-
-
-def test_opposite_groups_are_split():
-    draws = torch.Generator().manual_seed(0)
-    signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
-    updates = signs[:, None] * torch.ones(6, 20) + 0.1 * torch.randn(6, 20, generator=draws)
-    found = split_cluster(gram_matrix(updates), [10] * 6, eps1=1.0, eps2=1.0)
-    assert found is not None
-    assert found.labels == [0, 1, 1, 0, 0, 1]
-    assert found.cross_similarity < -0.9
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 5])
@@ -116,20 +88,3 @@ def test_numbers_worked_out():
     assert found.cross_similarity == pytest.approx(-0.9529258, abs=5e-8)
     assert split_cluster(gram, [1] * 4, eps1=0.079, eps2=1.0) is None
     assert split_cluster(gram, [1] * 4, eps1=0.08, eps2=1.02) is None
-
-
-@settings(deadline=None, max_examples=30)
-@given(SEEDS, st.integers(2, 7), st.floats(1e-3, 1e3))
-def test_the_scale_of_updates_matters_for_the_norms_alone(seed, num_clients, scale):
-    updates = torch.from_numpy(np.random.default_rng(seed).normal(size=(num_clients, 4)))
-    gram, counts = gram_matrix(updates), [1] * num_clients
-    scaled = gram_matrix(scale * updates)
-    first = split_cluster(gram, counts, eps1=1e9, eps2=0.0)
-    second = split_cluster(scaled, counts, eps1=1e9, eps2=0.0)
-    assert first is not None
-    assert second is not None
-    assert second.labels == first.labels
-    assert second.cross_similarity == pytest.approx(first.cross_similarity, abs=1e-9)
-    norms = update_norms(gram, counts)
-    for eps1, eps2 in ((norms.mean * 0.99, 0.0), (1e9, norms.largest * 1.01)):
-        assert split_cluster(scaled, counts, eps1=eps1 * scale, eps2=eps2 * scale) is None

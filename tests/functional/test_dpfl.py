@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_fl.core.seeding import generator, shuffled
-from lightning_fl.functional.dpfl import batched_greedy_collaborators, double_greedy, greedy_collaborators
+from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 
 Reward = Callable[[frozenset[int]], float]
 
@@ -224,8 +224,4 @@ def test_own_models_and_given_sums_are_left_alone():
 
 
 def test_nobody_to_choose_from():
-    class Alone:
-        def alone(self) -> float:
-            return 1.5
-
-    assert double_greedy(Alone(), [], None, generator(0)) == ([], 1.5, 1.5)
+    assert greedy_collaborators(lambda chosen: 1.5, [], None, generator(0)) == ([], 1.5, 1.5)

@@ -1,4 +1,3 @@
-import itertools
 import warnings
 from itertools import product
 
@@ -9,29 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl.functional import gram_matrix, kmeans_from_gram
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 4), st.integers(1, 9))
-def test_every_point_is_nearest_to_the_mean_of_its_own_cluster(seed, num_clients, num_clusters, num_parameters):
-    num_clusters = min(num_clusters, num_clients)
-    points = np.random.default_rng(seed).normal(size=(num_clients, num_parameters)) + 100.0
-    labels = kmeans_from_gram(gram_matrix(torch.from_numpy(points)), num_clusters, seed)
-    assert list(dict.fromkeys(labels)) == list(range(num_clusters))
-    means = np.stack([points[np.array(labels) == label].mean(0) for label in range(num_clusters)])
-    distances = ((points[:, None] - means) ** 2).sum(2)
-    assert (distances[range(num_clients), labels] <= distances.min(1) + 1e-6).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_it_finds_the_least_cost_of_points_on_a_line(seed):
-    points = np.sort(np.random.default_rng(seed).normal(size=7))[:, None]
-    labels = kmeans_from_gram(gram_matrix(torch.from_numpy(points)), 3, seed, num_restarts=50)
-    parts = [np.split(points, cut) for cut in itertools.combinations(range(1, 7), 2)]
-    costs = [sum(((part - part.mean()) ** 2).sum() for part in cut) for cut in parts]
-    assert labels == [place for place, part in enumerate(parts[int(np.argmin(costs))]) for _ in part]
 
 
 @pytest.mark.slow

@@ -43,14 +43,6 @@ def test_three_samples_on_a_line() -> None:
             assert mixed.tolist() == pytest.approx((0.4728281531, 0.5271718469), abs=5e-11)
 
 
-def test_the_dimension_and_the_scale_divide_the_distance() -> None:
-    queries, embeddings = draws(4, 3), draws(6, 3, seed=1)
-    weights, indices = kernel_weights(queries, embeddings, 6, 2.0)
-    for query, row, order in zip(queries, weights, indices, strict=True):
-        kernel = torch.tensor([math.exp(-float((query - embeddings[j]).square().sum()) / (3 * 2.0)) for j in order])
-        assert row.tolist() == pytest.approx((kernel / kernel.sum()).tolist(), rel=1e-6)
-
-
 def test_fewer_samples_than_neighbours_are_all_taken() -> None:
     weights, indices = kernel_weights(draws(5, 2), draws(3, 2, seed=1), 10, 1.0)
     assert weights.shape == indices.shape == (5, 3)
@@ -67,36 +59,6 @@ def test_far_samples_do_not_underflow() -> None:
     """exp(-1e8) is 0; of two that are equally far each counts half."""
     weights, _ = kernel_weights(column(0.0), column(1e4, -1e4, 2e4), 3, 1.0)
     assert weights[0].tolist() == [0.5, 0.5, 0.0]
-
-
-def test_the_order_of_the_samples_does_not_matter() -> None:
-    queries, embeddings, targets = draws(40, 5), draws(30, 5, seed=1), torch.arange(30) % 4
-    order = torch.randperm(30, generator=torch.Generator().manual_seed(2))
-    for share in (0.5, 1.0):
-        first, second = (
-            Neighbors.of(keys, draws(30, 4), labels, "classes", k=7).mixed(queries, draws(40, 4, seed=3), share)
-            for keys, labels in ((embeddings, targets), (embeddings[order], targets[order]))
-        )
-        assert torch.equal(first, second)
-
-
-def test_one_neighbour_alone_is_the_nearest_one() -> None:
-    queries, embeddings, targets = draws(20, 3), draws(9, 3, seed=1), torch.arange(9) % 3
-    store = Neighbors.of(embeddings, draws(9, 3), targets, "classes", k=1)
-    made = store.mixed(queries, draws(20, 3, seed=2), 1.0)
-    nearest = [min(range(9), key=lambda j, q=query: float((q - embeddings[j]).norm())) for query in queries]
-    assert made.argmax(1).tolist() == targets[nearest].tolist()
-    assert made.isfinite().all()  # no loss is infinite
-    assert torch.allclose(made.softmax(1).max(1).values, torch.ones(20, dtype=torch.float64))
-
-
-def test_probabilities_sum_to_one_and_lie_between_the_two() -> None:
-    logits, probabilities = draws(6, 4), draws(6, 4, seed=1).softmax(1)
-    mixed = mixed_logits(logits, probabilities, 0.3)
-    assert torch.allclose(mixed.exp().sum(1), torch.ones(6, dtype=torch.float64))
-    expected = 0.3 * probabilities + 0.7 * logits.softmax(1)
-    assert torch.allclose(mixed.softmax(1), expected, atol=1e-14)
-    assert torch.allclose(mixed_logits(logits, probabilities, 0.0).softmax(1), logits.softmax(1), atol=1e-15)
 
 
 def test_questions_are_mixed_one_by_one() -> None:

@@ -25,21 +25,6 @@ def test_numbers_worked_out() -> None:
     torch.testing.assert_close(collaboration_weights(THREE, [2, 3, 5], 0.1), torch.eye(3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("cosine", [-1.0, 0.3, 1.0])
-@pytest.mark.parametrize("alpha", [0.05, 0.8, 20.0])
-def test_two_clients_have_a_closed_form(cosine: float, alpha: float) -> None:
-    """``a_self = clip(p_self + (1 - c) / (4 alpha), 0, 1)``."""
-    found = collaboration_weights(rows([1, cosine], [cosine, 1]), [1, 4], alpha)
-    for own, share in enumerate((0.2, 0.8)):
-        assert float(found[own, own]) == pytest.approx(min(1.0, share + (1 - cosine) / (4 * alpha)), abs=1e-12)
-
-
-def test_without_any_difference_and_for_large_alpha_all_get_the_average() -> None:
-    shares = rows([0.2, 0.3, 0.5]).expand(3, 3)
-    torch.testing.assert_close(collaboration_weights(torch.ones(3, 3), [2, 3, 5], 0.8), shares)
-    torch.testing.assert_close(collaboration_weights(THREE, [2, 3, 5], 1e9), shares, rtol=0, atol=1e-8)
-
-
 @given(st.integers(0, 10**6), st.integers(2, 7), st.floats(0.05, 20.0))
 def test_a_row_is_the_optimum_of_its_quadratic_programme(seed: int, num_clients: int, alpha: float) -> None:
     """Of ``-a·C_i + alpha |a - p|²`` over the simplex: gradients are equal where a > 0, elsewhere none is less."""

@@ -54,11 +54,6 @@ class TestImportanceAndMixtureWeights:
         assert importance_weights("acc", values, True).tolist() == [1.0, 0.5]
         assert mixture_weights(values, True).tolist() == pytest.approx([2 / 3, 1 / 3], abs=1e-15)
 
-    @pytest.mark.parametrize("higher_is_better", [True, False])
-    def test_mixtures_sum_to_one(self, higher_is_better):
-        for values in torch.rand(30, 4, generator=generator(0), dtype=torch.float64):
-            assert float(mixture_weights(values, higher_is_better).sum()) == pytest.approx(1)
-
 
 class TestBids:
     @pytest.mark.parametrize(
@@ -75,14 +70,6 @@ class TestBids:
     )
     def test_by_hand(self, importance, rewards, threshold, bids):
         assert choose_bids(importance, rewards, threshold) == bids
-
-    def test_tiers_have_no_order_of_their_own(self):
-        draw = generator(0)
-        importance, rewards = torch.rand(6, generator=draw), torch.randint(0, 3, (6,), generator=draw)
-        bids = choose_bids(importance.tolist(), rewards.tolist(), 0.3)
-        renamed = torch.randperm(6, generator=draw)
-        again = choose_bids(importance[renamed].tolist(), rewards[renamed].tolist(), 0.3)
-        assert [int(renamed[k]) for k in again] == bids
 
 
 class TestSchedule:
@@ -150,13 +137,6 @@ class TestSchedule:
         assert one == same
         assert len({tuple(schedule(dict.fromkeys(range(8), 1), {}, 2, 2, generator(s)).clients) for s in range(10)}) > 1
 
-    @pytest.mark.parametrize("seed", range(3))
-    def test_numbers_of_clients_mean_nothing_to_the_best(self, seed):
-        names = torch.randperm(6, generator=generator(seed)).tolist()
-        psi = {names[client]: value for client, value in self.PSI.items()}
-        best = schedule({names[client]: 1 for client in range(5)}, psi, 3, 0, generator(0)).best
-        assert best == [names[client] for client in (2, 4, 3)]
-
 
 class TestStandings:
     def test_by_rank_within_the_round_whatever_the_size_of_the_values(self):
@@ -177,9 +157,3 @@ class TestStandings:
 
     def test_only_the_last_round_of_a_client_counts(self):
         assert standings([(1, {0: 1.0, 1: 0.0}), (2, {0: -1.0, 2: 0.0})], 3, 1.0) == {0: -1.0, 1: -1.0, 2: 1.0}
-
-    def test_the_scale_of_a_round_means_nothing(self):
-        draw = generator(1)
-        values = torch.randn(6, generator=draw, dtype=torch.float64)
-        one, other = (dict(enumerate((values * scale - 7).tolist())) for scale in (1.0, 1e-3))
-        assert standings([(1, one)], 2, 0.9) == standings([(1, other)], 2, 0.9)

@@ -76,12 +76,6 @@ def test_a_plain_loop_says_the_same() -> None:
     assert run.evaluated_model == "the shared model, averaged over the rounds"
 
 
-def test_the_average_comes_to_where_the_worst_loss_is_least() -> None:
-    """(w - 2)² / 2 = 3 (w + 1)² / 2 at w = (2 - √3) / (1 + √3)."""
-    run, _ = afl(1500, step_size=0.02, check_val_every_n_rounds=0)
-    assert number(run.models[0]) == pytest.approx((2 - 3**0.5) / (1 + 3**0.5), abs=0.01)
-
-
 def test_a_client_without_weight_does_not_train_but_is_asked_and_comes_back() -> None:
     """Π(1, 6.5) = (0, 1): from 0.75 the second client alone steps to 0.225."""
     _, watched = afl(12, step_size=1.0)

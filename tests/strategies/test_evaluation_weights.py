@@ -138,11 +138,7 @@ WAYS: dict[str, tuple[Any, Any, str]] = {
         lambda: [FineTuning(steps=2, every_evaluation=True)],
         "the shared model, fine-tuned by 2 steps",
     ),
-    "fine-tuned at the end": (
-        FedAvg,
-        lambda: [FineTuning(epochs=1)],
-        "the shared model, fine-tuned by 1 epoch",
-    ),
+    "fine-tuned at the end": (FedAvg, lambda: [FineTuning(epochs=1)], "the shared model, fine-tuned by 1 epoch"),
     "Ditto": (Ditto, list, "each client's own model, trained alongside the shared model"),
     "APFL": (APFL, list, "each client's mixture of a model of its own and the shared model"),
     "PerFedAvg": (lambda: PerFedAvg(adaptation_rate=0.05), list, "the shared model, adapted by 1 step"),

@@ -42,11 +42,6 @@ def test_qfedavg_of_a_large_power_goes_the_way_of_the_worst_client() -> None:
     assert number(run(QFedAvg(q)).models[0]) == pytest.approx(1 + shortened * (y - 1), rel=1e-9)
 
 
-def test_qfedavg_does_not_mind_the_order_of_clients() -> None:
-    one, other = (run(QFedAvg(2.0), data=Bowls(*bowls)).models[0] for bowls in (TWO, TWO[::-1]))
-    assert number(one) == pytest.approx(number(other), rel=1e-12)
-
-
 def test_qfedavg_takes_the_curvature_that_it_is_given() -> None:
     assert number(run(QFedAvg(1.0, lipschitz=10.0)).models[0]) == pytest.approx(0.6510280915, abs=6e-11)
     average = (0.5 * 0.19 - 6 * 1.02) / 6.5
@@ -235,14 +230,6 @@ def test_losses_of_a_model_are_those_in_evaluation_mode_on_bare_batches(strategy
     run(Heard(), Added(), module=Moody())
     losses = [{name: kept[name] for name in ("loss", "threshold") if name in kept} for kept in found]
     assert losses == [dict.fromkeys(losses[0], value) for value in (4.0, 16.0)]
-
-
-def test_fedfa_of_equal_accuracies_counts_clients_alike() -> None:
-    class Same(OneWeight):
-        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-            self.log("val_acc", 0.25)
-
-    assert number(run(FedFA(momentum=0.0), module=Same()).models[0]) == pytest.approx((1.19 - 0.02) / 2, rel=1e-12)
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

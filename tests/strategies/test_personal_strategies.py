@@ -102,11 +102,7 @@ def test_the_second_optimiser_goes_on_where_the_run_keeps_optimisers() -> None:
 def test_the_second_model_is_clipped_as_the_first() -> None:
     watched = Watched()
     run = trainer(
-        watched,
-        strategy=APFL(alpha=1.0, alpha_every="never"),
-        max_rounds=1,
-        gradient_clip_val=0.25,
-        local_steps=1,
+        watched, strategy=APFL(alpha=1.0, alpha_every="never"), max_rounds=1, gradient_clip_val=0.25, local_steps=1
     )
     run.fit(OneWeight(), TwoParabolas())
     sizes = [0.25 / (1 + 1e-6 / slope) for slope in (1.0, 6.0)]  # as torch clips
@@ -333,7 +329,7 @@ def test_fedrep_agrees_with_a_plain_loop_with_momentum_and_decay() -> None:
                 mine -= RATE * memory
             bodies.append(mine)
         b = float(np.dot(SHARES, bodies))
-    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_steps=3), max_rounds=3)
+    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_epochs=3), max_rounds=3)
     heads, body = product(run, Product(decay=0.2))
     assert heads == [pytest.approx(value, rel=1e-10) for value in h]
     assert body == pytest.approx(b, rel=1e-10)
@@ -471,8 +467,7 @@ class FarApart(TinyClients):
 
 @pytest.mark.parametrize("personal", [[], ["norm"]])
 @pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [(APFL, {}), (APFL, {"alpha": 1.0}), (PFedMe, {}), (PFedMe, {"personal_steps": 1, "warm_start": True})],
+    ("strategy", "settings"), [(APFL, {}), (APFL, {"alpha": 1.0}), (PFedMe, {}), (PFedMe, {"personal_steps": 1})]
 )
 def test_own_models_have_statistics_of_their_own(
     strategy: type[FedAvg], settings: dict[str, Any], personal: list[str]

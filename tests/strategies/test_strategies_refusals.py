@@ -23,15 +23,10 @@ from lightning_fl.strategies import (
     APFL,
     SCAFFOLD,
     Ditto,
-    FedAdagrad,
-    FedAdam,
     FedAvg,
-    FedAvgM,
     FedFA,
     FedNova,
-    FedProx,
     FedRep,
-    FedYogi,
     MaxFL,
     PerFedAvg,
     PFedMe,
@@ -41,62 +36,16 @@ from lightning_fl.strategies import (
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("strategy", "option", "value"),
-    [
-        (FedAvg, "timeout", 0),
-        (FedAvg, "timeout", -1),
-        (FedAvg, "timeout", nan),
-        (FedAvg, "timeout", inf),
-        (FedAvg, "timeout", "90"),
-        (FedAvg, "timeout", timedelta(0)),
-        (FedProx, "mu", -1.0),
-        (SCAFFOLD, "server_rate", 0.0),
-        (FedAvgM, "momentum", 1.0),
-        (FedAvgM, "server_rate", 0.0),
-        (FedAdagrad, "server_rate", -0.1),
-        (FedAdagrad, "momentum", 1.0),
-        (FedAdam, "beta2", 1.0),
-        (FedAdam, "momentum", -0.1),
-        (FedYogi, "tau", 0.0),
-        (Ditto, "strength", nan),
-        (Ditto, "personal_steps", 0),
-        (APFL, "alpha", 1.5),
-        (APFL, "alpha_every", "epoch"),
-        (PerFedAvg, "adaptation_rate", -0.1),
-        (PerFedAvg, "adaptation_steps", 0),
-        (PerFedAvg, "smallest_part", 0),
-        (PerFedAvg, "hessian", "exact"),
-        (PerFedAvg, "delta", 0.0),
-        (PFedMe, "strength", -1.0),
-        (PFedMe, "personal_steps", 0),
-        (PFedMe, "personal_rate", 0.0),
-        (PFedMe, "server_rate", 0.0),
-        (FedRep, "head_epochs", 0),
-        (FedRep, "body_steps", 0),
-        (QFedAvg, "q", -1.0),
-        (QFedAvg, "lipschitz", 0.0),
-        (MaxFL, "threshold", -1.0),
-        (MaxFL, "warm_up_steps", 0),
-        (MaxFL, "server_rate", 0.0),
-        (MaxFL, "eps", 0.0),
-        (MaxFL, "weights", "loss"),
-        (FedFA, "alpha", 1.5),
-        (FedFA, "momentum", 1.0),
-        (FedFA, "moment", "later"),
-    ],
-)
-def test_an_argument_out_of_range(strategy: type[FedAvg], option: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{strategy.__name__}\.{option}="):
-        strategy(**{option: value})
+@pytest.mark.parametrize("timeout", [0, -1, nan, inf, "90", timedelta(0)])
+def test_a_timeout_out_of_range(timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FedAvg\.timeout="):
+        FedAvg(timeout=timeout)
 
 
 @pytest.mark.parametrize(
     ("strategy", "arguments", "names"),
     [
         (FedAvg, {"find_unused_parameters": True, "mu": 1}, ["FedAvg", "'find_unused_parameters'", "'mu'"]),
-        (Ditto, {"personal_steps": 1, "personal_epochs": 1}, ["personal_steps=1", "personal_epochs=1"]),
-        (FedRep, {"head_epochs": 1, "head_steps": 1}, ["head_epochs=1", "head_steps=1"]),
         (MaxFL, {"threshold": 1.0, "warm_up_steps": 3}, ["MaxFL.threshold", "MaxFL.warm_up_steps"]),
         (MaxFL, {"opt_out": True, "eps": 0.1}, ["MaxFL.opt_out", "eps"]),
         (MaxFL, {"opt_out": True, "server_rate": 1.0}, ["MaxFL.opt_out", "server_rate"]),

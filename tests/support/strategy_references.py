@@ -470,12 +470,11 @@ class PFedMe(FedAvg):
     """Dinh et al. 2020, Algorithm 1: theta begins at w in each step, and is what the client is evaluated with."""
 
     strength, inner_steps, inner_rate, server_rate = 2.0, 3, 0.05, 0.8
-    warm = False
 
     def turn(self, i: int, x: Tensor) -> dict[str, Any]:
         def envelope(g: Tensor, w: Tensor, window: list[Tensor], rate: float) -> Tensor:
             last = self.kept[i].get("theta")
-            theta = self.with_statistics(last if self.warm and last is not None else w, x if last is None else last)
+            theta = self.with_statistics(w, x if last is None else last)
             for _ in range(self.inner_steps):
                 slope, seen = self.gradient(theta, window)
                 theta = theta - self.inner_rate * (slope + self.strength * (theta - w) * self.trained)
@@ -494,12 +493,6 @@ class PFedMe(FedAvg):
 
     def evaluated(self, i: int, x: Tensor) -> Tensor:
         return self.kept[i].get("theta", x)
-
-
-class PFedMeWarm(PFedMe):
-    """theta goes on from step to step and from turn to turn."""
-
-    warm = True
 
 
 class FedRep(FedAvg):

@@ -60,7 +60,6 @@ STRATEGIES: dict[str, Callable[[], FedAvg]] = {
     "PerFedAvg": lambda: PerFedAvg(adaptation_rate=0.05),
     "PerFedAvgHF": lambda: PerFedAvg(adaptation_rate=0.05, hessian="differences", adaptation_steps=2),
     "PFedMe": lambda: PFedMe(strength=2.0, personal_steps=3, personal_rate=0.05, server_rate=0.8),
-    "PFedMeWarm": lambda: PFedMe(strength=2.0, personal_steps=3, personal_rate=0.05, server_rate=0.8, warm_start=True),
     "FedRep": lambda: FedRep(head_epochs=1),
 }
 

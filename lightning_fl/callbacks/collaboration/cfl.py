@@ -2,24 +2,13 @@
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
 Constraints", IEEE Transactions on Neural Networks and Learning Systems 2021 (https://arxiv.org/abs/1910.01991):
-clustered federated learning with its optimal bipartition and its tree for new clients.
-
-=====================  ==================================================  ======
-paper                  here                                                shape
-=====================  ==================================================  ======
-ΔW_i                   a client's update, weights after minus weights      [P]
-                       before its turn
-|D_i|                  ``trainer.num_samples``                             [N]
-ε1, ε2, γ_max          ``mean_norm``, ``client_norm``, ``gamma_max``
-α, the bipartition     :mod:`lightning_fl.functional.cfl`
-clusters               ``assignments``, ``splits``                         [N]
-=====================  ==================================================  ======
+clustered federated learning with its optimal bipartition (:mod:`lightning_fl.functional.cfl`) and its tree for new
+clients.
 
 Differs from the paper: ε1 and ε2 may be relative to the clients' norms, and then need no tuning to model and learning
 rate. In the round of a split clients are already averaged with their own side. Clients absent in that round, or new
-after a split, belong to no cluster until they take part: they start from the average of the clusters and join the one
-with the most similar mean update of that round, or wait if none is similar (:class:`ClientClusters`). The paper keeps
-the updates and models of all splits, and a new client descends the tree by the more similar update.
+after a split, belong to no cluster until they take part and join as in :class:`ClientClusters`. The paper keeps the
+updates and models of all splits, and a new client descends the tree by the more similar update.
 """
 
 import math
@@ -94,7 +83,6 @@ class CFL(ClientClusters):
         super().__init__()
 
     def reset(self, num_clients: int) -> None:
-        """Put all clients into one cluster."""
         super().reset(num_clients)
         self.clusters = [0] * num_clients
         self.splits: list[ClusterSplit] = []
@@ -132,12 +120,10 @@ class CFL(ClientClusters):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The history of the clusters."""
         splits = [[one.round, one.cluster, *one.sides, one.cross_similarity] for one in self.splits]
         return {**super().state_dict(), "splits": splits}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
         super().load_state_dict(state)
         self.splits = [
             ClusterSplit(done, cluster, (first, second), similarity)

@@ -96,14 +96,8 @@ class ClientClusters(Callback):
 
         Clusters without participants are not compared. Without a positive cosine a newcomer waits for its next turn.
 
-        Args:
-            trainer: as in :meth:`assign`.
-            weights: as in :meth:`assign`.
-            clients: participants, length n.
-            clusters: their clusters, -1 for newcomers, not for all, length n.
-
-        Returns:
-            Clusters including those of the newcomers, -1 for those that wait, length n.
+        Arguments are those of :meth:`assign`; ``clusters`` are the n participants' clusters, -1 for newcomers, but not
+        for all. Returns clusters with those of the newcomers, -1 for those that wait, length n.
         """
         samples = [trainer.federation.num_samples[client] for client in clients]
         return join_most_similar(self.gram(trainer, weights, clients), samples, clusters)
@@ -117,11 +111,8 @@ class ClientClusters(Callback):
     ) -> Tensor:
         """Inner products of clients' updates of the round, float64 [n, n] on the CPU. Called on every rank.
 
-        Args:
-            trainer: as in :meth:`assign`.
-            weights: as in :meth:`assign`.
-            clients: n of the participants.
-            spans: parameters to compare; default all shared, trainable ones.
+        Arguments are those of :meth:`assign`, for n of the participants; ``spans`` are the parameters to compare, by
+        default all shared, trainable ones.
         """
         spans = trainer.loop.averaged_spans() if spans is None else spans
         return gram_matrix(update_blocks(trainer.loop, weights, clients, spans)).cpu()
@@ -142,7 +133,12 @@ class ClientClusters(Callback):
         """Assign clients and add newcomers."""
         clients = sorted(trainer.round.survivors)
         found = self.assign(trainer, weights, clients)
-        self._check(found, trainer.num_clients)
+        for client, cluster in (found or {}).items():
+            if client not in range(trainer.num_clients) or not isinstance(cluster, Integral) or cluster < -1:
+                raise ConfigurationError(
+                    f"{type(self).__name__}.assign puts client {client} into cluster {cluster!r}: return clients"
+                    f" 0..{trainer.num_clients - 1} and integers of at least 0, or -1 for none."
+                )
         clusters = [int((found or {}).get(client, own)) for client, own in enumerate(self.clusters)]
         taking_part = [clusters[client] for client in clients]
         if min(taking_part) < 0 <= max(taking_part):
@@ -152,14 +148,6 @@ class ClientClusters(Callback):
             return None
         self.clusters = clusters
         return self.collaboration(trainer)
-
-    def _check(self, found: Mapping[int, int] | None, num_clients: int) -> None:
-        for client, cluster in (found or {}).items():
-            if client not in range(num_clients) or not isinstance(cluster, Integral) or cluster < -1:
-                raise ConfigurationError(
-                    f"{type(self).__name__}.assign puts client {client} into cluster {cluster!r}: return clients"
-                    f" 0..{num_clients - 1} and integers of at least 0, or -1 for none."
-                )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Record and log the round's clusters."""

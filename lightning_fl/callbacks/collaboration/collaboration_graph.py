@@ -3,17 +3,8 @@
 Kharrat, Canini, Horváth, "DPFL: Decentralized Personalized Federated Learning", AISTATS 2025,
 https://arxiv.org/abs/2406.06520, algorithms 1 to 3.
 
-=================  ==========================================================  ======
-paper              here                                                        shape
-=================  ==========================================================  ======
-w_k                ``trainer.models``, one a client                            [P]
-p_k                ``trainer.num_samples`` over their sum                      [N]
-tau_init           ``init_epochs``, the work of the first round                epochs
-Omega_k, BGGC      ``candidates``, chosen once, after the first round          sets
-C_k, GGC           ``chosen``, every ``every_n_rounds``                        sets
-B_c                ``budget``
-R(S)               minus the client's validation loss (``monitor``)
-=================  ==========================================================  ======
+The candidates Omega_k are chosen once, after the first round (BGGC), the collaborators C_k every ``every_n_rounds``
+(GGC); R(S) is minus the client's validation loss. The choice is :mod:`lightning_fl.functional.dpfl`.
 
 Differs from the paper: the first round is the preprocessing. In a simulation every process holds all N models; a client
 refers to at most B_c at once.
@@ -137,7 +128,6 @@ class CollaborationGraph(Callback):
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Train for ``init_epochs`` in the first round."""
         if trainer.federation.current_round == 0 and self.init_epochs is not None:
             trainer.round.work = LocalWork(None, self.init_epochs)
 
@@ -148,17 +138,16 @@ class CollaborationGraph(Callback):
         due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
         received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)
         if self.graph != "greedy":
-            chosen = {k: [j for j in self.candidates[k] if j in trainer.round.survivors] for k in clients}
-            chosen |= {k: [] for k in self.loners if k in chosen}
+            survivors = trainer.round.survivors
+            chosen = {k: [j for j in self.candidates[k] if j in survivors and k not in self.loners] for k in clients}
         else:
             chosen = self._greedy(trainer, clients, newcomers, due, received)
         if due or newcomers == clients:
             self._last_choice = trainer.federation.current_round
         edges = torch.zeros_like(received)
-        for k in clients:  # models not received for the choice are received for the average
-            for j in chosen[k]:
-                edges[k, j] = 1
-        received = torch.maximum(received, edges)
+        for k in clients:
+            edges[k, chosen[k]] = 1
+        received = torch.maximum(received, edges)  # models not received for the choice are received for the average
         trainer.federation.communication.between_clients(received - edges)  # those of the average are counted with it
         self.rounds.append(trainer.federation.current_round + 1)
         self.chosen.append(chosen)
@@ -169,8 +158,7 @@ class CollaborationGraph(Callback):
         self, trainer: TrainerSurface, clients: list[int], newcomers: list[int], due: bool, received: Tensor
     ) -> dict[int, list[int]]:
         """C_k of every client: chosen by newcomers and, if due, by the others."""
-        hosted = set(trainer.hosted_clients)
-        total = self._sum(trainer, clients) if any(client in newcomers for client in hosted) else None
+        total = self._sum(trainer, clients) if set(newcomers).intersection(trainer.hosted_clients) else None
 
         def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
             """C_k, a newcomer's candidates, and the clients whose models it received; ``None`` to keep the choice."""
@@ -188,12 +176,12 @@ class CollaborationGraph(Callback):
             return result.never_worse if self.never_worse else result.chosen, None, possible
 
         found = trainer.on_hosts(clients, choose, "choosing collaborators failed")
-        last = self.chosen[-1] if self.chosen else {}
         chosen: dict[int, list[int]] = {}
         for client in clients:
             choice = found[client]
-            if choice is None:
-                chosen[client] = [other for other in self._last_of(client, last) if other in trainer.round.survivors]
+            if choice is None:  # those of when it last took part
+                last: list[int] = next((one[client] for one in reversed(self.chosen) if client in one), [])
+                chosen[client] = [other for other in last if other in trainer.round.survivors]
                 continue
             chosen[client], candidates, asked = choice
             if candidates is not None:
@@ -201,12 +189,6 @@ class CollaborationGraph(Callback):
             for other in asked:
                 received[client, other] += 1
         return chosen
-
-    def _last_of(self, client: int, last: dict[int, list[int]]) -> list[int]:
-        """A client's collaborators when it last took part."""
-        if client in last:
-            return last[client]
-        return next((chosen[client] for chosen in reversed(self.chosen) if client in chosen), [])
 
     def _choose(
         self, trainer: TrainerSurface, client: int, others: list[int], everybody: Model | None
@@ -345,10 +327,10 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
             f"{path}: no row or column of client {missing[0]}. Give a row and a column for each client."
         )
     matrix = table.loc[list(names), list(names)]
-    bad = [(k, j) for k in names for j in names if matrix.loc[k, j] not in (0, 1)]
-    if bad:
-        k, j = bad[0]
-        raise ConfigurationError(
-            f"{path}: row {k}, column {j} is {matrix.loc[k, j]!s}. Give 1 for a collaborator, else 0."
-        )
+    for k, row in matrix.iterrows():
+        for j, entry in row.items():
+            if entry not in (0, 1):
+                raise ConfigurationError(
+                    f"{path}: row {k}, column {j} is {entry!s}. Give 1 for a collaborator, else 0."
+                )
     return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

@@ -1,18 +1,8 @@
 """FedCollab: coalitions formed before training, from distances between clients' data and numbers of samples.
 
 Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federated Learning, ICML 2023
-(https://arxiv.org/abs/2306.06508), algorithms 1 and 2, equation 10.
-
-=====================  ==================================================  ======
-paper                  here                                                shape
-=====================  ==================================================  ======
-D_ij                   ``distances``, by client discriminators             [N, N]
-                       (:mod:`lightning_fl.functional.discriminators.distances`)
-m_i                    ``trainer.num_samples``                             [N]
-C                      ``capacity``
-L, its minimiser       :mod:`lightning_fl.functional.fedcollab`
-coalitions             ``assignment``                                      [N]
-=====================  ==================================================  ======
+(https://arxiv.org/abs/2306.06508), algorithms 1 (:mod:`.discriminators.distances`) and 2, equation 10
+(:mod:`lightning_fl.functional.fedcollab`).
 
 Differs from the paper: the search also merges coalitions and has several kinds of starts, not only single moves;
 regression targets are standardised (classes are one-hot), and molecules enter as Morgan fingerprints. Differences
@@ -36,14 +26,18 @@ from lightning_fl.callbacks.collaboration.coalition_files import (
     read_distances,
     read_model,
 )
+from lightning_fl.callbacks.collaboration.discriminators.distances import pairwise_distances
+from lightning_fl.callbacks.collaboration.discriminators.features import LayerOutput, client_features
+from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, Size, checked
-from lightning_fl.engine.probes.client_features import LayerOutput, client_features
-from lightning_fl.functional.coalition_stability import same_coalitions_share
-from lightning_fl.functional.discriminators.distances import pairwise_distances
-from lightning_fl.functional.discriminators.networks import DiscriminatorSettings
-from lightning_fl.functional.fedcollab import coalition_objective, join_coalitions, solve_coalitions
+from lightning_fl.functional.fedcollab import (
+    coalition_objective,
+    join_coalitions,
+    same_coalitions_share,
+    solve_coalitions,
+)
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["FedCollab"]
@@ -130,7 +124,6 @@ class FedCollab(ClientClusters):
         super().__init__()
 
     def reset(self, num_clients: int) -> None:
-        """Forget the distances of an earlier run."""
         super().reset(num_clients)
         #: D, float64 [N, N]; NaN for pairs not measured (absent clients).
         self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
@@ -222,10 +215,8 @@ class FedCollab(ClientClusters):
             groups={places[client]: labels for client, labels in classes.items()},
             reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
         )
-        traffic = (found.bytes_received, found.bytes_sent)
-        trainer.federation.communication.add(
-            *(dict(zip(involved, of_each.tolist(), strict=True)) for of_each in traffic)
-        )
+        traffic = dict(zip(involved, found.bytes_each_way.tolist(), strict=True))
+        trainer.federation.communication.add(traffic, traffic)
         record = trainer.run_log.summary.setdefault("fedcollab", {})
         record["measured_pairs"] = record.get("measured_pairs", 0) + len(pairs)
         record["distance_seconds"] = round(record.get("distance_seconds", 0.0) + time.perf_counter() - started, 3)
@@ -265,9 +256,7 @@ class FedCollab(ClientClusters):
         trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
         objective = coalition_objective(
-            [labels[client] for client in clients],
-            *self._objective_inputs(trainer, clients),
-            self.capacity,
+            [labels[client] for client in clients], *self._objective_inputs(trainer, clients), self.capacity
         )
         names = trainer.datamodule.client_names()
         coalitions = [[names[i] for i in clients if labels[i] == label] for label in sorted(set(labels.values()))]

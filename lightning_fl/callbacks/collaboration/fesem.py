@@ -3,15 +3,6 @@
 Long, Xie, Shen, Zhou, Wang, Jiang, "Multi-center federated learning: clients clustering for better personalization",
 World Wide Web 26, 2023, https://arxiv.org/abs/2005.01026, algorithm 1.
 
-========================  ======================================================  ========
-paper                     here                                                    shape
-========================  ======================================================  ========
-W_i                       a client's weights after its turn                       [P]
-W~^(k), K centres         ``trainer.models``, and centres without clients         K x [P]
-r_i^(k)                   ``assignments``                                         [N]
-Dist(W_i, W~^(k))         :func:`~lightning_fl.functional.squared_distances`      [K]
-========================  ======================================================  ========
-
 Differs from the paper: centres are averages weighted by samples. The paper does not define the first centres: here all
 clients start the first round from one model, and k-means (k-means++ starts) of their weights gives the first clusters.
 Distances are those of the shared, trainable parameters. A centre without clients stays, and clients may return to it.
@@ -27,6 +18,7 @@ from torch import Tensor
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import squared_distances
@@ -46,19 +38,18 @@ class FeSEM(ClientClusters):
         num_clusters: K, at most the number of clients.
 
     Raises:
-        ConfigurationError: the number of clusters is out of range; at the start of a run, there are more clusters than
-            clients; in the first round, fewer clients than clusters take part.
+        ConfigurationError: as for :class:`ClientClusters`; in the first round, fewer clients than clusters take part.
         DataError: a client's weights are not finite.
     """
 
     num_clusters: int
     saved = (*ClientClusters.saved, "_empty")
 
-    def __init__(self, *, num_clusters: int) -> None:
+    @checked
+    def __init__(self, *, num_clusters: Count) -> None:
         super().__init__(num_clusters=num_clusters)
 
     def reset(self, num_clients: int) -> None:
-        """Forget the centres of an earlier run."""
         super().reset(num_clients)
         #: Cluster without clients -> its centre; those with clients are the run's models, in ascending order.
         self._empty: dict[int, dict[str, Tensor]] = {}

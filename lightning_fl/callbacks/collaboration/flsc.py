@@ -3,19 +3,9 @@
 Li, Li, Varshney, "Federated Learning with Soft Clustering", IEEE Internet of Things Journal 9(10), 2022,
 https://doi.org/10.1109/JIOT.2021.3113927.
 
-=============================  ===================================================  ========
-paper                          here                                                 shape
-=============================  ===================================================  ========
-ω_k, K cluster models          ``trainer.models``, ``num_clusters`` of them         K x [P]
-K*, clusters of a client       ``num_best``, n
-f_i(ω_k)                       ``losses``, mean loss of ``training_step``           [N, K]
-a client's n clusters          the positive entries of its row of P, 1/n each       [N, K]
-=============================  ===================================================  ========
-
 A client starts from ``(1/n) Σ_k ω_k`` over the n models with the least loss on its training data, and its result enters
-the average of each of them, weighted by samples. A model that no client chose stays. n = 1 is IFCA.
-
-Differs from the paper: as :class:`IFCA`. Clients compare the current models, not those of an earlier round.
+the average of each of them, weighted by samples. Differs from the paper: as :class:`IFCA`. Clients compare the current
+models, not those of an earlier round.
 """
 
 from lightning_fl.callbacks.collaboration.ifca import IFCA
@@ -34,17 +24,11 @@ class FLSC(IFCA):
         num_clusters: K, at most the number of clients.
         num_best: n, at most K: models of a client, of equal losses the first. 1 is IFCA; with K all clients train the
             average of all models.
-        num_samples: training samples of each client on which models are compared, redrawn in every round; ``None``
-            for all.
-        initial_noise: difference of the first models, see :class:`IFCA`.
-
-    Attributes:
-        clusters: each client's best model when it last took part, -1 for none yet, length N.
-        losses: each client's loss under every model when it last took part, float64 [N, K]; NaN for none yet.
+        num_samples: as for :class:`IFCA`.
+        initial_noise: as for :class:`IFCA`.
 
     Raises:
         ConfigurationError: a value is out of range, or as for :class:`IFCA`.
-        TrainingError: a loss is not finite.
     """
 
     traits = ("soft_assignment",)

@@ -1,22 +1,8 @@
 """HCCT: hierarchical grouping of the clients in every round, by their updates and numbers of samples.
 
 "How to Collaborate: Towards Maximizing the Generalization Performance in Cross-Silo Federated Learning"
-(https://arxiv.org/abs/2401.13236), algorithms 1 and 2, equations 8 to 20.
-
-==================  ============================================  =====
-paper               here                                          shape
-==================  ============================================  =====
-g_n                 a client's update, weights after minus        [P]
-                    weights before its turn
-m_n                 ``trainer.num_samples``                       [N]
-lambda              ``relative_trade_off * sqrt(mean of m_n)``
-s(g_n, g_k)         from the mean of cosines over rounds          [N, N]
-                    (``memory``); ``memory=0``: of this round
-u_n(k), delta U     :mod:`lightning_fl.functional.hcct`
-k(n), epoch t       ``assignments``                               [N]
-HCCT-E              ``layer="auto"``
-HCCT-P              ``PersonalLayers`` with this callback
-==================  ============================================  =====
+(https://arxiv.org/abs/2401.13236), algorithms 1 and 2, equations 8 to 20, which :mod:`lightning_fl.functional.hcct`
+states. HCCT-E is ``layer="auto"``; HCCT-P is this callback with ``PersonalLayers``.
 
 Differs from the paper: the option ``relative_trade_off`` is lambda over the root of the clients' mean number of
 samples, so that one value fits tasks of any size; lambda is logged. The paper partitions by the updates of one round,
@@ -42,9 +28,15 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.functional.discriminative_layer import most_discriminative_layer
 from lightning_fl.functional.gram import cosine_similarities, remembered_cosines, with_cosines
-from lightning_fl.functional.hcct import Merge, join_group, least_merged_cosine, partition_from_gram, partition_utility
+from lightning_fl.functional.hcct import (
+    Merge,
+    join_group,
+    least_merged_cosine,
+    most_discriminative_layer,
+    partition_from_gram,
+    partition_utility,
+)
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HCCT"]
@@ -110,7 +102,6 @@ class HCCT(ClientClusters):
         super().__init__()
 
     def reset(self, num_clients: int) -> None:
-        """Forget the partitions of an earlier run."""
         super().reset(num_clients)
         #: The last hierarchical partition, and the clients it was made of: members are positions in it.
         self.merges: list[Merge] = []
@@ -257,7 +248,6 @@ class HCCT(ClientClusters):
         return most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
 
     def state_dict(self) -> dict[str, Any]:
-        """The history of the groups."""
         return {
             **super().state_dict(),
             "merges": [[list(merge.first), list(merge.second), merge.gain] for merge in self.merges],
@@ -266,7 +256,6 @@ class HCCT(ClientClusters):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
         super().load_state_dict(state)
         self.merges = [Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
         self._cosines = torch.tensor(state["cosines"], dtype=torch.float64).reshape(self._cosines.shape)

@@ -3,17 +3,6 @@
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, algorithm 1, option II (model averaging).
 
-=============================  ===================================================  ========
-paper                          here                                                 shape
-=============================  ===================================================  ========
-theta_j, k models              ``trainer.models``, ``num_clusters`` of them         K x [P]
-theta_j^(0)                    drawn for every model, or ``initial_noise``     K x [P]
-F_i(theta_j)                   ``losses``, mean loss of ``training_step``           [N, K]
-ĵ, cluster identity            ``assignments``                                      [N]
-M_t, participants              the run's cohort (``UniformSampling``, ...)
-tau, gamma                     the trainer's local steps, the module's optimiser
-=============================  ===================================================  ========
-
 Differs from the paper: a model is the average of its clients weighted by samples, which are equally many in the paper.
 Layers shared by all models (section 6.2) are not implemented. Clients are evaluated with the model that then has the
 least loss on their training data. As in the paper, the result depends on the draw of the first models: try several
@@ -91,7 +80,6 @@ class IFCA(ClientClusters):
         super().__init__(num_clusters=num_clusters)
 
     def reset(self, num_clients: int) -> None:
-        """Forget the losses of an earlier run."""
         super().reset(num_clients)
         self.losses: Tensor = torch.full((num_clients, self.num_clusters), torch.nan, dtype=torch.float64)
         #: Client -> losses of the current models, which are compared once for an evaluation and the next round.

@@ -1,24 +1,12 @@
 """KMeans: clients train alone, are clustered once by their weights, and then train in their clusters.
 
 Ghosh, Hong, Yin, Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019
-(https://arxiv.org/abs/1906.06629), its three steps.
-
-=====================  ==================================================  ======
-paper                  here                                                shape
-=====================  ==================================================  ======
-first step, ERM        ``warm_up_rounds`` rounds alone
-C, clusters            ``num_clusters``
-second step            :mod:`lightning_fl.functional.kmeans` on what the   [N, P]
-                       clients' weights have become
-third step             the strategy's average in each cluster
-clusters               ``assignment``                                      [N]
-=====================  ==================================================  ======
+(https://arxiv.org/abs/1906.06629), its three steps. The clustering is :mod:`lightning_fl.functional.kmeans`.
 
 Differs from the paper: clients train alone for some rounds, not until convergence, and all from one start; clusters
 start from the average of their clients, weighted by samples (the paper does not define the start). The average in a
 cluster is the strategy's, not one that is robust to Byzantine clients. The paper has no late clients: here clients that
-have not yet trained when clusters are formed start from the average of the clusters, and join the one with the most
-similar mean update of that round, or wait if none is similar (:class:`ClientClusters`).
+have not yet trained when clusters are formed join as in :class:`ClientClusters`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,26 +38,20 @@ class KMeans(ClientClusters):
         num_clusters: K, at most the number of clients. Fewer clusters are formed if fewer clients differ.
         warm_up_rounds: rounds that clients train alone. Clusters are formed after them, once ``num_clusters`` clients
             have trained.
-        num_restarts: starts of k-means; the best result counts.
 
     Attributes:
         clustering_round: the round after which clusters were formed, counted from 1; ``None`` before.
-
-    Raises:
-        ConfigurationError: a value is out of range; at the start of a run, there are more clusters than clients.
     """
 
     num_clusters: int
     saved = (*ClientClusters.saved, "clustering_round", "_trained")
 
     @checked
-    def __init__(self, *, num_clusters: Count, warm_up_rounds: Count = 1, num_restarts: Count = 10) -> None:
+    def __init__(self, *, num_clusters: Count, warm_up_rounds: Count = 1) -> None:
         self.warm_up_rounds = warm_up_rounds
-        self.num_restarts = num_restarts
         super().__init__(num_clusters=num_clusters)
 
     def reset(self, num_clients: int) -> None:
-        """Forget an earlier run."""
         super().reset(num_clients)
         self.clustering_round: int | None = None
         #: Clients that have trained alone.
@@ -103,7 +85,7 @@ class KMeans(ClientClusters):
         clients = sorted(self._trained)
         trainer.federation.communication.send(clients)
         gram, seed = gram_matrix(self._centred_weights(trainer, clients)), derive_seed(trainer.seed, "k-means")
-        found = kmeans_from_gram(gram, self.num_clusters, seed, self.num_restarts)
+        found = kmeans_from_gram(gram, self.num_clusters, seed)
         # All ranks use the decision of rank 0, as their last bits may differ.
         found = trainer.processes.of_ranks(found)[0]
         for client, cluster in zip(clients, found, strict=True):

@@ -3,15 +3,6 @@
 Ye, Ni, Wu, Chen, Wang, "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023,
 https://proceedings.mlr.press/v202/ye23b.html. The mathematics is in ``functional/pfedgraph.py``.
 
-=========================  ====================================================  ======
-paper                      here                                                  shape
-=========================  ====================================================  ======
-θ_i                        ``trainer.models``, one a client                      [P]
-Δθ_i                       w_i after its turn minus the run's first model        [P]
-W, collaboration graph     A of ``trainer.collaboration``                        [N, N]
-p                          samples over the sum of the participants'              [N]
-=========================  ====================================================  ======
-
 After the first round a client descends ``f_i(w) - λ Σ_j A_ij cos(w, w_j)``, with A and w_j of the last round that it
 took part in. Differs from the authors' code: that adds ``+λ``, which pushes clients apart (``sign="push"``); rows are
 projections instead of a solver's results; buffers are averaged, but not compared and in no norm. The server sends
@@ -86,12 +77,13 @@ class PFedGraph(Callback):
         if layers == []:
             raise ConfigurationError("PFedGraph.layers=[]: name at least one layer, or leave it out to compare all.")
         self.alpha, self.lam, self.sign, self.threshold, self.layers = alpha, lam, sign, threshold, layers
+        self._pull = _CosinePull(-lam if sign == "pull" else lam)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every client a model; check the names of layers."""
         self._compared(trainer)
         self._initial, self._device = trainer.federation.models[0].clone(), trainer.processes.device
-        self._pull = _CosinePull(-self.lam if self.sign == "pull" else self.lam)
+        self._pull.clients = set()
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.federation.num_samples).aggregation  # counts the first model as sent
         trainer.federation.collaboration = Collaboration(
@@ -104,7 +96,6 @@ class PFedGraph(Callback):
             self._initial = trainer.federation.models[0].clone()
 
     def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        """Pull from a client's second turn on."""
         self._pull.correct_(trainer, turn, gradient, weights)
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
@@ -124,11 +115,9 @@ class PFedGraph(Callback):
         return spans_in(self.layers, trainer.loop.averaged_spans(), "PFedGraph.layers")
 
     def state_dict(self) -> dict[str, Any]:
-        """The first model; z_i are the clients'."""
         return {"initial": self._initial.state_dict(), "pulled": sorted(self._pull.clients)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the first model."""
         self._initial = Weights.from_state_dict(state["initial"], self._device)
         self._pull.clients = set(state["pulled"])
 
@@ -165,27 +154,16 @@ class _CosinePull:
             vector.add_(weights.vectors[dtype], alpha=self.strength * b)
 
     def keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
-        """Store z_i of hosted participants; count the download of the previous ones.
-
-        Args:
-            trainer: after the turns of a round, before the models are averaged.
-            clients: participants, ascending.
-            rows: weights of their models in each other's average, [n, n].
-        """
+        """Store z_i of the hosted among n participants, by their rows of A [n, n]; count the last ones' download."""
         if self.strength == 0:
             return
         spans, store = trainer.loop.averaged_spans(), trainer.client_store(_STORE)
-        norms = [
-            inner_product(trainer.federation.models[client], trainer.federation.models[client], spans) ** 0.5
-            for client in clients
-        ]
-        hosted = set(trainer.hosted_clients)
-        for client, row in zip(clients, rows.tolist(), strict=True):
-            if client in hosted:
-                terms = [
-                    (weight, trainer.federation.models[clients[place]]) for place, weight in centre_terms(row, norms)
-                ]
-                store[client] = linear_combination(trainer.federation.models[client], terms, spans).state_dict()
+        models = [trainer.federation.models[client] for client in clients]
+        norms = [inner_product(model, model, spans) ** 0.5 for model in models]
+        for client, model, row in zip(clients, models, rows.tolist(), strict=True):
+            if client in trainer.hosted_clients:
+                terms = [(weight, models[place]) for place, weight in centre_terms(row, norms)]
+                store[client] = linear_combination(model, terms, spans).state_dict()
         received = sorted(self.clients.intersection(trainer.round.reports))  # received with the model
         trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})
         self.clients |= set(clients)

@@ -5,18 +5,10 @@ Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICL
 Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 2.2: ``x~ = gamma g(x_j) + (1 - gamma) g(x_k)``,
 ``y~ = gamma y_j + (1 - gamma) y_k``, both samples of the same client.
 
-===========  =============================================  =====================
-paper        here                                           shape
-===========  =============================================  =====================
-g            identity, or the module up to ``layer``        [B, ...] -> [B, ...]
-gamma        draws from Beta(alpha, alpha), one per batch   number in [0, 1], or
-             or one per sample                              [B] of them
-j, k         the batch and a permutation of it              [B]
-===========  =============================================  =====================
-
-Zhang et al. use one gamma per batch. A loss that compares clients (``DROClientSampling``) needs one per sample: mixed
-targets have ``gamma^2 + (1 - gamma)^2`` of the variance, so of two equal clients the one with a gamma of 0.5 looks
-easier than the one with 0.99.
+The mixing is :func:`lightning_fl.functional.mix`; g is the identity, or the module up to ``layer``. Zhang et al. use
+one gamma per batch. A loss that compares clients (``DROClientSampling``) needs one per sample: mixed targets have
+``gamma^2 + (1 - gamma)^2`` of the variance, so of two equal clients the one with a gamma of 0.5 looks easier than the
+one with 0.99.
 
 Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.;
 class labels cannot be mixed and give the gamma-weighted sum of two losses, the same for the cross-entropy, also
@@ -24,7 +16,8 @@ floating labels of a module with ``task`` "multiclass". The mixture of two bound
 least) is known if they have the same direction or one is exact; otherwise it is missing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -78,11 +71,7 @@ class LocalMixup(Callback):
         self.target_key = target_key
 
     def around_training_step(
-        self,
-        trainer: TrainerSurface,
-        batch: Any,
-        compute: Callable[[Any], STEP_OUTPUT],
-        generator: torch.Generator,
+        self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
         """The training step on a mixed batch."""
         targets = batch_targets(batch, self.target_key)
@@ -96,19 +85,20 @@ class LocalMixup(Callback):
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
         if bool((drawn == 1.0).all()):
             return compute(batch)
-        mixing = _OutputMixing(self._submodule(trainer), partners, gamma) if self.layer else None
-        if mixing is None:
+        submodule = self._submodule(trainer) if self.layer else None
+        if submodule is None:
             batch = self._mix_input(batch, partners, gamma)
-        if not classes:
-            mixed = with_batch_targets(batch, mix(targets, partners, gamma), self.target_key)
-            if is_graph(batch) and "y_bound" in batch:
+
+        def step(targets: Tensor) -> STEP_OUTPUT:
+            mixed = with_batch_targets(batch, targets, self.target_key)
+            if not classes and is_graph(batch) and "y_bound" in batch:
                 mixed = _with_bounds(mixed, partners, self.target_key)
-            return compute(mixed) if mixing is None else mixing.run(compute, mixed)
-        outputs = []
-        for labels in (targets, targets.index_select(0, partners)):
-            labelled = with_batch_targets(batch, labels, self.target_key)
-            outputs.append(compute(labelled) if mixing is None else mixing.run(compute, labelled))
-        return _weighted(outputs[0], outputs[1], float(gamma))
+            with nullcontext() if submodule is None else _mixed_output(submodule, partners, gamma):
+                return compute(mixed)
+
+        if not classes:
+            return step(mix(targets, partners, gamma))
+        return _weighted(step(targets), step(targets.index_select(0, partners)), float(gamma))
 
     def _submodule(self, trainer: TrainerSurface) -> nn.Module:
         assert self.layer is not None
@@ -130,38 +120,31 @@ class LocalMixup(Callback):
         )
 
 
-class _OutputMixing:
-    """Mixes the output of a submodule during a training step."""
+@contextmanager
+def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor) -> Iterator[None]:
+    """Mix the output of a submodule, which must run once."""
+    times = 0
 
-    def __init__(self, submodule: nn.Module, partners: Tensor, gamma: float | Tensor) -> None:
-        self._submodule = submodule
-        self._partners = partners
-        self._gamma = gamma
-        self._times = 0
-
-    def run(self, compute: Callable[[Any], STEP_OUTPUT], batch: Any) -> STEP_OUTPUT:
-        """Run the training step with the hook."""
-        self._times = 0
-        handle = self._submodule.register_forward_hook(self._hook)
-        try:
-            output = compute(batch)
-        finally:
-            handle.remove()
-        if self._times != 1:
-            raise ConfigurationError(
-                f"LocalMixup.layer: the submodule ran {self._times} times in a training step. Choose another one."
-            )
-        return output
-
-    def _hook(self, module: nn.Module, inputs: Any, output: Any) -> Tensor:
-        self._times += 1
-        if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(self._partners):
+    def hook(module: nn.Module, inputs: Any, output: Any) -> Tensor:
+        nonlocal times
+        times += 1
+        if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(partners):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ConfigurationError(
-                f"LocalMixup.layer: the submodule's output is {got} for {len(self._partners)} samples, not one row per"
-                " sample. Choose a later layer, after pooling."
+                f"LocalMixup.layer: the submodule's output is {got} for {len(partners)} samples, not a row for each."
+                " Choose a later layer, after pooling."
             )
-        return mix(output, self._partners, self._gamma)
+        return mix(output, partners, gamma)
+
+    handle = submodule.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if times != 1:
+        raise ConfigurationError(
+            f"LocalMixup.layer: the submodule ran {times} times in a training step. Choose another one."
+        )
 
 
 def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:

@@ -5,23 +5,13 @@ Algorithm 1. Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), Algorith
 Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (https://arxiv.org/abs/1902.00146), section 4 (AFL). All solve
 ``min_w max_lambda Σ lambda_i f_i(w)``.
 
-=================  ====================================  ========
-paper              here                                  shape
-=================  ====================================  ========
-lambda             ``weights``                           [N]
-C_s, size m        ``cohort_size`` draws, with return    count
-U_s, size m        distinct clients with losses          count
-t'                 ``snapshot_step``, uniform in 1..tau
-w~                 average of the snapshots at t'
-eta (of lambda)    ``step_size``                         1 / loss
-tau                ``FederatedTrainer.local_steps``      steps
-=================  ====================================  ========
-
-A client drawn k times trains k times with different batches, as in both papers: a round of N draws costs as much as a
-round of all N clients. Differs from the papers: t' is drawn from 1..tau (the text of DRFLM has 0..tau, its algorithm
-box 1..tau); weights may have a floor; losses for lambda are means over ``num_loss_batches`` batches instead of one,
-whose noise is as large as the differences between clients. They are training losses: with dropout, batch statistics and
-mixup.
+The steps of lambda are in :mod:`lightning_fl.functional.drflm`. In a round C_s, ``cohort_size`` draws from lambda with
+return, trains for tau steps; U_s, as many distinct clients, give their losses at w~, the average of the snapshots at
+step t', by which lambda ascends. A client drawn k times trains k times with different batches, as in both papers: a
+round of N draws costs as much as a round of all N clients. Differs from the papers: t' is drawn from 1..tau (the text
+of DRFLM has 0..tau, its algorithm box 1..tau); weights may have a floor; losses for lambda are means over
+``num_loss_batches`` batches instead of one, whose noise is as large as the differences between clients. They are
+training losses: with dropout, batch statistics and mixup.
 
 ``cohort="all"`` has no draws of C_s and U_s: all clients train, count with lambda in both averages, and give their
 losses. With ``step_size`` 0 this is the mean over clients with equal weights: the baseline of DRFA and DRFLM.
@@ -106,6 +96,7 @@ class DROClientSampling(Callback):
         self.method_name = method.upper() if step_size else "equal weights" if everybody else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
+        #: t', uniform in 1..tau.
         self.snapshot_step = 0
         self._loss_clients: list[int] = []
         self._snapshot: Weights | None = None
@@ -156,7 +147,6 @@ class DROClientSampling(Callback):
             self._latest = None
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """AFL: the average over rounds."""
         return f"{model}, averaged over the rounds" if self.method == "afl" else model
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
@@ -188,11 +178,9 @@ class DROClientSampling(Callback):
         return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        """Reset the snapshot of the turn."""
         self._snapshot, self._steps = None, 0
 
     def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
-        """Keep the client's weights after step t'."""
         self._steps = num_steps
         if self.method == "drfa" and num_steps == self.snapshot_step:
             self._snapshot = trainer.client_weights().clone()
@@ -290,13 +278,11 @@ class DROClientSampling(Callback):
         return finite
 
     def state_dict(self) -> dict[str, Any]:
-        """lambda, and w_t of AFL (its average is the shared model)."""
         if self._latest is None:
             return {"weights": self.weights}
         return {"weights": self.weights, "latest": self._latest, "num_averaged": self._num_averaged}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore lambda and w_t."""
         self.weights = state["weights"]
         self._latest, self._num_averaged = state.get("latest"), state.get("num_averaged", 0)
 

@@ -27,14 +27,11 @@ class PooledTraining(Callback):
     role = "collaboration"
 
     def setup(self, trainer: Any, stage: str) -> None:
-        """Pool the training samples."""
         trainer.datamodule.pool_training(True)
 
     def teardown(self, trainer: Any, stage: str) -> None:
-        """Give clients their own samples again."""
         if trainer.is_set_up:
             trainer.datamodule.pool_training(False)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """The client with the pooled samples."""
         return Cohort.of([0])

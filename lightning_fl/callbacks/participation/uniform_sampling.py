@@ -51,6 +51,5 @@ class UniformSampling(Callback):
         return max(1, round(self.cohort_size * num_clients))
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
-        """The first clients of a random order."""
         size = self.num_participants(trainer.num_clients)
         return Cohort.of(sorted(shuffled(trainer.active_clients, trainer.generator("cohort"), size)))

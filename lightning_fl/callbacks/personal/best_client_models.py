@@ -96,7 +96,6 @@ class BestClientModels(Callback):
             kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Name the kept models, after the last round."""
         return f"{model}, of its best round" if trainer.federation.models_are_final else model
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:

@@ -1,18 +1,7 @@
 """FedSoft: soft clusters with a personal model per client, regularised towards the cluster models.
 
 Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
-https://arxiv.org/abs/2112.06053, algorithm 1. The mathematics is in ``functional/fedsoft.py``.
-
-=======================  =========================================================  ======
-paper                    here                                                       shape
-=======================  =========================================================  ======
-c_s, S cluster models    ``trainer.models``, ``num_models`` of them                 [P]
-w_k                      ``trainer.client_store("own_models")[k]``                  [P]
-u_ks, σ                  ``floored_importance(importance, sigma)``                  [N, S]
-v_sk                     A of ``trainer.collaboration``                             [S, N]
-λ, τ                     ``lam``, ``every_n_rounds``
-K, Sel_s                 ``clients_per_model``, who is drawn for model s
-=======================  =========================================================  ======
+https://arxiv.org/abs/2112.06053, algorithm 1. The weights u and v are those of ``functional/fedsoft.py``.
 
 u and v are estimated every τ rounds. In each round K clients are drawn for each model with p = v_s, without
 replacement; a drawn client trains once, from its last w_k, on ``f_k(w) + λ/2 Σ_s u_ks |w - c_s|²``, and c_s becomes the
@@ -54,15 +43,10 @@ class FedSoft(SoftAveraging):
         lam: λ, strength of the proximal term (the authors: 0.01 for CIFAR-10, 0.1 for MNIST, 1 for linear models).
         clients_per_model: K, clients drawn for each model in a round; ``None`` for all, weighted by v.
         sigma: σ, minimum importance of a model for a client.
-        every_n_rounds: τ, rounds between two estimates.
-        initial_rounds: rounds before the first estimate, with fixed random groups of clients.
-        num_samples: number of samples per client on which models are compared, drawn for every estimate; ``None`` for
-            all.
-        split: of these samples.
-
-    Attributes (one list entry per estimate):
-        rounds: rounds done.
-        importance: shares of samples n_ks / n_k, float64 [N, S], rows sum to 1.
+        every_n_rounds: τ, as for :class:`SoftAveraging`.
+        initial_rounds: as for :class:`SoftAveraging`.
+        num_samples: as for :class:`SoftAveraging`; ``None`` for all.
+        split: as for :class:`SoftAveraging`.
 
     Attributes:
         trained: clients with a personal model, on any rank.
@@ -124,15 +108,12 @@ class FedSoft(SoftAveraging):
         return Cohort(tuple(chosen))
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Name the personal models, once there are any."""
         return "each client's own model" if trainer.federation.own_models else model
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """Keep the client's model."""
         trainer.client_store(OWN_MODELS)[client] = trainer.client_weights().clone().state_dict()
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Estimate the importance weights if due."""
         self.trained |= trainer.round.survivors
         super().on_aggregate_end(trainer)
 
@@ -148,16 +129,7 @@ class FedSoft(SoftAveraging):
 
 
 def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
-    """Draw ``Sel_s``, the K contributors of every model s.
-
-    Args:
-        trainer: before a round.
-        possible: candidates, drawn by their weights in the collaboration.
-        number: K.
-
-    Returns:
-        Clients drawn for at least one model, with equal weights, in the order of ``possible``.
-    """
+    """Draw ``Sel_s``, ``number`` contributors of every model s; returned are those drawn for at least one, in order."""
     if any(one.weight is not None for one in possible):
         raise ConfigurationError(
             "FedSoft.clients_per_model conflicts with the callback that selects clients, which sets their weights:"
@@ -175,14 +147,7 @@ def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int
 def _proximal_pull(
     models: Sequence[Weights], importance: Tensor, lam: float, spans: Sequence[Span]
 ) -> Callable[[Weights, Weights], None]:
-    """Gradient correction ``λ (Σ_s u_ks w - Σ_s u_ks c_s)`` of the proximal term ``λ/2 Σ_s u_ks |w - c_s|²``.
-
-    Args:
-        models: c_s, S of them.
-        importance: u_k, shape [S].
-        lam: λ.
-        spans: regularised parameters.
-    """
+    """Gradient correction ``λ (Σ_s u_ks w - Σ_s u_ks c_s)`` of the proximal term; u_k is [S]."""
     centre = linear_combination(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
     strength = lam * float(importance.sum())
 

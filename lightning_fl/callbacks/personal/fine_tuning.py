@@ -48,7 +48,6 @@ class FineTuning(Callback):
         self.every_evaluation = every_evaluation
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Name the amount of fine-tuning."""
         if not (self.every_evaluation or trainer.federation.models_are_final):
             return model
         work = self._work(trainer)

@@ -47,7 +47,6 @@ class ForestReference(Callback):
         self._task: TaskName = "regression"
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Clear the forests."""
         self._found, self._forests = {}, {}
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:

@@ -3,19 +3,10 @@
 Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local Memorization, ICML 2022
 (https://arxiv.org/abs/2111.09360), Algorithm 1 and equations 4 to 6.
 
-==========  ==================================================================  ==============
-paper       here                                                                unit
-==========  ==================================================================  ==============
-phi         the input of ``layer``                                              features [d]
-k           ``k``                                                               samples
-d(x, x')    squared distance over d ``scale``                                   -
-lambda_m    ``interpolation``, or the best of 0, 0.1, ..., 1 on the client's   share
-            validation samples
-==========  ==================================================================  ==============
-
-Differs from the paper: also regression, by the neighbours' weighted mean; ties between shares are broken by the loss.
-The layer's outputs are replaced while the run evaluates clients or predicts. Exported models lack the neighbours, which
-would reveal training samples; docs/predict.md shows how to add them with :mod:`lightning_fl.functional.neighbors`.
+The formulas are in :mod:`lightning_fl.functional.neighbors`. Differs from the paper: also regression, by the
+neighbours' weighted mean; ties between shares are broken by the loss. The layer's outputs are replaced while the run
+evaluates clients or predicts. Exported models lack the neighbours, which would reveal training samples; docs/predict.md
+shows how to add them with :mod:`lightning_fl.functional.neighbors`.
 """
 
 from collections.abc import Iterator
@@ -45,7 +36,7 @@ class KNNPer(Callback):
 
     Args:
         k: number of neighbours, at most the number of a client's samples.
-        interpolation: lambda; "validation" for the best one of each client on its validation samples.
+        interpolation: lambda; "validation" for the best of 0, 0.1, ..., 1 on each client's validation samples.
         scale: of squared distances, relative to the number of features.
         layer: submodule with the embedding as input, and logits or target values as output (scaled by the module's
             buffers ``target_mean`` and ``target_scale``, if present). ``None`` for the last ``nn.Linear``.
@@ -72,7 +63,6 @@ class KNNPer(Callback):
         task: Literal["auto", "classes", "binary", "values"] = "auto",
     ) -> None:
         self.k, self.interpolation, self.scale, self.layer, self.task = k, interpolation, scale, layer, task
-        self._tried = False
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse compiled steps, which bypass the hooks of layers."""
@@ -98,7 +88,6 @@ class KNNPer(Callback):
         trainer.on_hosts([0], lambda client: self._try(trainer, client), "KNNPer tries its layer")
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Name the number and share of neighbours."""
         if self.interpolation == 0:
             return model
         share = "chosen by validation" if self.interpolation == "validation" else f"{self.interpolation:g}"

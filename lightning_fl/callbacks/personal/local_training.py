@@ -14,5 +14,4 @@ class LocalTraining(Callback):
     role = "collaboration"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Set the collaboration to clients alone."""
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)

@@ -53,11 +53,9 @@ class PersonalLayers(Callback):
             raise ConfigurationError(f"PersonalLayers.layers={self.layers}: {error}") from error
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
-        """Mention the personal layers."""
         return f"{model}, with each client's own layers"
 
     def names(self, module: nn.Module) -> list[str]:
-        """Patterns of the personal layers' names."""
         if self.layers != "normalization":
             return list(self.layers)
         norms = [(name, part) for name, part in module.named_modules() if isinstance(part, _NormBase)]

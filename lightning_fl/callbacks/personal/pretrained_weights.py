@@ -12,7 +12,6 @@ from lightning_fl.core.errors import ConfigurationError, FederatedError, listed
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.engine.probes.layer_records import named_layer
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -40,6 +39,7 @@ class PretrainedWeights(Callback):
     """
 
     several = True
+    saved = ("_sha256",)
 
     @checked
     def __init__(
@@ -74,23 +74,14 @@ class PretrainedWeights(Callback):
             self._load(trainer, part)
             self._record(trainer)
         if self.freeze:
-            self._hold(trainer, {*trainer.federation.constant, *self._names})
+            trainer.federation.keep_constant(trainer.loop.flat, {*trainer.federation.constant, *self._names})
             if not trainer.resumes_fit:
                 size = sum(parameter.numel() * parameter.element_size() for parameter in part.parameters())
                 trainer.federation.communication.add(dict.fromkeys(range(trainer.num_clients), size), {})
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Unfreeze the parameters when due."""
         if self.unfreeze_after is not None and trainer.federation.current_round == self.unfreeze_after:
-            self._hold(trainer, trainer.federation.constant - {*self._names})
-
-    def state_dict(self) -> dict[str, Any]:
-        """The file's checksum."""
-        return {"sha256": self._sha256}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the checksum."""
-        self._sha256 = str(state.get("sha256", ""))
+            trainer.federation.keep_constant(trainer.loop.flat, trainer.federation.constant - {*self._names})
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Record the file."""
@@ -112,15 +103,14 @@ class PretrainedWeights(Callback):
             flat.load(model)
             if trainer.is_global_zero:
                 part.load_state_dict(state)
-            models[number] = _agreed(trainer, flat.collect().clone())
+            models[number] = flat.collect().clone()
+            for vector in models[number].vectors.values() if trainer.processes.several else ():
+                trainer.strategy.broadcast_bytes_(vector, 0)
         flat.load(models[0])
         rank_zero_info(
             f"{self.module or 'the module'}: {len(part.state_dict())} tensors from {Path(self.path).name}"
             f" (SHA-256 {self._sha256[:12]}...){', frozen' if self.freeze else ''}"
         )
-
-    def _hold(self, trainer: TrainerSurface, names: set[str] | frozenset[str]) -> None:
-        trainer.federation.keep_constant(trainer.loop.flat, names)
 
     def _record(self, trainer: TrainerSurface) -> None:
         about = {"file": Path(self.path).name, "sha256": self._sha256, "module": self.module, "freeze": self.freeze}
@@ -130,13 +120,7 @@ class PretrainedWeights(Callback):
 
 
 def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None = None) -> dict[str, Tensor]:
-    """Read the state dict of a submodule from a file.
-
-    Args:
-        path: the file.
-        part: the submodule.
-        name: its name in the module.
-        prefix: as for :class:`PretrainedWeights`.
+    """Read the state dict of a submodule and its ``name`` from a file; ``prefix`` as for :class:`PretrainedWeights`.
 
     Raises:
         ConfigurationError: the file is missing or has no tensors, or keys or shapes do not match.
@@ -154,17 +138,21 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
     given = {str(key)[len(begin) :]: value for key, value in content.items() if str(key).startswith(begin)}
     expected = part.state_dict()
     words = [
-        f"the file lacks {listed(sorted(expected.keys() - given.keys()), 5)}" if expected.keys() - given.keys() else "",
-        f"it also has {listed(sorted(given.keys() - expected.keys()), 5)}" if given.keys() - expected.keys() else "",
+        f"{verb} {listed(sorted(names), 5)}"
+        for verb, names in (
+            ("the file lacks", expected.keys() - given.keys()),
+            ("it also has", given.keys() - expected.keys()),
+        )
+        if names
     ]
     words += [
         f"{key} has shape {_shape(given[key])} in the file and {_shape(expected[key])} in the model"
         for key in expected
         if key in given and _shape(given[key]) != _shape(expected[key])
     ][:3]
-    if any(words):
+    if words:
         raise ConfigurationError(
-            f"{place} does not fit {name or type(part).__name__}: {'; '.join(filter(None, words))}. Give the model the"
+            f"{place} does not fit {name or type(part).__name__}: {'; '.join(words)}. Give the model the"
             " sizes of the file, or name another PretrainedWeights.module or prefix."
         )
     if wrong := [key for key, value in given.items() if value.is_floating_point() and not value.isfinite().all()]:
@@ -174,11 +162,3 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
 
 def _shape(value: Any) -> list[int] | str:
     return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _agreed(trainer: TrainerSurface, weights: Weights) -> Weights:
-    """Rank zero's weights, on every rank."""
-    if trainer.processes.several:
-        for vector in weights.vectors.values():
-            trainer.strategy.broadcast_bytes_(vector, 0)
-    return weights

@@ -66,7 +66,6 @@ class PrivateHeads(PersonalLayers):
             trainer.client_store(PERSONAL_LAYERS)[client] = personal.extract(flat.collect())
 
     def names(self, module: nn.Module) -> list[str]:
-        """Patterns of the personal layers' names, with the scale of the targets."""
         return [*super().names(module), *(_SCALE if _is_scaled(module) else ())]
 
 

@@ -3,16 +3,6 @@
 FedSoft: Ruan, Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
 https://arxiv.org/abs/2112.06053.
 
-=====================  =============================================================  ========
-paper                  here                                                           shape
-=====================  =============================================================  ========
-c_s, cluster models    ``trainer.models``, ``num_models`` of them                     S x [P]
-l(c_s; x, y)           the loss of ``training_step`` on one sample                    [S, n]
-u_ks                   ``importance``, :func:`smallest_loss_shares`                   [N, S]
-n_k                    ``trainer.num_samples``                                        [N]
-tau                    ``every_n_rounds``
-=====================  =============================================================  ========
-
 A client trains once from its mixture ``sum_s u_ks c_s``, and its weights count ``u_ks n_k`` in model s. The paper's
 proximal term ``lambda/2 sum_s u_ks |w - c_s|^2`` is ``lambda/2 |w - sum_s u_ks c_s|^2`` and a constant, u summing to 1:
 FedProx's; the strategy adds it, FedAvg does not (lambda = 0).
@@ -24,12 +14,11 @@ could not overcome: in the first ``initial_rounds`` each model is the mean of a 
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.core.collaboration import Collaboration
@@ -46,7 +35,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 __all__ = ["SoftAveraging"]
 
 
-class SoftAveraging(Callback):
+class SoftAveraging(PersonalMixtures):
     """Shared models that every client uses and contributes to, weighted by the share of its data that each fits best.
 
     Works with any strategy, sampled clients, ``PersonalLayers`` and ``ClientArrivals``; newcomers use all models until
@@ -75,7 +64,7 @@ class SoftAveraging(Callback):
     method_name = "soft averaging"
     role = "collaboration"
     traits = ("soft_assignment",)
-    saved: ClassVar[tuple[str, ...]] = ("rounds", "importance")
+    saved: ClassVar[tuple[str, ...]] = ("rounds", "importance", "personal_round")
     #: Prefix of logged curves.
     _curve = "soft_averaging"
 
@@ -98,14 +87,10 @@ class SoftAveraging(Callback):
         self.personal_split: Split = personal_split or split
         self._reset()
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
     def _reset(self) -> None:
         self.rounds: list[int] = []
         self.importance: list[Tensor] = []
-        self._mixtures = PersonalMixtures(self.split, self.personal_split, self._weigh)
+        self.personal_round = 0
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Assign clients to random groups."""
@@ -113,16 +98,16 @@ class SoftAveraging(Callback):
         warn_beyond_end(
             self, trainer.max_rounds, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds
         )
-        count = trainer.num_clients
+        count, name = trainer.num_clients, type(self).__name__
         check_at_most_clients(self, count, num_models=self.num_models)
         if self.initial_rounds > trainer.max_rounds:
             raise ConfigurationError(
-                f"{self._name}.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
+                f"{name}.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
                 " estimate the importance weights; give a smaller number."
             )
-        refuse_manual_steps(trainer.loop.module, self._name)
-        for name, split in (("split", self.split), ("personal_split", self.personal_split)):
-            check_samples(trainer.loop, f"{self._name}.{name}", split)
+        refuse_manual_steps(trainer.loop.module, name)
+        check_samples(trainer.loop, f"{name}.split", self.split)
+        check_samples(trainer.loop, f"{name}.personal_split", self.personal_split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
@@ -141,7 +126,7 @@ class SoftAveraging(Callback):
         since = trainer.federation.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
             trainer.federation.communication.receive(trainer.active_clients, trainer.federation.models)
-            importance = self._weigh(trainer, self.split)
+            importance = self.weigh(trainer, self.split)
             importance = torch.where(importance.isnan(), 1 / self.num_models, importance)  # away or at rest
             trainer.federation.collaboration = self._collaboration(importance, trainer.federation.num_samples)
             self.rounds.append(trainer.federation.current_round + 1)
@@ -149,38 +134,29 @@ class SoftAveraging(Callback):
             for model, mean in enumerate(importance[trainer.active_clients].mean(0).tolist()):
                 trainer.log(f"{self._curve}/{model}/importance", mean)
         if self.importance:
-            self._mixtures.set_where_evaluated(trainer, self.importance[-1])
+            self.set_mixtures_where_evaluated(trainer, self.importance[-1])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Set the mixtures of a run that ended early."""
-        if self.importance:
-            self._mixtures.set_at_the_end(trainer, lambda: self.importance[-1])
+        if self.importance and trainer.federation.current_round != self.personal_round:
+            self.set_mixtures(trainer, self.importance[-1], trainer.federation.current_round)
 
     def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
         """Collaboration for importance weights [N, S]: ``A_sk`` proportional to ``u_ks n_k``."""
         return Collaboration.from_shares(importance, num_samples)
 
-    def _weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
+    def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
         """u on a split's samples, NaN for inactive clients."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
         shares = trainer.on_hosts(
             trainer.active_clients,
             lambda client: _shares(loss, client, trainer.federation.models),
-            f"{self._name} cannot compare the models",
+            f"{type(self).__name__} cannot compare the models",
         )
         found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)
         for client, row in shares.items():
             found[client] = row
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The history, and the round of the personal mixtures."""
-        return {**super().state_dict(), "personal_round": self._mixtures.round}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the history."""
-        super().load_state_dict(state)
-        self._mixtures.round = state["personal_round"]
 
 
 def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor:

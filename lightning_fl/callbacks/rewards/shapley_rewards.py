@@ -3,23 +3,12 @@
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 algorithm 2, equations 1, 2 and 18 to 23. The mathematics is in :mod:`lightning_fl.functional.shapley`.
 
-==================  ========================================================  ============
-paper               here                                                      shape
-==================  ========================================================  ============
-M, a tier           a shared model and the clients averaged into it
-W_M                 the model after the average                               [P]
-W_i                 what client i learned                                     [P]
-lambda_i            its share of the average, summing to 1                    [N_M]
-gamma_M             gradient of the held-out loss at W_M                      [P]
-psi_i               ``by_model``, ``values``, in units of the loss            [N_M]
-==================  ========================================================  ============
-
 Differs from the paper: the held-out data are the clients' own, so no data leave a client: the loss is the mean over the
 clients in the average of each one's mean loss. Updates since the model before the round are projected on the gradient:
 normalised values are the same as for models, and unnormalised ones sum to the first-order decrease of the loss.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from lightning_fl.callbacks.callback import Callback
@@ -123,16 +112,12 @@ class ShapleyRewards(Callback):
     @property
     def values(self) -> list[dict[int, float]]:
         """In each valued round, client -> psi, summed over models."""
-        return [_sum_over_models(models) for models in self.by_model]
+        return [_summed(models.values()) for models in self.by_model]
 
     @property
     def cumulated(self) -> dict[int, float]:
         """Client -> sum of its values so far, without clients that were never valued."""
-        totals: dict[int, float] = {}
-        for values in self.values:
-            for client, value in values.items():
-                totals[client] = totals.get(client, 0.0) + value
-        return dict(sorted(totals.items()))
+        return _summed(self.values)
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Check the run before data are read."""
@@ -204,17 +189,22 @@ class ShapleyRewards(Callback):
         self._kept.clear()
         self.rounds.append(trainer.federation.current_round + 1)
         self.by_model.append(models)
-        self._log(trainer)
+        if values := self.values[-1]:
+            trainer.log_clients("contribution", values)
+            trainer.log_each_client("contribution/cumulated", self.cumulated)
 
     def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
-        """Release kept weights."""
         self._kept.clear()
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write ``contributions.csv`` and the summary."""
-        names = trainer.client_names
-        columns = ("round", "model", "client", "psi", "cumulated")
-        trainer.write_table("contributions.csv", columns, self._rows(names))
+        names, rows, totals = trainer.client_names, [], dict.fromkeys(range(trainer.num_clients), 0.0)
+        for done, models, values in zip(self.rounds, self.by_model, self.values, strict=True):
+            for client, value in values.items():
+                totals[client] += value
+            for model, of_clients in models.items():
+                rows += [(done, model, names[client], psi, totals[client]) for client, psi in of_clients.items()]
+        trainer.write_table("contributions.csv", ("round", "model", "client", "psi", "cumulated"), rows)
         cumulated = self.cumulated
         order = sorted(cumulated, key=lambda client: (-cumulated[client], client))
         trainer.run_log.summary["contributions"] = {
@@ -255,25 +245,11 @@ class ShapleyRewards(Callback):
                 f" {num_participants}: set method=permutations or method=first_order."
             )
 
-    def _log(self, trainer: TrainerSurface) -> None:
-        if values := self.values[-1]:
-            trainer.log_clients("contribution", values)
-            trainer.log_each_client("contribution/cumulated", self.cumulated)
 
-    def _rows(self, names: Sequence[str]) -> list[tuple[int, int, str, float, float]]:
-        """(round, model, client, psi, cumulated over all models up to this round)."""
-        rows, totals = [], dict.fromkeys(range(len(names)), 0.0)
-        for done, models, values in zip(self.rounds, self.by_model, self.values, strict=True):
-            for client, value in values.items():
-                totals[client] += value
-            for model, of_clients in models.items():
-                rows += [(done, model, names[client], psi, totals[client]) for client, psi in of_clients.items()]
-        return rows
-
-
-def _sum_over_models(models: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
+def _summed(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Client -> sum of its values."""
     totals: dict[int, float] = {}
-    for values in models.values():
+    for values in parts:
         for client, value in values.items():
             totals[client] = totals.get(client, 0.0) + value
     return dict(sorted(totals.items()))

@@ -4,21 +4,6 @@ Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, ht
 algorithms 1 and 3, equations 3 and 4. The mathematics is in :mod:`lightning_fl.functional.pifl`, contributions are
 ``ShapleyRewards``, payments :mod:`lightning_fl.callbacks.rewards.tokens`.
 
-======================  =======================================================  ========
-paper                   here                                                     shape
-======================  =======================================================  ========
-M_k, K tier models      ``trainer.models``, ``num_tiers``                        K x [P]
-υ                       ``TierRound.importance``, on ``bid_split`` samples       [N, K]
-P_ck (equation 4)       ``trainer.client_model(c)``, its row of the              [N, K]
-                        personalisation, on ``personal_split`` samples
-T_h, N_p, N_r           ``threshold``, ``num_best``, ``num_random``
-θ_i, a client's bids    ``TierRound.bids``
-ψ_ki                    ``standings`` of ``ShapleyRewards``' values              [N, K]
-ζ_k, clients of a tier   ``TierRound.cohorts``
-Ω_ki                    rounds with the client in ``TierRound.shares[k]``
-Acc_kr                  ``TierRound.accuracies``, mean υ over its participants   [K]
-======================  =======================================================  ========
-
 Differs from the paper: an honest client without a tier above the threshold bids for the best one by default
 (``HonestBidding``). Random clients are drawn from all clients and pay only if they bid, while equation 7 charges all:
 otherwise a client without tokens could never earn again. This rewards waiting to be drawn (N_r turns among N clients
@@ -36,7 +21,6 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
@@ -58,7 +42,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 __all__ = ["TierBidding"]
 
 
-class TierBidding(Callback):
+class TierBidding(PersonalMixtures):
     """K tier models; in every round clients bid for tiers by the models' scores on their data.
 
     A tier is trained by the bidders with the highest preference and then the largest contribution (by
@@ -137,8 +121,8 @@ class TierBidding(Callback):
         self.contribution_decay = contribution_decay
         self.initial_rounds = initial_rounds
         self.monitor = monitor
-        self.bid_split: Split = bid_split
-        self.personal_split: Split = personal_split
+        self.bid_split = self.split = bid_split
+        self.personal_split = personal_split
         self.num_samples = num_samples
         self._reset()
 
@@ -146,7 +130,7 @@ class TierBidding(Callback):
         self.rounds: list[TierRound] = []
         self.first_tiers: dict[int, list[int]] = {}
         self.ledger = None if self.tokens is None else Ledger(self.tokens)
-        self._mixtures = PersonalMixtures(self.bid_split, self.personal_split, self._mixture_weights)
+        self.personal_round = 0
         # Of the current round.
         self._bids: dict[int, list[int]] = {}
         self._unaffordable: dict[int, list[int]] = {}
@@ -160,8 +144,7 @@ class TierBidding(Callback):
         rewards = trainer.callback(ShapleyRewards)
         if rewards is None:
             raise ConfigurationError(
-                "TierBidding.tokens needs the values of ShapleyRewards: add it to trainer.callbacks, or set tokens to"
-                " null."
+                "TierBidding.tokens needs the values of ShapleyRewards: add it to trainer.callbacks, or omit tokens."
             )
         if rewards.every_n_rounds != 1:
             raise ConfigurationError(
@@ -204,17 +187,10 @@ class TierBidding(Callback):
             tier: {client: wanted.index(tier) + 1 for client, wanted in self._bids.items() if tier in wanted}
             for tier in tiers
         }
-        cohorts = {
-            tier: schedule(
-                bidders[tier],
-                self._standings(trainer, tier),
-                best,
-                drawn,
-                trainer.generator("cohort", tier),
-                available=available[tier],
-            )
-            for tier in tiers
-        }
+        cohorts = {}
+        for tier in tiers:
+            known, draws = self._standings(trainer, tier), trainer.generator("cohort", tier)
+            cohorts[tier] = schedule(bidders[tier], known, best, drawn, draws, available=available[tier])
         if present and not any(cohort.clients for cohort in cohorts.values()):
             raise TrainingError(
                 f"no client bids for a tier in round {trainer.federation.current_round + 1}: lower"
@@ -230,11 +206,8 @@ class TierBidding(Callback):
             trainer.log(f"tier/{tier}/bidders", len(bidders[tier]))
         samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
-        return Cohort(
-            tuple(
-                Participant(client, tier, beta[client]) for tier, cohort in cohorts.items() for client in cohort.clients
-            )
-        )
+        chosen = [(client, tier) for tier, cohort in cohorts.items() for client in cohort.clients]
+        return Cohort(tuple(Participant(client, tier, beta[client]) for client, tier in chosen))
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle payments and set the clients' mixtures."""
@@ -254,7 +227,7 @@ class TierBidding(Callback):
             aggregation[tier] = 0.0
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
         trainer.federation.collaboration = Collaboration(aggregation, trainer.federation.collaboration.personalisation)
-        self._mixtures.set_where_evaluated(trainer, mixtures)
+        self.set_mixtures_where_evaluated(trainer, mixtures)
         self.rounds.append(
             TierRound(
                 number=trainer.federation.current_round + 1,
@@ -273,7 +246,8 @@ class TierBidding(Callback):
         """Set personal models after an early end; write ``tiers.csv``, ``tokens.csv`` and the summary."""
         if not self.rounds:
             return
-        self._mixtures.set_at_the_end(trainer, lambda: self._mixture_weights(trainer, self.bid_split))
+        if trainer.federation.current_round != self.personal_round:
+            self.set_mixtures(trainer, self.weigh(trainer, self.bid_split), trainer.federation.current_round)
         self.rounds[-1].personalisation = trainer.federation.collaboration.personalisation.clone()
         bidding = [one for one in self.rounds if one.number > self.initial_rounds]
         if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
@@ -295,20 +269,18 @@ class TierBidding(Callback):
             }
 
     def state_dict(self) -> dict[str, Any]:
-        """All rounds."""
         return {
             "rounds": [dict(vars(one)) for one in self.rounds],
             "first_tiers": self.first_tiers,
-            "personal_round": self._mixtures.round,
+            "personal_round": self.personal_round,
             "transactions": [] if self.ledger is None else [tuple(one) for one in self.ledger.transactions],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
         self._reset()
         self.rounds = [TierRound(**one) for one in state["rounds"]]
         self.first_tiers = state["first_tiers"]
-        self._mixtures.round = state["personal_round"]
+        self.personal_round = state["personal_round"]
         if self.ledger is not None:
             self.ledger.replay(state["transactions"])
 
@@ -379,7 +351,7 @@ class TierBidding(Callback):
                 both[:, client] = rows
         return both[0], both[1]
 
-    def _mixture_weights(self, trainer: TrainerSurface, split: Split) -> Tensor:
+    def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
         return self._importance(trainer, trainer.active_clients, split)[1]
 
     def _settle(self, trainer: TrainerSurface, ledger: Ledger, accuracies: Sequence[float]) -> None:

@@ -1,17 +1,8 @@
 """Tokens: clients pay for the tiers that they bid for, and are paid for their contributions.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-section 3.2, equations 6 to 14. A round's payments are in :mod:`lightning_fl.functional.tokens`.
-
-=====================  =====================================================  ================
-paper                  here                                                   unit
-=====================  =====================================================  ================
-τ_i                    ``Ledger.balances``; ``initial_balance`` at first      units; tokens
-τ_p                    ``Tokens.price`` of a bid                              tokens
-η, γ                   ``Tokens.eta``, ``Tokens.gamma``                       shares in [0, 1]
-=====================  =====================================================  ================
-
-Differs from the paper: see the module named above. A client gets its first balance when it is first present, and keeps
+section 3.2, equations 6 to 14. A round's payments, and how they differ from the paper, are in
+:mod:`lightning_fl.functional.tokens`. A client gets its first balance when it is first present, and keeps
 its account while absent.
 """
 
@@ -100,16 +91,8 @@ class Ledger:
         best_accuracy: float,
     ) -> None:
         """Pay out a tier's pool, see :func:`~lightning_fl.functional.tokens.settle_round`."""
-        payments = settle_round(
-            self.pools.pop(tier),
-            self.price,
-            contributions,
-            participations,
-            accuracy,
-            best_accuracy,
-            self.tokens.eta,
-            self.tokens.gamma,
-        )
+        of_pool = self.pools.pop(tier), self.price, contributions, participations
+        payments = settle_round(*of_pool, accuracy, best_accuracy, self.tokens.eta, self.tokens.gamma)
         for kind, units in payments.items():
             for client, amount in units.items():
                 if amount:

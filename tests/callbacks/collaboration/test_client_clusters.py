@@ -17,7 +17,6 @@ from lightning_fl.callbacks import (
     Callback,
     ClientArrivals,
     ClientClusters,
-    CoalitionFigure,
     FeSEM,
     KMeans,
     PersonalLayers,
@@ -186,11 +185,3 @@ def test_clients_that_arrive_or_are_drawn_find_their_cluster(clusters, others, r
         if isinstance(others[0], ClientArrivals):
             assert found.assignments[others[0].rounds["4"] - 2][4] == -1  # not there yet
             assert run.absent_clients == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("clusters", "rounds"), [(CFL, 6), (lambda: KMeans(num_clusters=2), 2)])
-def test_clusters_are_drawn(clusters, rounds, tmp_path):
-    run = trainer(clusters(), CoalitionFigure(), rounds=rounds, root=tmp_path)
-    run.fit(TinyModule(), TwoKinds())
-    assert {path.name for path in (tmp_path / "version_0" / "figures").iterdir()} == {"partition.png"}

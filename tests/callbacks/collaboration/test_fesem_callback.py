@@ -75,15 +75,6 @@ def test_a_run_is_the_papers_algorithm(num_clusters: int) -> None:
         assert_equal_up_to_rounding(vector(run, client), expected[client], steps=4 * 2)
 
 
-@pytest.mark.slow
-def test_it_finds_clients_of_two_kinds() -> None:
-    fesem, figure = FeSEM(num_clusters=2), CoalitionFigure()
-    run = fit(fesem, figure, data=MixedClients(pure=True))
-    assert fesem.assignments == [[0, 1] * 3] * 3
-    assert figure.assignments[-1] == [0, 1] * 3
-    assert run.collaboration.num_models == 2
-
-
 def test_sampled_clients_leave_the_others_where_they_are() -> None:
     fesem = FeSEM(num_clusters=2)
     seen: list[list[int]] = []

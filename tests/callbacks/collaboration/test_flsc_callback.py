@@ -8,9 +8,7 @@ from bowls import TWO, Bowl, Bowls, Starts, descend, points, roll
 from hooks import hooks
 from torch import Tensor
 
-from lightning_fl.callbacks import (
-    FLSC,
-)
+from lightning_fl.callbacks import FLSC
 from lightning_fl.core.cohort import Cohort
 
 BOWLS: tuple[Bowl, ...] = (*TWO, (20, 2.0, (0.5,)), (15, 1.5, (-2.0,)))

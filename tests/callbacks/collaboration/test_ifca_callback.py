@@ -164,28 +164,6 @@ def test_a_module_may_say_how_it_is_drawn() -> None:
     assert len(set(starts.models[1].vectors[torch.float32][:8].tolist())) == 1
 
 
-class Gathers(Callback):
-    """All models after every round."""
-
-    def __init__(self) -> None:
-        self.models: list[list[Weights]] = []
-
-    def on_aggregate_end(self, trainer: FederatedTrainer) -> None:
-        self.models.append([model.clone() for model in trainer.models])
-
-
-def test_a_model_that_nobody_trains_stays_as_it_is() -> None:
-    ifca, gathers = IFCA(num_clusters=4), Gathers()
-    fit(ifca, gathers, UniformSampling(cohort_size=2), module=Network(), max_rounds=4)
-    for turn in range(1, 4):
-        before = ifca.assignments[turn - 1]
-        for model in range(4):
-            same = gathers.models[turn][model].equal(gathers.models[turn - 1][model])
-            if model not in ifca.assignments[turn]:
-                assert same
-        assert before.count(-1) >= ifca.assignments[turn].count(-1)
-
-
 @pytest.mark.slow
 def test_evaluations_have_no_part_in_the_training() -> None:
     """Models and choices do not depend on when clients are evaluated, with drawn samples and sampled clients."""

@@ -11,12 +11,7 @@ from corners import FailingTurns, fit
 from hooks import hooks
 from torch import Tensor
 
-from lightning_fl.callbacks import (
-    Callback,
-    ClientArrivals,
-    PersonalLayers,
-    PFedGraph,
-)
+from lightning_fl.callbacks import Callback, ClientArrivals, PersonalLayers, PFedGraph
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.strategies import FedProx
 

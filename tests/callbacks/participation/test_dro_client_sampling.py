@@ -67,24 +67,6 @@ def test_equals_the_pseudocode(cohort: Any) -> None:
     torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_clients_keep_uniform_weights() -> None:
-    data = TinyClients((16, 16), batch_size=100, shuffle=False)
-    data.sets[1, "train"] = data.sets[0, "train"]
-    sampling = DROClientSampling(step_size=0.5)
-    run(sampling, rounds=5, local_steps=2, data=data)
-    torch.testing.assert_close(sampling.weights, torch.full((2,), 0.5, dtype=torch.float64))
-
-
-def test_the_client_with_the_larger_loss_is_drawn_more_often() -> None:
-    data = TinyClients((16, 16), batch_size=100, shuffle=False)
-    x, y = data.sets[1, "train"].tensors  # type: ignore[attr-defined]
-    data.sets[1, "train"] = torch.utils.data.TensorDataset(x, y + 5.0)
-    sampling = DROClientSampling(step_size=0.01, floor=0.1)
-    run(sampling, rounds=10, local_steps=1, rate=1e-4, data=data)
-    assert sampling.weights[1] > 0.5 > sampling.weights[0] >= 0.1
-    assert float(sampling.weights.sum()) == pytest.approx(1)
-
-
 def test_weights_are_logged() -> None:
     sampling = DROClientSampling(step_size=STEP_SIZE)
     trainer, _ = run(sampling)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bowls import RATE, Bowl, descend, points, roll
+from bowls import Bowl, descend, points, roll
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -142,30 +142,6 @@ def test_fedprox_in_it_is_pulled_to_the_clients_own_start(tmp_path: Path) -> Non
     centres, models = plain(labels, 3, 0.5, 1, 1e-4, mu=0.5)
     torch.testing.assert_close(points(run), centres, rtol=0, atol=1e-10)
     assert own(run) == pytest.approx([float(model) for model in models], abs=1e-10)
-
-
-def test_a_large_pull_leads_to_the_mixture_of_the_centres(tmp_path: Path) -> None:
-    """One step with ``rate * lam * Σu = 1`` ends at ``Σ_s u_ks c_s`` less a step of the loss."""
-    soft, watches = FedSoft(num_models=2, lam=1 / RATE, every_n_rounds=9, sigma=0.0), Watches()
-    run = roll(Mixed(*CENTRES), soft, watches, root=tmp_path, max_rounds=2, local_steps=1)
-    mixtures = soft.importance[0] @ watches.models[1]
-    starts = [float(descend(bowl(k), torch.ones(1, dtype=torch.float64), steps=1)) for k in range(4)]
-    steps = [RATE * (starts[k] - bowl(k)[2][0]) for k in range(4)]
-    assert own(run) == pytest.approx([float(mixtures[k]) - steps[k] for k in range(4)], abs=1e-10)
-
-
-def test_pure_clients_without_a_pull_are_hard_clusters(tmp_path: Path) -> None:
-    """Each model is the average by samples of the clients whose data it explains: one-hot u, no floor."""
-    pure = ((1.0, 1.2, 0.8), (-1.0, -1.2), (1.1, 0.7), (-1.5, -0.8, -0.7, -1.1))
-    soft = FedSoft(num_models=2, lam=0.0, sigma=0.0, every_n_rounds=1)
-    run = roll(Mixed(*pure), soft, root=tmp_path, max_rounds=6)
-    labels = soft.importance[-1].argmax(1).tolist()
-    assert soft.importance[-1].unique().tolist() == [0.0, 1.0]
-    assert labels in ([0, 1, 0, 1], [1, 0, 1, 0])
-    sizes = torch.tensor([len(one) for one in pure], dtype=torch.float64)
-    for model, row in enumerate(run.collaboration.aggregation):
-        members = torch.tensor([label == model for label in labels])
-        torch.testing.assert_close(row, members * sizes / sizes[members].sum())
 
 
 def test_everybody_is_evaluated_with_its_own_model(tmp_path: Path) -> None:

@@ -409,34 +409,14 @@ def yes_or_no(x: Tensor, y: Tensor) -> Tensor:
     ("module", "arguments", "data", "message"),
     [
         (NoLinear, {}, {}, r"KNNPer.layer: NoLinear .* body, head"),
-        (
-            Forbidden,
-            {"layer": "neck"},
-            {},
-            r"KNNPer.layer='neck': Forbidden .*body, bo",
-        ),
-        (
-            NoValidation,
-            {},
-            {},
-            r"KNNPer .*NoValidation.*validation_step|KNNPer .*validation_step.*NoValidation",
-        ),
+        (Forbidden, {"layer": "neck"}, {}, r"KNNPer.layer='neck': Forbidden .*body, bo"),
+        (NoValidation, {}, {}, r"KNNPer .*NoValidation.*validation_step|KNNPer .*validation_step.*NoValidation"),
         (Twice, {}, {}, r"layer='head'"),
         (Whole, {}, {}, r"layer='head'"),
         (Forbidden, {"layer": "body.0"}, {}, r"as classes\) Forbidden logs val_loss = "),
         (Turned, {}, {}, r"the layer 'head': .*\(as classes\) Turned logs"),
-        (
-            OtherScale,
-            {},
-            {"targets": two_numbers},
-            r"as values\) OtherScale logs val_loss = .*target_mean and tar",
-        ),
-        (
-            YesOrNo,
-            {},
-            {"targets": yes_or_no},
-            r"KNNPer, of the layer 'head': .*task",
-        ),
+        (OtherScale, {}, {"targets": two_numbers}, r"as values\) OtherScale logs val_loss = .*target_mean and tar"),
+        (YesOrNo, {}, {"targets": yes_or_no}, r"KNNPer, of the layer 'head': .*task"),
         (YesOrNo, {"task": "values"}, {"targets": yes_or_no}, r"as values\) YesOrNo logs val_loss = .*KNNPer.task"),
         (Forbidden, {"task": "values"}, {}, r"do not fit targets of shape \[14\] and type torch.int64 as values"),
         (

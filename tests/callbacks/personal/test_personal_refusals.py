@@ -9,14 +9,7 @@ from hooks import hooks
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 
-from lightning_fl.callbacks import (
-    BestClientModels,
-    Callback,
-    ClientArrivals,
-    FedSoft,
-    PersonalLayers,
-    SoftAveraging,
-)
+from lightning_fl.callbacks import BestClientModels, Callback, ClientArrivals, FedSoft, PersonalLayers, SoftAveraging
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 

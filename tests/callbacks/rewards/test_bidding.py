@@ -14,13 +14,7 @@ from lightning_fl.callbacks import HonestBidding, RandomBidding, ShapleyRewards,
 from lightning_fl.callbacks.rewards.bidding import BidView
 
 VIEW = BidView(
-    client=3,
-    round=2,
-    importance=(0.9, 0.1, 0.6, 0.7),
-    past_rewards=(0, 0, 5, 0),
-    threshold=0.5,
-    balance=None,
-    price=0,
+    client=3, round=2, importance=(0.9, 0.1, 0.6, 0.7), past_rewards=(0, 0, 5, 0), threshold=0.5, balance=None, price=0
 )
 
 

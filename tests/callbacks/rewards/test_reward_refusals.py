@@ -10,7 +10,7 @@ from corners import Greedy, MixedClients
 from tiny import TinyClients, TinyModule, quiet_trainer
 from torch.utils.data import TensorDataset
 
-from lightning_fl.callbacks import CollaborationGraph, RandomBidding, ShapleyRewards, TierBidding, Tokens
+from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 
 INF = math.inf
@@ -66,29 +66,15 @@ class Broken(Step):
 @pytest.mark.parametrize(
     ("cls", "options", "name"),
     [
-        (RandomBidding, {"num_bids": 0}, r"RandomBidding\.num_bids=0"),
-        (ShapleyRewards, {"method": "banzhaf"}, r"ShapleyRewards\.method='banzhaf'"),
-        (ShapleyRewards, {"split": "test"}, r"ShapleyRewards\.split='test'"),
-        (ShapleyRewards, {"num_samples": 0}, r"ShapleyRewards\.num_samples=0"),
-        (ShapleyRewards, {"every_n_rounds": 0}, r"ShapleyRewards\.every_n_rounds=0"),
         (ShapleyRewards, {"num_permutations": 10}, "num_permutations=10 .*method='first_order'"),
-        *[(ShapleyRewards, {"method": "permutations", "num_permutations": n}, f"num_permutations={n}") for n in (2, 5)],
+        (ShapleyRewards, {"method": "permutations", "num_permutations": 5}, "num_permutations=5"),
         (ShapleyRewards, {"method": "exact", "leave_own_out": True}, "leave_own_out=True .*method='exact'"),
-        *[(TierBidding, {name: 0}, f"{name}=0") for name in ("num_tiers", "initial_rounds", "num_samples")],
-        (TierBidding, {"num_best": -1}, r"TierBidding\.num_best=-1"),
         (TierBidding, {"num_best": 0, "num_random": 0}, r"TierBidding\.num_best=0 .*num_random=0"),
-        (TierBidding, {"threshold": 1.5}, r"TierBidding\.threshold=1\.5"),
-        (TierBidding, {"contribution_decay": -0.1}, r"TierBidding\.contribution_decay=-0\.1"),
-        (TierBidding, {"bid_split": "test"}, r"TierBidding\.bid_split='test'"),
-        (TierBidding, {"personal_split": "test"}, r"TierBidding\.personal_split='test'"),
-        (Tokens, {"initial_balance": 0}, r"Tokens\.initial_balance=0"),
-        *[(Tokens, {"price": x}, rf"Tokens\.price={x}") for x in (1e-9, INF)],
+        (Tokens, {"price": 1e-9}, r"Tokens\.price=1e-09"),
         (Tokens, {"initial_balance": 1, "price": 2}, r"Tokens\.price=2: .*initial_balance=1"),
-        (Tokens, {"eta": 1.5}, r"Tokens\.eta=1\.5"),
-        (Tokens, {"gamma": 0.0}, r"Tokens\.gamma=0\.0"),
     ],
 )
-def test_an_option_out_of_range(cls: Any, options: dict[str, Any], name: str) -> None:
+def test_options_that_do_not_go_together(cls: Any, options: dict[str, Any], name: str) -> None:
     if cls is TierBidding:
         options = {"num_tiers": 2, **options}
     with pytest.raises(ConfigurationError, match=name):

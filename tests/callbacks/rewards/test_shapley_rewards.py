@@ -269,56 +269,10 @@ def test_first_order_differs_from_exact_by_the_square_of_the_learning_rate() -> 
     assert orders == pytest.approx([2, 2], abs=0.1)
 
 
-def test_normalized_exact_values_are_a_multiple_of_first_orders_about_their_mean() -> None:
-    """Of equal clients in the limit of small steps: by (n H_n - 1) / (n - 1), H_n = 1 + 1/2 + ... + 1/n.
-
-    With a_i = -<∇L, W_i - W_start>, v(C) is the mean of a over C; summing over orders gives
-    psi_i - psi_j = (a_i - a_j) (n H_n - 1) / (n (n - 1)), where first order has (a_i - a_j) / n.
-    """
-    found = []
-    for method in ("first_order", "exact"):
-        rewards = ShapleyRewards(method=method)  # type: ignore[arg-type]
-        data = _double(TinyClients((12, 12, 12)))
-        fit(rewards, module=TinyModule(1e-5).double(), data=data, rounds=1, precision="64")
-        found.append(torch.tensor(list(rewards.values[0].values()), dtype=torch.float64))
-    first, exact = found
-    factor = (3 * (1 + 1 / 2 + 1 / 3) - 1) / 2
-    torch.testing.assert_close(exact - exact.mean(), factor * first, rtol=1e-3, atol=0)
-
-
 def _double(data: TinyClients) -> TinyClients:
     for key, dataset in data.sets.items():
         data.sets[key] = TensorDataset(*(tensor.double() for tensor in dataset.tensors))  # type: ignore[attr-defined]
     return data
-
-
-@pytest.mark.parametrize("method", ["first_order", "exact"])
-@pytest.mark.parametrize("normalized", [True, False])
-def test_equal_clients_have_equal_values(method: Any, normalized: bool) -> None:
-    data = TinyClients((16, 16, 12), shuffle=False)
-    for split in ("train", "val"):
-        data.sets[1, split] = data.sets[0, split]
-    rewards = ShapleyRewards(method=method, normalized=normalized)
-    fit(rewards, data=data)
-    for values in rewards.values:
-        assert values[0] == pytest.approx(values[1], abs=1e-12)
-        assert values[2] != pytest.approx(values[0], abs=1e-6)
-
-
-def test_one_client_alone_is_the_average_client() -> None:
-    rewards = ShapleyRewards()
-    fit(rewards, data=TinyClients((16,)))
-    assert rewards.values == [{0: 0.0}, {0: 0.0}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("method", ["first_order", "exact", "permutations"])
-def test_a_client_with_wrong_targets_is_last(method: Any, seed: int) -> None:
-    wrong = seed % 5
-    rewards = ShapleyRewards(method=method)
-    fit(rewards, data=OneWrong(wrong, seed), module=TinyModule(learning_rate=0.01), rounds=4)
-    assert min(rewards.cumulated, key=rewards.cumulated.__getitem__) == wrong
 
 
 # -- the run is not changed --------------------------------------------------------------------------------------------

@@ -24,14 +24,7 @@ from hooks import StopAfter, hooks
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import (
-    BiddingPolicy,
-    Callback,
-    ClientArrivals,
-    HonestBidding,
-    ShapleyRewards,
-    TierBidding,
-)
+from lightning_fl.callbacks import BiddingPolicy, Callback, ClientArrivals, HonestBidding, ShapleyRewards, TierBidding
 from lightning_fl.callbacks.rewards.bidding import BidView
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError

@@ -15,14 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import (
-    ClientArrivals,
-    ModelCheckpoint,
-    RandomBidding,
-    ShapleyRewards,
-    TierBidding,
-    Tokens,
-)
+from lightning_fl.callbacks import ModelCheckpoint, RandomBidding, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.callbacks.rewards.tokens import Ledger
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import Transaction, choose_bids, reimbursement_share, reward_ranks, schedule, split_units
@@ -355,11 +348,3 @@ def test_pools_and_balances_are_logged() -> None:
         assert run.round_metrics[f"tokens/pool/{k}"] == sum(bids) / UNIT
     many = fit(*made(), max_rounds=2, log_per_client=False)
     assert "tokens/balance/client_0" not in many.round_metrics
-
-
-def test_a_late_joiner_gets_the_initial_balance() -> None:
-    tiers, rewards = made()
-    fit(ClientArrivals(rounds={"client_3": 3}), tiers, rewards, max_rounds=4)
-    assert [3 in of for of in balances(tiers)] == [False, False, True, True]
-    opened = [one for one in transactions(tiers) if one.kind == "open" and one.recipient == 3]
-    assert [(one.round, one.amount) for one in opened] == [(3, 10 * UNIT)]

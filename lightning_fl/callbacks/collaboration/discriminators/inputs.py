@@ -4,17 +4,8 @@ FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1)
 so that shifts of features, of labels, and of labels given features are visible. A sample's vector is
 ``[x / s, 2 e(y)]``: features x, over the root mean square norm s of all clients' features, and the encoded label e(y)
 with a norm of about 1. Differs from the paper, which joins raw pixels and a one-hot label: there a thousand pixels
-outweigh the label, and with few samples a shift of labels is invisible. (The authors' code multiplies one-hot labels of
-K classes by 2K / √(K − 1), 6.7 for ten, next to features whose norm grows with their number.) On CIFAR-10 and
-Fashion-MNIST the weight of the label hardly matters between 1 and 7 for clients with 2,000 samples; with 14 samples
-distances within a type of clients vary half as much with 7 as with 1, and rotated images are a third nearer.
-
-Features wider than 128 are first multiplied by a random matrix, the same for all clients. Compared on CIFAR-10 with
-rotated images (1,452 pixels, 200 training samples a side, six large clients of two types): distances within a type and
-between types came out as 0.008 and 0.184, with standardised pixels as 0.005 and 0.179, with the first 128 principal
-components as 0.004 and 0.186; with 64 dimensions as 0.011 and 0.158 at random, 0.005 and 0.192 by principal components.
-Principal components need each client's second moments, d (d + 1) / 2 numbers (4.2 MB for 1,452 pixels), which reveal
-the span of its samples if these are fewer than d.
+outweigh the label, and with few samples a shift of labels is invisible. Features wider than 128 are first multiplied by
+a random matrix, the same for all clients. docs/reproduction.md compares these choices with others.
 
 Only sums leave a client: the squared norms of its features, and for real-valued targets those of
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
@@ -29,8 +20,7 @@ from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
@@ -45,7 +35,7 @@ __all__ = [
     "dataset_smiles",
     "discriminator_inputs",
     "encode_targets",
-    "in_eval_mode",
+    "evaluated",
     "morgan_fingerprints",
     "random_projection",
     "sample_classes",
@@ -54,6 +44,8 @@ __all__ = [
 
 #: Wider features are projected to this number.
 MAX_FEATURES = 128
+#: Of Morgan fingerprints; a radius of 2 bonds is known as ECFP4.
+_BITS, _RADIUS = 1024, 2
 #: Converts a batch, given whether it is on the device, to the input of a training step.
 Transfer = Callable[[Any, bool], Any]
 
@@ -66,21 +58,14 @@ def client_samples(
     encoder: nn.Module | None = None,
     smiles: Sequence[str] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features and targets of all samples of a client, in one pass in their own order.
+    """Features, float32 [n, d], and targets [n, T] of all samples of a client, in one pass in their own order.
 
     Args:
         batches: the client's batches.
         seed_path: randomness of the pass.
-        transfer: moves a batch to the device and through the transfer hooks (such as normalisation of images); ``None``
-            uses it as stored, with images of bytes scaled to 0 to 1.
+        transfer: moves a batch to the device and through the transfer hooks; ``None`` uses it as stored.
         encoder: see :func:`batch_features`; on the device of the batches.
         smiles: the samples' SMILES strings in the same order, whose fingerprints replace batch features.
-
-    Returns:
-        Features, float32 [n, d], and targets, [n, T], in their own dtype.
-
-    Raises:
-        DataError: a batch has no usable features or targets, or there is not one SMILES string per sample.
     """
     features: list[Tensor] = []
     targets: list[Tensor] = []
@@ -97,29 +82,25 @@ def client_samples(
 
 
 def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
-    """The features of a batch: its flattened inputs, or an encoder's output for them.
+    """The features of a batch, float32 [B, d]: its flattened inputs, or an encoder's output for them.
 
     Args:
         batch: a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images, scaled to 0 to 1. Without
             an encoder, floating inputs are flattened and joined, and the nodes of a graph averaged.
         encoder: a frozen network or transform, called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs,
             ``encoder(batch)``, in evaluation mode and without gradients; returns a tensor [B, ...].
-
-    Returns:
-        float32 [B, d].
-
-    Raises:
-        DataError: there are no floating inputs, or the encoder does not return a floating tensor.
     """
     with torch.no_grad():
-        named: dict[str, Any] = {}
-        inputs: list[Any] = [batch]
-        if isinstance(batch, Mapping):
-            named, inputs = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}, []
-        elif not is_graph(batch):
+        inputs: list[Any] = []
+        named: dict[Any, Any] = {}
+        if is_graph(batch):
+            inputs = [batch]
+        elif isinstance(batch, Mapping):
+            named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
+        else:
             inputs = [_from_bytes(value) for value in batch[:-1]]
         if encoder is not None:
-            with in_eval_mode(encoder):
+            with evaluated(encoder):
                 return _as_vectors(encoder(*inputs, **named))
         if is_graph(batch):
             return _as_vectors(_pooled(batch))
@@ -159,8 +140,8 @@ def _pooled(batch: "BaseData") -> Tensor:
 
 
 @contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Context in which a module is in evaluation mode; each submodule then gets its own mode back."""
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode; afterwards each part is in its former one."""
     mode = _ModuleMode()
     mode.capture(module)
     module.eval()
@@ -182,27 +163,17 @@ def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
     return list(found) if isinstance(found, Sequence) and all(isinstance(text, str) for text in found) else None
 
 
-@checked
-def morgan_fingerprints(smiles: Sequence[str], *, num_bits: Count = 1024, radius: Size = 2) -> Tensor:
-    """Morgan fingerprints: the circular substructures of each molecule (radius 2 is known as ECFP4).
-
-    Args:
-        smiles: n molecules.
-        num_bits: length of a fingerprint.
-        radius: of a substructure, in bonds.
-
-    Returns:
-        0 and 1, float32 [n, num_bits].
+def morgan_fingerprints(smiles: Sequence[str]) -> Tensor:
+    """Morgan fingerprints of n molecules: 0 and 1 for 1,024 circular substructures, float32 [n, 1024].
 
     Raises:
-        ConfigurationError: a size is out of range.
         DataError: a molecule cannot be read.
     """
     from rdkit import Chem, rdBase
     from rdkit.Chem import rdFingerprintGenerator
 
-    maker = rdFingerprintGenerator.GetMorganGenerator(radius=radius, fpSize=num_bits)
-    bits = torch.empty(len(smiles), num_bits)
+    maker = rdFingerprintGenerator.GetMorganGenerator(radius=_RADIUS, fpSize=_BITS)
+    bits = torch.empty(len(smiles), _BITS)
     with rdBase.BlockLogs():
         for row, text in enumerate(smiles):
             molecule = Chem.MolFromSmiles(text)
@@ -242,26 +213,12 @@ def encode_targets(
     Returns:
         float32: one-hot classes, [n, T * num_classes]; or standardised values (0 if missing) and flags of missing
         values, [n, 2 T]. Both over √T.
-
-    Raises:
-        ConfigurationError: the arguments do not fit the targets.
-        DataError: a class is not below ``num_classes``.
     """
     scale = targets.shape[1] ** -0.5
     if not targets.is_floating_point():
-        if num_classes < 1:
-            raise ConfigurationError(f"num_classes={num_classes}: give the number of classes of the targets.")
-        if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
-            raise DataError(
-                f"classes from {int(targets.min())} to {int(targets.max())} with num_classes={num_classes}: number"
-                " classes from 0 and count those of all clients."
-            )
         return nn.functional.one_hot(targets.long(), num_classes).flatten(1).float() * scale
-    if mean is None or std is None or mean.shape != targets.shape[1:] or std.shape != mean.shape:
-        raise ConfigurationError(
-            f"targets of shape {list(targets.shape)} are real values: give `mean` and `std` of shape"
-            f" {list(targets.shape[1:])}."
-        )
+    assert mean is not None
+    assert std is not None
     mean, std = mean.to(targets), std.to(targets)
     missing = targets.isnan()
     values = (targets - mean) / torch.where(std > 0, std, torch.ones_like(std))
@@ -275,17 +232,10 @@ def squared_norms(features: Tensor) -> Tensor:
 
 
 def random_projection(features: Tensor, draws: torch.Generator) -> Tensor:
-    """Project features with more than :data:`MAX_FEATURES` columns by a matrix of N(0, 1 / MAX_FEATURES).
+    """Project features [n, d] with more than :data:`MAX_FEATURES` columns by a matrix of N(0, 1 / MAX_FEATURES).
 
     Norms and differences are approximately preserved (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984),
-    and clients learn nothing of each other's data.
-
-    Args:
-        features: x, float32 [n, d].
-        draws: generator of the matrix, on the CPU, the same for all clients.
-
-    Returns:
-        float32 [n, min(d, MAX_FEATURES)].
+    and clients learn nothing of each other's data. The matrix is drawn on the CPU, the same for all clients.
     """
     width = features.shape[1]
     if width <= MAX_FEATURES:
@@ -294,19 +244,10 @@ def random_projection(features: Tensor, draws: torch.Generator) -> Tensor:
 
 
 def discriminator_inputs(features: Tensor, labels: Tensor, total_norms: Tensor, label_weight: float = 2.0) -> Tensor:
-    """``[x / s, label_weight e(y)]``, float32 [n, d + l].
+    """``[x / s, label_weight e(y)]``, float32 [n, d + l], for features x [n, d] and labels e(y) [n, l].
 
-    Args:
-        features: x, [n, d].
-        labels: e(y), see :func:`encode_targets`, [n, l].
-        total_norms: :func:`squared_norms`, summed over clients, [2]; s² is the mean squared norm.
-        label_weight: weight of the label relative to the features.
-
-    Raises:
-        DataError: there is not one label per sample, or the sum of norms is not finite.
+    s² is the mean squared norm by :func:`squared_norms`, summed over clients, [2].
     """
-    if len(features) != len(labels):
-        raise DataError(f"{len(features)} feature vectors for {len(labels)} labels: give one of each per sample.")
     total, count = total_norms.tolist()
     if not 0 <= total < float("inf"):
         raise DataError(f"the squared norms of all clients' features sum to {total}: remove NaN and infinite values.")

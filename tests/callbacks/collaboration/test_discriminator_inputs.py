@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data
 from torchvision.transforms.v2 import CenterCrop
 
-from lightning_fl.core.errors import DataError
-from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.standin import esol_standin
-from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.batches.factory import pack_dataset
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packs import TensorPack
-from lightning_fl.engine.probes.discriminator_inputs import (
+from lightning_fl.callbacks.collaboration.discriminators.distances import pairwise_distances
+from lightning_fl.callbacks.collaboration.discriminators.inputs import (
     batch_features,
     client_samples,
     count_classes,
@@ -29,7 +24,14 @@ from lightning_fl.engine.probes.discriminator_inputs import (
     sample_classes,
     squared_norms,
 )
-from lightning_fl.functional.discriminators.distances import pairwise_distances
+from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.data.molecules.dataset import MoleculeDataset
+from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.factory import pack_dataset
+from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.packs import TensorPack
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]
 
@@ -142,8 +144,6 @@ def test_fingerprints_equal_rdkits() -> None:
         *(maker.GetFingerprint(Chem.MolFromSmiles(text)) for text in ("CCO", "CCN"))
     )
     assert (found[0] * found[3]).sum() / (found[0] + found[3]).clamp(max=1).sum() == pytest.approx(similar)
-    assert morgan_fingerprints(SMILES, num_bits=64, radius=0).shape == (5, 64)
-    assert morgan_fingerprints(["C", "CC"], num_bits=64, radius=0)[:, :].sum(1).tolist() == [1, 1]
 
 
 @pytest.mark.slow
@@ -242,3 +242,32 @@ def test_blocks_get_the_same_mean_square_norm() -> None:
 def test_one_target_for_every_feature_vector() -> None:
     with pytest.raises(DataError, match="2 feature vectors for 3 targets"):
         client_samples(ListedBatches([(torch.zeros(2, 3), torch.zeros(3))]), (0,))
+
+
+NAN, INF = float("nan"), float("inf")
+X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(2)
+
+Row = tuple[Callable[[], object], type[Exception], str]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "fault"),
+    [
+        (partial(DiscriminatorSettings, max_rounds=5), ConfigurationError, r"FedCollab\.discriminator\.max_rounds=5"),
+        (lambda: pairwise_distances([X, X[:3]]), ConfigurationError, "client 1 has 3 training samples"),
+        (lambda: count_classes(torch.tensor([[-1]])), DataError, "class -1"),
+        (lambda: discriminator_inputs(X, X, torch.tensor([NAN, 1.0])), DataError, "nan"),
+        (lambda: batch_features((X.long(), Y)), DataError, r"tuple .*torch.int64 \[6, 3\].*`encoder`"),
+        (lambda: batch_features(("text", Y)), DataError, "tuple .*str"),
+        (lambda: batch_features({"y": Y}), DataError, "dict .*none"),
+        (lambda: batch_features((X, Y), nn.LSTM(3, 2)), DataError, "encoder .*tuple"),
+        *[
+            (partial(batch_features, Batch.from_data_list([Data(**parts, y=Y)])), DataError, "`x`")
+            for parts in ({"x": X.long()}, {"edge_index": torch.zeros(2, 0, dtype=torch.long), "num_nodes": 2})
+        ],
+        (lambda: morgan_fingerprints(["C", "C1CC"]), DataError, "molecule 1 .*'C1CC'"),
+    ],
+)
+def test_refusals(call: Callable[[], object], error: type[Exception], fault: str) -> None:
+    with pytest.raises(error, match=fault):
+        call()

@@ -1,20 +1,9 @@
 """Stacked client discriminators of FedCollab: networks that tell two clients' samples apart.
 
-Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
-https://arxiv.org/abs/2306.06508, algorithm 1. A network with one hidden layer learns to tell the samples of a pair's
-first client (label 1) from those of its second (label 0). In a round both clients start from the server's weights and
-take one gradient step of binary cross-entropy on a batch of their own training samples; the server averages the two.
-
-| paper | here | shape |
-|---|---|---|
-| (x, y), a sample's features and encoded label | a row of ``samples``, followed by a 1 | [n, d + 1] |
-| f_w: W1 over b1; w2; b2 | ``layers`` of a row of ``weights`` | [d + 1, h], [h], [1] |
-| y, a client's constant label in each of its pairs | ``labels`` | [S] |
-| LocalUpdate | ``local_step_`` | |
-| T, rounds | ``DiscriminatorSettings.max_rounds`` | count |
-
-The networks of S pairs of one client are stacked. A stack does not depend on which process holds the other clients of
-these pairs, so the bits of a step do not either.
+A network with one hidden layer learns to tell the samples of a pair's first client (label 1) from those of its second
+(label 0). In a round both clients start from the server's weights and take one gradient step of binary cross-entropy on
+a batch of their own training samples; the server averages the two. The networks of S pairs of one client are stacked.
+A stack does not depend on which process holds the other clients of these pairs, so the bits of a step do not either.
 """
 
 import math
@@ -86,13 +75,7 @@ class DiscriminatorSettings:
 def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Tensor:
     """The server's initial weights, the same for all pairs, drawn as in ``nn.Linear``: uniform in ±1/√inputs.
 
-    Args:
-        num_features: d.
-        hidden: h.
-        draws: source of the randomness, on the CPU.
-
-    Returns:
-        float32 [(d + 1) h + h + 1] on the CPU; :func:`layers` splits them.
+    float32 [(d + 1) h + h + 1] on the CPU for d features and h hidden units; :func:`layers` splits them.
     """
 
     def uniform(count: int, inputs: int) -> Tensor:
@@ -133,9 +116,9 @@ def evaluate(weights: Tensor, samples: Tensor, labels: Tensor, held_out: Tensor,
     """Validate the discriminators of S pairs on one client's samples.
 
     Args:
-        weights: float32 [S, (d + 1) h + h + 1].
+        weights: as for :func:`local_step_`, as are ``labels`` and ``hidden``.
         samples: the client's samples, float32 [n, d + 1].
-        labels: 1 where the client is the pair's first, otherwise 0, float32 [S].
+        labels: [S].
         held_out: mask of the validation samples, bool [S, n].
         hidden: h.
 

@@ -9,20 +9,20 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.seeding import generator
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.probes.discriminator_inputs import (
+from lightning_fl.callbacks.collaboration.discriminators.inputs import (
     client_samples,
     count_classes,
     dataset_smiles,
     discriminator_inputs,
     encode_targets,
-    in_eval_mode,
+    evaluated,
     random_projection,
     sample_classes,
     squared_norms,
 )
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.seeding import generator
+from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
@@ -52,7 +52,7 @@ class LayerOutput(nn.Module):
         outputs: list[Any] = []
         handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
         try:
-            with in_eval_mode(module):
+            with evaluated(module):
                 module(*inputs, **named)
         finally:
             handle.remove()
@@ -72,9 +72,6 @@ def client_features(
     Features are the flattened inputs of the module's steps (normalised, never augmented), an ``encoder``'s output for
     them, or Morgan fingerprints of molecules with SMILES; more than ``MAX_FEATURES`` are projected at random. Ranks
     exchange sums of squares, numbers of classes and moments of targets.
-
-    Args:
-        label_weight: norm of an encoded target, relative to that of the features.
 
     Returns:
         Client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].

@@ -1,16 +1,7 @@
 """Rounds of FedCollab's algorithm 1: client discriminators of all pairs, trained together across processes.
 
-Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
-https://arxiv.org/abs/2306.06508. A *lane* is one discriminator: a pair of clients and a fold of their samples. Lanes
-with batches of the same size train stacked, as many as the memory limit allows, until each has stopped.
-
-| paper | here | shape |
-|---|---|---|
-| i, j | ``Lane.first``, ``Lane.second`` | |
-| m_train | ``Lane.size`` | count |
-| w_S | a row of ``weights`` | [(d + 1) h + h + 1] |
-| LocalUpdate | a gradient step on the next ``batch_size`` of the m_train samples, in turn | |
-| BalAcc on the validation samples | ``Outcome.accuracies`` of both sides | [2] |
+A *lane* is one discriminator: a pair of clients and a fold of their samples. Lanes with batches of the same size train
+stacked, as many as the memory limit allows, until each has stopped.
 """
 
 import math
@@ -21,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, evaluate, local_step_
+from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings, evaluate, local_step_
 
 __all__ = ["Lane", "Outcome", "Reduce", "Survey"]
 

@@ -1,52 +1,35 @@
 """Distances between clients' data, estimated federatedly: FedCollab's first step.
 
 Bao et al., "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML 2023,
-https://arxiv.org/abs/2306.06508, algorithm 1. Every pair of clients trains a discriminator federatedly
-(:mod:`lightning_fl.functional.discriminators.networks`, :mod:`lightning_fl.functional.discriminators.rounds`); then
+https://arxiv.org/abs/2306.06508, algorithm 1. Every pair of clients trains a discriminator federatedly; then
 ``D_ij = 2 BalAcc − 1`` with its balanced accuracy on validation samples.
-
-| paper | here | shape |
-|---|---|---|
-| (x, y), a sample's features and encoded label | a row of ``features[client]`` | [n_i, d] |
-| m_train, training samples of each side | ``training_size`` | m |
-| D̂ | ``PairwiseDistances.distances`` | [N, N] |
 
 Differs from the paper: LocalUpdate, which it does not specify, is one step on a batch. D is the mean of two
 discriminators, one trained on the first m_train samples of each side and one on the last (cross-fitting), so all
 samples of the smaller client train and validate. m_train is half of the smaller client of each pair; the paper takes
 half of the smallest of all clients (``shared_size=True``), so that one tiny client leaves few training samples to all.
 The paper evaluates the last round's discriminator; here the round with the lowest validation loss counts, or with
-``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which is optimistic: on Fashion-MNIST two
-clients with the same distribution got D = 0.23 on average with 7 validation samples a side and 0.025 with 500; by the
-lowest loss 0.14 and 0.012.
+``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which is optimistic.
 
 D is not clipped at 0 (the authors clip it before they form coalitions): the objective is linear in D, so errors around
-0 may cancel. Its standard error is that of one fold's validation samples: the errors of the two folds correlate by 0.4
-to 0.6, and training adds an error of its own. Over 150 draws of clients of 40 and 200 samples (five features) the
-standard deviation of D was 0.89 to 1.08 times this standard error.
+0 may cancel. Its standard error is that of one fold's validation samples: the errors of the two folds correlate, and
+training adds an error of its own.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
+from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings, first_weights
+from lightning_fl.callbacks.collaboration.discriminators.rounds import Lane, Outcome, Reduce, Survey
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
-from lightning_fl.functional.discriminators.networks import DiscriminatorSettings, first_weights
-from lightning_fl.functional.discriminators.rounds import Lane, Outcome, Reduce, Survey
 
-__all__ = [
-    "DiscriminatorSettings",
-    "PairwiseDistances",
-    "distance",
-    "distance_error",
-    "pairwise_distances",
-    "spread_order",
-    "training_size",
-]
+__all__ = ["PairwiseDistances", "distance", "distance_error", "pairwise_distances", "spread_order", "training_size"]
 
 Pair = tuple[int, int]
 
@@ -63,35 +46,25 @@ class PairwiseDistances:
         standard_errors: of D, from one fold's numbers of validation samples, float64 [N, N], 0 on the diagonal.
         rounds: rounds trained in all folds, int64 [N, N].
         best_rounds: chosen rounds, summed over folds, int64 [N, N].
-        bytes_received: bytes of float32 weights that each client receives from the server, int64 [N].
-        bytes_sent: bytes that it sends to the server, int64 [N].
+        bytes_each_way: bytes of float32 weights that each client receives from the server, and sends to it, int64 [N].
     """
 
     distances: Tensor
     standard_errors: Tensor
     rounds: Tensor
     best_rounds: Tensor
-    bytes_received: Tensor
-    bytes_sent: Tensor
+    bytes_each_way: Tensor
 
 
 def distance(accuracies: tuple[float, float]) -> float:
-    """``2 BalAcc − 1``: 0 for a discriminator that guesses, 1 for a perfect one.
-
-    Args:
-        accuracies: on the first and the second client's samples.
-    """
+    """``2 BalAcc − 1`` of the accuracies on both clients' samples: 0 for guessing, 1 for a perfect discriminator."""
     return accuracies[0] + accuracies[1] - 1.0
 
 
 def distance_error(accuracies: tuple[float, float], counts: tuple[int, int]) -> float:
-    """Standard error of :func:`distance`: D = p + q − 1 of two binomial shares, so var D = var p + var q.
+    """Standard error of :func:`distance` with ``counts`` samples: var D = var p + var q of two binomial shares.
 
     One right and one wrong sample are added to each (Agresti and Coull 1998), so that a share of 1 is not certain.
-
-    Args:
-        accuracies: on the first and the second client's samples.
-        counts: numbers of these samples.
     """
     shares = [(share * count + 1) / (count + 2) for share, count in zip(accuracies, counts, strict=True)]
     return math.sqrt(sum(p * (1 - p) / (count + 2) for p, count in zip(shares, counts, strict=True)))
@@ -106,14 +79,8 @@ def training_size(sizes: Iterable[int], max_train: int | None = None) -> int:
 def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
     """A random order of samples that spreads every group evenly, so that any prefix is stratified.
 
-    The k-th of a group's n samples is placed at ``(k + u) / n``, k from 0, with one u in [0, 1) per group.
-
-    Args:
-        groups: the group of each sample (its class; all equal for a plain random order), integers [n].
-        draws: source of the randomness, on the CPU.
-
-    Returns:
-        Positions of the samples in that order, int64 [n], on the CPU.
+    The k-th of a group's n samples is placed at ``(k + u) / n``, k from 0, with one u in [0, 1) per group. ``groups``
+    are the samples' classes, integers [n]; returned are positions, int64 [n], on the CPU.
     """
     shuffled = torch.randperm(len(groups), generator=draws)
     _, labels, counts = groups.cpu()[shuffled].unique(return_inverse=True, return_counts=True)
@@ -155,21 +122,20 @@ def pairwise_distances(
         Distances, the same in all processes.
 
     Raises:
-        ConfigurationError: clients, pairs or shapes do not match, or a client has fewer than 4 samples.
+        ConfigurationError: a client has fewer than 4 samples.
         TrainingError: a discriminator's loss is not finite.
     """
     settings = settings or DiscriminatorSettings()
     held = dict(features) if isinstance(features, Mapping) else dict(enumerate(features))
     classes = None if groups is None else dict(groups) if isinstance(groups, Mapping) else dict(enumerate(groups))
-    if reduce is not None and num_clients is None:
-        raise ConfigurationError("num_clients=None with reduce: give the number of clients of all processes.")
     count = len(held) if num_clients is None else num_clients
-    sizes, num_features = _agree(held, classes, count, reduce)
+    sizes, num_features = _sizes(held, count, reduce)
+    asked = combinations(range(count), 2) if pairs is None else sorted({(min(pair), max(pair)) for pair in pairs})
     lanes = [
         Lane(
             *pair, fold, training_size(sizes if settings.shared_size else [sizes[i] for i in pair], settings.max_train)
         )
-        for pair in _checked_pairs(pairs, count)
+        for pair in asked
         for fold in range(settings.folds)
     ]
     device = _device_of(held)
@@ -196,52 +162,21 @@ def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tenso
     return torch.nn.functional.pad(x.index_select(0, order).float(), (0, 1), value=1.0)
 
 
-def _checked_pairs(pairs: Iterable[Pair] | None, count: int) -> list[Pair]:
-    if pairs is None:
-        return [(i, j) for i in range(count) for j in range(i + 1, count)]
-    given = list(pairs)
-    for i, j in given:
-        if i == j or not 0 <= min(i, j) <= max(i, j) < count:
-            raise ConfigurationError(f"pairs has ({i}, {j}): give two different clients from 0 to {count - 1}.")
-    return sorted({(min(pair), max(pair)) for pair in given})
-
-
-def _agree(
-    held: dict[int, Tensor], classes: dict[int, Tensor] | None, count: int, reduce: Reduce | None
-) -> tuple[list[int], int]:
-    """All clients' numbers of samples, and the number of features. Every process raises the same error."""
-    table = torch.zeros(count + 1, 5, dtype=torch.int64)
+def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[list[int], int]:
+    """All clients' numbers of samples, and the number of features."""
+    table = torch.zeros(count, 2, dtype=torch.int64)
     for client, x in held.items():
-        if not 0 <= client < count:
-            table[count, 0] = 1 + abs(client)
-            continue
-        matrix = x.ndim == 2 and x.is_floating_point() and x.shape[1] > 0
-        grouped = classes is None or (client in classes and classes[client].shape == x.shape[:1])
-        table[client] = torch.tensor(
-            [1, len(x) if matrix else 0, x.shape[1] if matrix else 0, int(torch.isfinite(x).all()), int(grouped)]
-        )
+        table[client] = torch.tensor(x.shape)
     if reduce is not None:
         table = reduce(table.to(_device_of(held))).cpu()
-    if table[count, 0]:
-        raise ConfigurationError(f"features are keyed by client, from 0 to {count - 1}: got {sorted(held)} here.")
-    for client, (holders, size, width, finite, grouped) in enumerate(table[:count].tolist()):
-        if holders != 1:
-            raise ConfigurationError(
-                f"the features of client {client} are given {holders} times: give each client in exactly one process."
-            )
-        if not width or width != table[0, 2]:
-            found = f"{width} features, client 0 has {int(table[0, 2])}" if width else "no floating matrix [n, d]"
-            raise ConfigurationError(f"client {client} has {found}: encode all clients' samples in the same way.")
+    sizes = table[:, 0].tolist()
+    for client, size in enumerate(sizes):
         if size < _MIN_SAMPLES:
             raise ConfigurationError(
                 f"client {client} has {size} training samples: a discriminator needs at least {_MIN_SAMPLES}, half of"
                 " them to validate. Give the client more data, or leave it out."
             )
-        if not finite:
-            raise DataError(f"the features of client {client} are NaN or infinite: fix its data.")
-        if not grouped:
-            raise ConfigurationError(f"groups of client {client}: give one class per sample, [{size}].")
-    return table[:count, 1].tolist(), int(table[0, 2])
+    return sizes, int(table[:, 1].max())
 
 
 def _device_of(held: dict[int, Tensor]) -> torch.device:
@@ -280,4 +215,4 @@ def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
             rounds[where] = sum(outcome.rounds for outcome in folds.values())
             best_rounds[where] = sum(outcome.best_round for outcome in folds.values())
     traffic = 4 * len(survey.first) * rounds.clamp(min=0).sum(1)
-    return PairwiseDistances(distances, errors, rounds, best_rounds, traffic, traffic)
+    return PairwiseDistances(distances, errors, rounds, best_rounds, traffic)

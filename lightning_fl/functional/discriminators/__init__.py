@@ -1,1 +1,0 @@
-"""FedCollab's client discriminators: the networks, their rounds, and the distances that follow."""

@@ -1,0 +1,31 @@
+"""Checks of the arguments of pure functions."""
+
+from torch import Tensor
+
+from lightning_fl.core.errors import ConfigurationError
+
+__all__ = ["check_floating", "check_square"]
+
+
+def check_floating(name: str, values: Tensor, *shape: int | None) -> None:
+    """Raise a ``ConfigurationError`` for a tensor that is not floating or not of a shape.
+
+    Args:
+        name: of the argument.
+        values: the tensor.
+        shape: size of each dimension; ``None`` for any size of at least 1.
+    """
+    fits = len(values.shape) == len(shape) and all(
+        size >= 1 if wanted is None else size == wanted for size, wanted in zip(values.shape, shape, strict=True)
+    )
+    if not fits or not values.is_floating_point():
+        wanted = [">=1" if size is None else size for size in shape]
+        raise ConfigurationError(
+            f"{name} of shape {list(values.shape)} and type {values.dtype}: give a floating tensor {wanted}."
+        )
+
+
+def check_square(name: str, values: Tensor, least: int = 1) -> None:
+    """Raise a ``ConfigurationError`` for a tensor that is not a floating square matrix of at least some rows."""
+    size = max([least, *values.shape[:1]])
+    check_floating(name, values, size, size)
