@@ -62,12 +62,13 @@ def results_table(results: StudyResults) -> Table:
     study, grouped = results.study, group_cells(results)
     rows = list(next(iter(grouped.values()), {}))
     columns = [label_column(part, [row[place] for row in rows]) for place, part in enumerate(study.table.rows)]
+    best = {statistic: _best_places(results, grouped, statistic) for statistic in study.table.statistics}
     for column, of_rows in grouped.items():
         for statistic in study.table.statistics:
             name = f"{', '.join(column)} {statistic}".strip()
             texts = {row: _format_cell(study, cells, statistic) for row, cells in of_rows.items()}
-            best = _best_places(results, grouped, statistic)
-            columns.append(Column(name, [Value(texts[row], best=(column, row) in best) for row in rows]))
+            shown = [Value(texts[row], best=(column, row) in best[statistic]) for row in rows]
+            columns.append(Column(name, shown))
             published = [study.published.values.get((", ".join(row), ", ".join(column), statistic)) for row in rows]
             if any(published):
                 shown = [Value("" if one is None else _with_spread(*one, study.table.digits)) for one in published]
