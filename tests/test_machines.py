@@ -171,7 +171,8 @@ def test_a_killed_machine_is_named_and_the_run_goes_on_to_the_same_bits(
             assert nodes[1].end().code == -signal.SIGKILL
         for line in errors([nodes[0], nodes[2]]):
             assert line.startswith("error: rank 1 (")
-            assert "is gone: its process ended without a word. To resume after round 2, start all ranks again" in line
+            assert "is gone: " in line
+            assert "To resume after round 2, start all ranks again" in line
             assert line.endswith("--ckpt_path runs/version_0/checkpoints/last.ckpt.")
     with reserved_port() as port:
         whole(machines(port, "fit", "--ckpt-path", "last", "--meet-in-round", 3))
@@ -197,27 +198,8 @@ def test_a_machine_lost_before_a_resumed_run_saved_leaves_the_checkpoint_of_befo
 
 @pytest.mark.parametrize(
     ("rank", "where"),
-    [(0, "data"), (1, "setup"), (2, "module"), (1, "on_evaluate_end"), (0, "on_fit_end")],
-)
-def test_an_error_on_one_machine_ends_all_with_it(rank: int, where: str, machines: StartNodes) -> None:
-    with reserved_port() as port:
-        nodes = machines(port, "fit", of={rank: ["--fail", where]})
-        ended = ends(nodes)
-    for node, end in enumerate(ended):
-        assert end.code == 2
-        if node == rank:
-            own = end.err.splitlines()[-2]
-            assert own.startswith(f"error: OSError: {GONE} (")
-            assert "machine.py, line " in own
-        else:
-            assert end.err.startswith(f"error: rank {rank} (")
-            assert end.err.endswith(f"): OSError: {GONE}\n")
-            assert end.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("rank", "where"),
     [
+        *[(0, "data"), (1, "setup"), (2, "module"), (1, "on_evaluate_end"), (0, "on_fit_end")],
         *[(1, f"module:{hook}") for hook in ("configure_optimizers", "transfer_batch_to_device")],
         *[(2, f"module:{hook}") for hook in ("validation_step", "on_validation_epoch_end", "on_train_end")],
         (0, "module:test_step"),
@@ -228,9 +210,10 @@ def test_an_error_in_any_hook_of_one_machine_is_the_error_of_all(rank: int, wher
     """Nobody waits for the time-out, which is half an hour."""
     with reserved_port() as port:
         for node, end in enumerate(ends(machines(port, "fit", of={rank: ["--fail", where]}))):
-            assert end.code == 2
-            assert f"OSError: {GONE}" in end.err
+            assert (end.code, f"OSError: {GONE}" in end.err, "Traceback" in end.err) == (2, True, False)
             assert (f"error: rank {rank} (" in end.err) == (node != rank)
+            assert ("machine.py, line " in end.err) >= (node == rank)
+            assert node == rank or ":" in where or end.err.count("\n") == 1
 
 
 def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) -> None:
@@ -281,11 +264,11 @@ def test_who_never_comes_is_named(tmp_path: Path, machines: StartNodes) -> None:
             assert line.endswith("or raise trainer.timeout.")
     with reserved_port() as port:
         (line,) = errors(machines(port, "fit", "--timeout", 1, only=(2,)))
-        assert line.startswith("error: waited 1 s for 1 of 3 machines, the first of them (Connection refused) at 127.0")
+        assert line.startswith("error: waited 1 s for rank 0 (Connection refused) at 127.0")
         assert "MASTER_ADDR" in line
     with reserved_port() as port:  # a line says so meanwhile, and Ctrl-C ends the waiting
         (node,) = machines(port, "fit", only=(0,))
-        node.until_it_says(f"waiting for 2 of 3 machines (NODE_RANK 1, 2) at 127.0.0.1:{port} … 3 s")
+        node.until_it_says(f"waiting for 2 of 3 machines (NODE_RANK 1, 2) at 127.0.0.1:{port} … 5 s")
         node.send_signal(signal.SIGINT)
         assert node.end().code == 130
     with reserved_port() as port:  # those who came are told
@@ -317,7 +300,7 @@ def test_who_comes_with_another_recipe_or_other_data_is_refused(tmp_path: Path, 
             assert "the number of training samples of client 1 is 11 there, 12 here" in line
     with reserved_port() as port:  # a third one might come when these have ended, and would wait for others
         lines = errors(machines(port, "fit", only=(0, 1), of={1: ["--num-nodes", "2"]}))
-        assert any("is one of 2 processes on 2 machines, rank 0 (" in line for line in lines)
+        assert any("2 processes on 2 machines are expected here, 3 on 3 by rank 0 (" in line for line in lines)
 
 
 @contextmanager
@@ -331,8 +314,8 @@ def a_listener() -> Iterator[str]:
 def test_a_port_in_use_and_a_rank_that_comes_twice_are_named(machines: StartNodes) -> None:
     with a_listener() as port:
         (line,) = errors(machines(port, "fit", only=(0,)))
-        assert line.startswith(f"error: port {port} cannot be opened for the other ranks on ")
-        assert "Set MASTER_PORT to a free one" in line
+        assert line.startswith(f"error: port {port} cannot be opened on this machine")
+        assert "set MASTER_PORT to a free one" in line
     with reserved_port() as port:
         nodes = machines(port, "fit", only=(0, 1))
         nodes += machines(port, "fit", only=(1,))

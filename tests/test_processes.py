@@ -196,31 +196,27 @@ def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[...
     assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
 
 
-def test_a_rank_never_opens_another_silos_data(tmp_path: Path, two_ranks: TwoRanks) -> None:
-    sets = [regression_set(10 + 4 * i, seed=i) for i in range(4)]
-    for silo, dataset in enumerate(sets):
-        # Each rank has a folder of its own with its silos' files alone, as on machines of their own.
-        path = tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt"
+def silos_of_ranks(folder: Path) -> Silos:
+    """Each rank has a folder of its own with its silos' files alone, as on machines of their own; all of them."""
+    paths = [folder / f"rank_{silo % 2}" / f"silo_{silo}.pt" for silo in range(4)]
+    for silo, path in enumerate(paths):
+        dataset = regression_set(10 + 4 * silo, seed=silo)
         path.parent.mkdir(exist_ok=True)
         torch.save({"x": dataset.tensors[0], "y": dataset.tensors[1]}, path)
+    return Silos([FolderSilo(str(path)) for path in paths])
+
+
+def test_a_rank_never_opens_another_silos_data(tmp_path: Path, two_ranks: TwoRanks) -> None:
+    together = silos_of_ranks(tmp_path)
     ranks = two_ranks("--silos", str(tmp_path))
     assert [rank["hosted"] for rank in ranks] == [[0, 2], [1, 3]]
     assert [rank["opened"] for rank in ranks] == [["silo_0.pt", "silo_2.pt"], ["silo_1.pt", "silo_3.pt"]]
-    together = Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])
     assert ranks[0]["weights"] == ranks[1]["weights"] == digest(in_this_process(tmp_path, together).models[0])
 
 
 def test_what_silos_keep_in_a_common_folder_goes_on_in_one_process(tmp_path: Path, two_ranks: TwoRanks) -> None:
     """Each rank writes its own clients' part; a single process that hosts all finds all."""
-    sets = [regression_set(10 + 4 * i, seed=i) for i in range(4)]
-    for silo, dataset in enumerate(sets):
-        path = tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt"
-        path.parent.mkdir(exist_ok=True)
-        torch.save({"x": dataset.tensors[0], "y": dataset.tensors[1]}, path)
-
-    def together() -> Silos:
-        return Silos([FolderSilo(str(tmp_path / f"rank_{silo % 2}" / f"silo_{silo}.pt")) for silo in range(4)])
-
+    together = silos_of_ranks(tmp_path)
     two_ranks("--silos", str(tmp_path), "--rounds", "2")
     folder = tmp_path / "runs" / "version_0" / "checkpoints"
     parts = [f"last.client-{client}.round-2.ckpt" for client in range(4)]
@@ -229,8 +225,9 @@ def test_what_silos_keep_in_a_common_folder_goes_on_in_one_process(tmp_path: Pat
         callbacks=callbacks(), accelerator="cpu", devices=1, **settings(str(tmp_path / "runs"), 4)
     )
     module, _ = federation("drflm")
-    trainer.fit(module, together(), ckpt_path="last")
-    assert digest(trainer.models[0]) == digest(in_this_process(tmp_path, together()).models[0])
+    trainer.fit(module, together, ckpt_path="last")
+    again = in_this_process(tmp_path, silos_of_ranks(tmp_path))
+    assert digest(trainer.models[0]) == digest(again.models[0])
 
 
 SECOND_RUN = """

@@ -4,6 +4,7 @@ import atexit
 import inspect
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,11 +21,13 @@ from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import nn
-from torch.distributed import GroupMember, Store
+from torch.distributed import GroupMember
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import checked
+from lightning_fl.engine.interrupt import end_process
 from lightning_fl.engine.learner import Learner, ModelUpdate
+from lightning_fl.engine.profile import WAITING
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
@@ -106,8 +109,6 @@ class FederatedStrategy(Learner, RankExchange):
         super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
         self.timeout = timeout
-        self._store: Store | None = None
-        self._barriers = 0
         self._launched = False
 
     @classmethod
@@ -180,7 +181,7 @@ class FederatedStrategy(Learner, RankExchange):
                 f" set devices={num_processes} instead."
             )
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
-        self._launcher = ForkLauncher(self.cluster_environment, num_processes) if num_processes > 1 else None
+        self._launcher = ForkLauncher(self.cluster_environment, num_processes, 1) if num_processes > 1 else None
 
     def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
         """Run several processes on each device of this machine; call it before Fabric is made.
@@ -230,7 +231,7 @@ class FederatedStrategy(Learner, RankExchange):
             forks = isinstance(self._launcher, ForkLauncher)
             self.parallel_devices, self._launcher = self.parallel_devices[:most], None
             if forks and most > 1:
-                self._launcher = ForkLauncher(environment, most)
+                self._launcher = ForkLauncher(environment, most, 1)
             elif not forks:
                 self._configure_launcher()
             self._set_world_ranks()
@@ -262,22 +263,28 @@ class FederatedStrategy(Learner, RankExchange):
             rank=self.global_rank,
             world_size=self.world_size,
             num_nodes=self.num_nodes,
-            local_rank=self.local_rank,
             served=served,
         )
-        self._store, self._peers = meet(own, self.timeout, getattr(self._launcher, "procs", ()))
-        self._barriers = 0
-        # Registered before the group's own end, so that it runs after it: a rank leaves once its group has ended.
-        atexit.register(self._peers.leave)
-        with self._together():
-            torch.distributed.init_process_group(
-                self._process_group_backend,
-                store=self._store,
-                rank=self.global_rank,
-                world_size=self.world_size,
-                timeout=self.timeout,
-                device_id=self.root_device if self._connects_gpus else None,
-            )
+        # While the process that serves the store is stopped, torch's calls of it do not return.
+        limit = self.timeout.total_seconds() + 10
+        late = threading.Timer(limit, end_process, (2, f"error: rank 0 at {own} does not answer"))
+        late.daemon = True
+        late.start()
+        try:
+            store, self._peers = meet(own, self.timeout, getattr(self._launcher, "procs", ()))
+            # Registered before the group's own end, so that it runs after it: a rank leaves once its group has ended.
+            atexit.register(self._peers.leave)
+            with self._together():
+                torch.distributed.init_process_group(
+                    self._process_group_backend,
+                    store=store,
+                    rank=self.global_rank,
+                    world_size=self.world_size,
+                    timeout=self.timeout,
+                    device_id=self.root_device if self._connects_gpus else None,
+                )
+        finally:
+            late.cancel()
         # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
         atexit.unregister(_destroy_dist_connection)
         atexit.register(_destroy_dist_connection)
@@ -310,17 +317,14 @@ class FederatedStrategy(Learner, RankExchange):
         Raises:
             FederatedError: another rank failed meanwhile.
         """
-        if self._peers is None or self._store is None:
-            return self.barrier()
-        self._barriers += 1
-        key, pause = f"barrier/{self._barriers}", 0.001
-        self._store.add(key, 1)
-        while True:
-            with self._together():
-                if self._store.add(key, 0) >= self.world_size:
-                    return None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.2)
+        peers = self._peers
+        if peers is None:
+            self.barrier()
+            return
+        peers.come()
+        with self.profiler.profile(WAITING):
+            while peers.absent():
+                time.sleep(0.002)
 
     # -- placing clients on ranks --------------------------------------------------------------------------------
 

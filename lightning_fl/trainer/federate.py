@@ -86,7 +86,7 @@ def _trainer(*, devices: int | str | list[int] = "auto", **arguments: Any) -> tu
         raise ConfigurationError(f"devices={devices}: {IN_NOTEBOOKS}")
     strategy.fork_processes(devices)
     assert isinstance(strategy.launcher, ForkLauncher)
-    return trainer, forks_end_here(lambda: trainer.is_global_zero, strategy.launcher)
+    return trainer, forks_end_here(strategy.launcher)
 
 
 def _federated_data(

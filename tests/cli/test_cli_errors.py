@@ -1,7 +1,6 @@
 """How commands end that fail: the exit code, and what is printed of an error."""
 
 import json
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -51,17 +50,13 @@ def test_an_error_of_the_users_own_constructor_is_named_with_its_place(tiny, com
     )
 
 
-def test_a_mistake_of_the_packages_own_keeps_its_traceback(command, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_mistake_of_the_packages_own_shows_its_traceback(command, monkeypatch):
     monkeypatch.setattr("lightning_fl.cli.recipes.available_recipes", partial(json.loads, "{"))
     code, _, err = command("recipes")
-    (kept,) = tmp_path.iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
     assert code == 1
-    assert err.startswith("error: JSONDecodeError: Expecting property name")
+    assert err.startswith("Traceback (most recent call last):")
+    assert "\nerror: JSONDecodeError: Expecting property name" in err
     assert "please report it" in err
-    assert str(kept) in err
-    assert kept.read_text().startswith("Traceback (most recent call last):")
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_refusals_of_other_types(error, named):
 def test_the_cause_counts_and_a_circle_of_causes_ends():
     error = TrainingError("cannot write")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    assert str(refusal(error)).startswith("no space left")
+    assert str(refusal(error)).startswith("No space left")
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
     assert refusal(first) is None
@@ -86,7 +86,7 @@ def test_a_limit_of_the_system_is_no_traceback():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: too many files are open (Too many open files: /dev/null")
+    assert ended.stderr.startswith("error: Too many open files: /dev/null: ")
     assert len(ended.stderr.splitlines()) == 1
 
 

@@ -68,10 +68,10 @@ def pause():
 with ends_on_signals():
     worker = multiprocessing.get_context("fork").Process(target=pause)
     worker.start()
-    pid = os.fork()
-    if not pid:
+    fork = ForkedProcess()
+    if not fork.pid:
         pause()
-    end_with_this_process([ForkedProcess(pid)])
+    end_with_this_process([fork])
     with signals_of_a_run(), InterruptGuard("noted", Path("last.ckpt")):
         BODY
 """
@@ -79,8 +79,6 @@ WAITS = {
     "in Python": "print('here', flush=True); time.sleep(60)",
     "in C++, where Python calls no handler": "print('here', flush=True);"
     " HashStore().wait(['x'], timedelta(seconds=60))",
-    "where a signal wakes something else": "import socket; here, there = socket.socketpair(); there.setblocking(False);"
-    " signal.set_wakeup_fd(there.fileno()); print('here', flush=True); time.sleep(60)",
     "while an object is taken apart": "Noisy = type('Noisy', (), {'__del__': lambda _: (print('here', flush=True),"
     " time.sleep(60))}); Noisy()",
 }

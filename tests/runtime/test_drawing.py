@@ -36,7 +36,7 @@ def test_what_fails_is_said_once_and_what_follows_goes_on():
 
 
 def test_a_full_disk_is_named(tmp_path):
-    with pytest.warns(UserWarning, match="gain was not drawn, .* no space left on the disk"), drawing("gain"):
+    with pytest.warns(UserWarning, match="gain was not drawn, .* No space left on device"), drawing("gain"):
         figure_of("a").savefig("/dev/full", format="png")
 
 

@@ -1,6 +1,8 @@
 """Which rank is named when another did not come in time, or is gone."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -12,44 +14,42 @@ from lightning_fl.strategies import FedAvg
 from lightning_fl.strategies import peers as module
 from lightning_fl.strategies.peers import Peers
 
-HOSTS = ["a", "b", "c"]
 BROKEN = RuntimeError("Connection closed by peer")
+
+
+def until(peers: Peers, what: Callable[[], object]) -> None:
+    with peers._changed:
+        assert peers._changed.wait_for(what, 60)
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Peers]]:
     """Ranks of one run, in threads of this process."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
+    for name, seconds in {"_LOOK": 0.01, "_ROLL_CALL": 0.5, "_GRACE": 0.2}.items():
+        monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(HashStore, "clone", lambda store: store, raising=False)
     store = HashStore()
-    for rank in range(len(HOSTS)):
-        store.set(f"beat/{rank}", bytes(2))
-    made = [Peers(rank, HOSTS, store) for rank in range(len(HOSTS))]
+    made = [Peers(rank, [host, 3], store, 60.0) for rank, host in enumerate("abc")]
     for one in made:
-        one.ending = True  # this process is no rank's
+        one.ending.set()  # this process is no rank's
+        one.come()
+    for one in made:
+        until(one, lambda one=one: not one.absent())
     yield made
     for one in reversed(made):
         one.leave()
 
 
-def test_ranks_at_work_and_ranks_that_do_not_answer_are_named(ranks: list[Peers]) -> None:
-    zero, _, two = ranks
+@pytest.mark.parametrize("waits", [False, True])
+def test_ranks_at_work_and_ranks_that_do_not_answer_are_named(waits: bool, ranks: list[Peers]) -> None:
+    zero, one, two = ranks
     two.leave()  # without an error: it answers no more
+    one.waits = waits
     found = zero.reason(BROKEN, timed_out=True)
     assert isinstance(found, TrainingError)
-    silent, busy = str(found).split(". ")
+    silent, _, busy = str(found).partition(". ")
     assert "rank 2 (c)" in silent
-    assert "rank 1 (b)" in busy
-    assert "trainer.timeout" in busy
-
-
-def test_a_rank_that_waits_as_well_is_not_blamed(ranks: list[Peers]) -> None:
-    zero, one, _ = ranks
-    one.waits = True
-    found = str(zero.reason(BROKEN, timed_out=True))
-    assert "rank 2 (c)" in found
-    assert "rank 1" not in found
+    assert ("rank 1 (b)" in str(found)) == ("trainer.timeout" in busy) == (not waits)  # who waits as well is not blamed
 
 
 def test_a_rank_that_is_gone_is_named_on_all(ranks: list[Peers]) -> None:
@@ -61,13 +61,12 @@ def test_a_rank_that_is_gone_is_named_on_all(ranks: list[Peers]) -> None:
         assert str(found).startswith("rank 2 (c) is gone")
 
 
-def test_a_rank_that_waits_for_long_finds_one_that_is_gone(ranks: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOST", 20)
+def test_a_rank_that_waits_for_long_finds_one_that_is_gone(ranks: list[Peers]) -> None:
     zero, one, two = ranks
+    zero._lost = 0.3
     two.leave()
     zero.waits = True
-    with one._changed:
-        assert one._changed.wait_for(lambda: one.error is not None, 60)
+    until(one, lambda: one.error)
     assert str(one.error).startswith("rank 2 (c) is gone")
 
 
@@ -81,6 +80,7 @@ def test_a_process_that_failed_is_named_at_once(code: int, ranks: list[Peers]) -
 def test_the_first_error_is_the_reason_on_all(ranks: list[Peers]) -> None:
     zero, one, two = ranks
     one.tell(FederatedError("its disk is full"))
+    until(two, lambda: two.error)
     two.tell(FederatedError("a later one"))
     for each in (zero, two):
         found = each.reason(BROKEN, timed_out=False)
@@ -95,6 +95,27 @@ def test_a_rank_that_goes_on_after_rank_zero_has_ended_is_told(ranks: list[Peers
     two.leave()
     zero.leave()
     assert "start all alike" in str(one.reason(BROKEN, timed_out=False))
+
+
+def test_a_store_that_does_not_answer_is_rank_zero_s(ranks: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the store last for as long as its process is stopped."""
+    _, one, _ = ranks
+    blocked = threading.Event()
+
+    def stuck(*_: object) -> None:
+        blocked.wait(60)
+        raise RuntimeError
+
+    monkeypatch.setattr(one, "_store", SimpleNamespace(set=stuck))
+    try:
+        assert str(one.reason(BROKEN, timed_out=False)).startswith("rank 0 (a) is gone")
+        one._lost = 0.3
+        one.come()
+        time.sleep(0.4)
+        with pytest.raises(LostPeerError, match="rank 0"):
+            one.absent()
+    finally:
+        blocked.set()
 
 
 def test_an_error_of_this_rank_aborts_what_its_gpu_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

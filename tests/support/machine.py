@@ -52,7 +52,7 @@ class Failing(Callback):
 
     def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
         if self._hook == "busy":
-            peers._LOST = 20  # looks, not minutes
+            peers._LOST = 5.0  # seconds, not minutes
             print("at work", file=sys.stderr, flush=True)
         while self._hook == "busy":  # and never comes to an exchange
             time.sleep(0.05)
