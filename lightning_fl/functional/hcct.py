@@ -75,14 +75,8 @@ def hierarchical_partition(
 ) -> list[int]:
     """HCCT's partition of the clients (algorithm 2); see :func:`partition_from_gram`.
 
-    Args:
-        updates: g, floating, shape [N, P].
-        num_samples: as for :func:`partition_from_gram`.
-        tradeoff: as for :func:`partition_from_gram`.
-        leave_one_out: as for :func:`partition_from_gram`.
-
-    Returns:
-        Group of each client, labels 0..K-1 in order of first appearance.
+    ``updates`` are g, floating, shape [N, P]. Returns the group of each client, labels 0..K-1 in order of first
+    appearance.
 
     Example:
         >>> hierarchical_partition(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), [50, 50, 50], tradeoff=1.0)
@@ -153,12 +147,8 @@ def partition_utility(
 ) -> float:
     """Σ_n u_n(k(n)) of a given partition, with U_0 = 0.
 
-    Args:
-        gram: G = g gᵀ, shape [N, N].
-        num_samples: m, positive, length N.
-        tradeoff: λ >= 0.
-        labels: group of each client, any numbers, length N.
-        leave_one_out: compare a client with the other clients of its group.
+    ``labels`` are the clients' groups, any numbers, length N; the other arguments are those of
+    :func:`partition_from_gram`.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples):
@@ -205,9 +195,9 @@ def join_group(
     """Add a new client where the total utility gains most; the others stay.
 
     Args:
-        gram: G of all clients, the newcomer included, shape [N, N].
-        num_samples: m, positive, length N.
-        tradeoff: λ >= 0.
+        gram: as for :func:`partition_from_gram`, of all clients, as are the others.
+        num_samples: [N].
+        tradeoff: λ.
         labels: groups of the clients, length N; the newcomer's entry is not read.
         newcomer: index of the new client.
         leave_one_out: compare a client with the other clients of its group.

@@ -150,16 +150,9 @@ class Neighbors:
         scale: float = 1.0,
         target_scales: tuple[Tensor, Tensor] | None = None,
     ) -> "Neighbors":
-        """Build from a layer's inputs and outputs on some samples.
+        """Build from a layer's inputs [n, d] and outputs [n] or [n, C] on samples with targets [n] or [n, T].
 
-        Args:
-            inputs: [n, d].
-            outputs: [n] or [n, C].
-            targets: [n] or [n, T], as in the data.
-            task: see the class.
-            k: see the class.
-            scale: see the class.
-            target_scales: see the class; for values.
+        ``target_scales`` are for values; the other arguments are those of the class.
 
         Raises:
             ValueError: the targets do not fit the outputs.
@@ -180,13 +173,7 @@ class Neighbors:
         return cls(inputs, rows, task, k, scale, target_scales)
 
     def mixed(self, inputs: Tensor, outputs: Tensor, share: float) -> Tensor:
-        """Mix outputs with the neighbours; same shape and type.
-
-        Args:
-            inputs: [q, d].
-            outputs: [q] or [q, C].
-            share: 0 to 1.
-        """
+        """Mix outputs [q] or [q, C] for inputs [q, d] with the neighbours by a share; same shape and type."""
         weights, indices = kernel_weights(inputs, self.embeddings, self.k, self.scale)
         rows, near = outputs.reshape(len(outputs), -1), self.targets[indices]
         if self.task == "classes":

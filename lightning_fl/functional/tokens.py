@@ -148,10 +148,8 @@ def settle_round(
         price: units of tokens.
         contributions: ψ of the providers, clients that trained and whose update arrived.
         participations: Ω, client -> earlier rounds in which it trained the tier.
-        accuracy: see :func:`reimbursement_share`; not read without providers.
-        best_accuracy: see :func:`reimbursement_share`.
-        eta: see :func:`reimbursement_share`.
-        gamma: see :func:`reimbursement_share`.
+
+    The others are those of :func:`reimbursement_share`; accuracies are not read without providers.
 
     Returns:
         kind of payment -> client -> units; the sum is what the payers paid.

@@ -16,11 +16,7 @@ BOTH = "cpu:gloo,cuda:nccl"
 
 
 def default_backend(devices: Sequence[torch.device]) -> str:
-    """The backend of ranks on these devices.
-
-    Args:
-        devices: of the ranks of this machine.
-    """
+    """The backend of ranks on these devices of this machine."""
     first = devices[0]
     if first.type != "cuda" or not torch.distributed.is_gloo_available():
         return _get_default_process_group_backend_for_device(first)
@@ -50,11 +46,7 @@ def check_shared_devices(
 ) -> None:
     """Refuse processes that cannot share a GPU, before NCCL fails late with an obscure message.
 
-    Args:
-        backend: requested backend, if any.
-        accelerator: argument of :class:`~lightning_fl.FederatedTrainer`.
-        devices: argument of :class:`~lightning_fl.FederatedTrainer`.
-        processes_per_device: argument of :class:`~lightning_fl.FederatedTrainer`.
+    ``backend`` is the requested one, if any; the others are arguments of :class:`~lightning_fl.FederatedTrainer`.
     """
     named = devices if isinstance(devices, list | tuple) else str(devices).strip(" ,").split(",")
     numbers = [int(number) for number in named if str(number).strip().isdecimal()]

@@ -184,23 +184,14 @@ class FederatedStrategy(Learner, RankExchange):
         self._launcher = ForkLauncher(self.cluster_environment, num_processes, 1) if num_processes > 1 else None
 
     def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
-        """Run several processes on each device of this machine; call it before Fabric is made.
-
-        Args:
-            devices: each once.
-            processes_per_device: on each of them.
-        """
+        """Run several processes on each of these devices of this machine; call it before Fabric is made."""
         self.parallel_devices = [*devices] * processes_per_device
 
     # -- the other ranks ------------------------------------------------------------------------------------------
 
     @property
     def timeout(self) -> timedelta:
-        """Longest wait of ranks for each other, at the start and in every exchange; assigned in seconds as well.
-
-        Raises:
-            ConfigurationError: the assigned time is not positive.
-        """
+        """Longest wait of ranks for each other, at the start and in every exchange; assigned in seconds as well."""
         return self._timeout
 
     @timeout.setter
