@@ -13,20 +13,13 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, NonNegative, Positive, Size, check_arguments
-from lightning_fl.functional.masked_losses import bounded_error
 from lightning_fl.functional.task_metrics import TaskName, TaskOutputs
 from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer
 from lightning_fl.models.encoders import EncoderName
 from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
 from lightning_fl.models.scores import LeftOut, log_scores
 from lightning_fl.models.tasks import TASKS, Task, check_options, infer_task
-from lightning_fl.models.training_targets import (
-    class_counts,
-    gather_statistics,
-    gather_summaries,
-    pool_ranges,
-    target_ranges,
-)
+from lightning_fl.models.training_targets import gather_statistics, gather_summaries, pool_ranges, target_ranges
 
 __all__ = ["MoleculeModel", "ReadoutName"]
 
@@ -151,8 +144,6 @@ class MoleculeModel(MoleculeNetwork, Model):
         check_optimizer(optimizer, momentum)
         if task_weights is not None and not any(task_weights):
             raise ConfigurationError(f"task_weights={task_weights}: at least one must be above 0.")
-        if num_classes is not None and task != "multiclass":
-            raise ConfigurationError(f"num_classes={num_classes} is for task='multiclass', but task={task!r}.")
         # Only now, when the two sizes are known, so that checkpoints have numbers.
         self.save_hyperparameters()
         check_options(self.hparams, task, num_targets)
@@ -189,8 +180,9 @@ class MoleculeModel(MoleculeNetwork, Model):
 
     @property
     def _is_resolved(self) -> bool:
-        known = self.hparams["num_classes"] is not None or self.hparams["task"] != "multiclass"
-        return self.hparams["task"] is not None and self.hparams["num_targets"] is not None and known
+        given = self.hparams
+        classes = self._task.classes or given["num_classes"]
+        return None not in (given["task"], given["num_targets"], classes)
 
     def setup(self, stage: str) -> None:
         """Determine the task if the arguments leave it open, and refuse training targets that do not fit it.
@@ -205,7 +197,7 @@ class MoleculeModel(MoleculeNetwork, Model):
             self.add_descriptors(getattr(data, "descriptor_dim", 0))
         resolved = self._is_resolved
         self._task.refuse_bounds(data)
-        if resolved and (stage != "fit" or self.task == "regression"):
+        if resolved and (stage != "fit" or not self._task.labelled):
             return
         ranges = gather_summaries(self, target_ranges)
         if ranges is None:
@@ -224,7 +216,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         if not resolved:
             self._resolve(task, found, num_classes)
             rank_zero_info(f"task: {words}")
-        if stage == "fit" and self.task != "regression":
+        if stage == "fit" and self._task.labelled:
             self._check_other_labels()
 
     def _check_other_labels(self) -> None:
@@ -259,7 +251,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         """Fix the task, and resize the last layer for it."""
         check_options(self.hparams, task, num_targets)
         self.hparams["task"], self.hparams["num_targets"] = task, num_targets
-        if task == "multiclass":
+        if TASKS[task].classes is None:
             self.hparams["num_classes"] = num_classes
         self.resize_outputs(prod(self._shape))
         self._register_targets()
@@ -282,13 +274,8 @@ class MoleculeModel(MoleculeNetwork, Model):
         """Learn the scales of descriptors and targets, or the class weights, from the training data, once."""
         if (scale := self.descriptor_scale) is not None:
             scale.learn(partial(gather_statistics, self, "descriptors"))
-        if self.target_learned:
-            return
-        if self.task != "regression":
-            self._weigh_classes()
-            return
-        if self.hparams["standardize_targets"]:
-            self.set_target_statistics(*gather_statistics(self, "y"))
+        if not self.target_learned:
+            self._task.fit(self)
 
     def set_target_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Set the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 becomes 1."""
@@ -347,33 +334,20 @@ class MoleculeModel(MoleculeNetwork, Model):
 
     def _evaluate(self, batch: Any, split: str) -> None:
         outputs = self.raw_outputs(batch)
-        present = ~batch.y.isnan()
-        count = int(present.sum())
+        count = int((~batch.y.isnan()).sum())
         if not count:
             self._check_targets(batch)
             return
-        if self.task != "regression":
+        if self._task.labelled:
             self._task.check_labels(self.num_classes, target_ranges(batch.y), f"{split} labels of a batch")
         loss = self._loss(outputs, batch)
         prediction, bound = self._to_predictions(outputs), _bounds(batch)
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
-        if self.task == "regression":
-            rmse, mae = getattr(self, f"{split}_rmse"), getattr(self, f"{split}_mae")
-            if bound is not None:
-                prediction = batch.y + bounded_error(prediction, batch.y, bound)
-            rmse.update(prediction[present], batch.y[present])
-            mae.update(prediction[present], batch.y[present])
-            self.log_dict({f"{split}/rmse": rmse, f"{split}/mae": mae}, on_epoch=True, batch_size=batch.num_graphs)
+        metrics = {f"{split}/{name}": getattr(self, f"{split}_{name}") for name in self._task.over_values}
+        if metrics:
+            self._task.measure(metrics.values(), prediction, batch.y, bound)
+            self.log_dict(metrics, on_epoch=True, batch_size=batch.num_graphs)
         self.log(f"{split}/loss", loss, on_epoch=True, batch_size=count)
-
-    def _weigh_classes(self) -> None:
-        if self.class_factors is None:
-            return
-        counts = gather_summaries(self, lambda targets: class_counts(targets, self.num_classes))
-        if counts is None:
-            raise DataError("there are no training targets to count classes in: omit class_weights.")
-        self.class_factors.copy_(self._task.factors(counts.sum(0), self.hparams["class_weights"]))
-        self.target_learned.fill_(1)
 
     def _check_targets(self, batch: Any) -> None:
         expected = (batch.num_graphs, self.num_targets)
@@ -383,7 +357,7 @@ class MoleculeModel(MoleculeNetwork, Model):
                 f"instead of {list(expected)}; set num_targets to the number of target columns and give every "
                 "molecule y of shape [1, num_targets]."
             )
-        if self.task != "regression" and "y_bound" in batch:
+        if self._task.labelled and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
 
 

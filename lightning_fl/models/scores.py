@@ -7,6 +7,7 @@ from typing import Any
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.errors import listed
 from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
+from lightning_fl.models.tasks import TASKS
 
 __all__ = ["LeftOut", "log_scores"]
 
@@ -75,7 +76,7 @@ def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
     )
     names = _target_names(model.trainer, model.num_targets)
     for name, value in scores.mean.items():
-        if model.task != "regression" or name not in ("rmse", "mae"):  # logged as objects, over all values
+        if name not in TASKS[model.task].over_values:
             model.log(f"{split}/{name}", value, batch_size=len(target))
     if 1 < model.num_targets <= options["log_targets"]:
         for name, values in scores.tasks.items():

@@ -123,7 +123,6 @@ class SurvivalModel(Model):
         self.log_dict({f"{split}/loss": loss, f"{split}/c_index": metric}, on_epoch=True, batch_size=len(x))
 
     def _parts(self, batch: SurvivalBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Split a batch into features, times and events."""
         x, y = require_pair(self, batch, "(samples, times and events)")
         if y.shape != (len(x), 2) or not y.is_floating_point():
             raise ConfigurationError(

@@ -1,16 +1,23 @@
 """Tasks of a model of molecules: meaning and loss of its outputs, and the targets and options that fit them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
-from lightning_fl.data.text_table import list_rows
-from lightning_fl.functional.masked_losses import masked_binary_cross_entropy, masked_cross_entropy, masked_mse
+from lightning_fl.files.text_table import list_rows
+from lightning_fl.functional.masked_losses import (
+    bounded_error,
+    masked_binary_cross_entropy,
+    masked_cross_entropy,
+    masked_mse,
+)
 from lightning_fl.functional.task_metrics import TaskName
+from lightning_fl.models.training_targets import class_counts, gather_statistics, gather_summaries
 
 __all__ = ["TASKS", "Task", "check_options", "infer_task"]
 
@@ -23,13 +30,20 @@ _MAX_INFERRED_CLASSES = 1000
 class Task:
     """Base class of tasks: what a model's outputs [G, T], or [G, T, C] with one per class, mean.
 
+    The methods get the model, which has ``target_mean`` [T], ``target_scale`` [T] and ``class_factors``, in
+    :meth:`shape` or ``None``.
+
     Attributes:
         name: name in recipes.
         classes: number C of classes; ``None`` if the targets determine it, and each class has an output.
+        labelled: whether targets are class labels, which are checked, and cannot be bounds.
+        over_values: metrics that are logged over all values of a client, not as means over the targets.
     """
 
     name: TaskName
     classes: int | None
+    labelled: bool = True
+    over_values: tuple[str, ...] = ()
 
     def shape(self, num_targets: int, num_classes: int) -> tuple[int, ...]:
         """Shape of the outputs of one molecule, and of the factors of its losses."""
@@ -39,7 +53,7 @@ class Task:
         """Compute the loss of standardised values or logits.
 
         Args:
-            model: has ``target_mean`` [T], ``target_scale`` [T] and ``class_factors``, in :meth:`shape` or ``None``.
+            model: see above.
             outputs: [G, T] or [G, T, C].
             y: targets [G, T], NaN where a value is missing.
             bound: [G, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.
@@ -51,6 +65,19 @@ class Task:
         """Convert outputs to values in the data's units, or to probabilities."""
         raise NotImplementedError
 
+    def measure(self, metrics: Iterable[Metric], prediction: Tensor, y: Tensor, bound: Tensor | None) -> None:
+        """Update the metrics of :attr:`over_values` by a batch."""
+
+    def fit(self, model: Any) -> None:
+        """Learn the factors of the classes from the training targets, if the model has any."""
+        if model.class_factors is None:
+            return
+        counts = gather_summaries(model, lambda targets: class_counts(targets, model.num_classes))
+        if counts is None:
+            raise DataError("there are no training targets to count classes in: omit class_weights.")
+        model.class_factors.copy_(self.factors(counts.sum(0), model.hparams["class_weights"]))
+        model.target_learned.fill_(1)
+
     def factors(self, counts: Tensor, choice: Any) -> Tensor:
         """Make the factors of the classes' losses, in :meth:`shape`; 1 for a class without training samples.
 
@@ -58,6 +85,16 @@ class Task:
             counts: training samples of each class of each target, [T, C].
             choice: ``"balanced"`` for n / (C n_c), or for two classes n_0 / n_1 for class 1, the only one with a
                 factor; a number, or one for each target, for class 1 of two.
+        """
+        raise NotImplementedError
+
+    def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
+        """Refuse training targets that do not fit; return the number of classes, and what to add to the description.
+
+        Args:
+            ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of all training targets, [4, T].
+            num_classes: the user's choice, or ``None``.
+            given: whether the user named the task.
         """
         raise NotImplementedError
 
@@ -69,7 +106,7 @@ class Task:
         """
         count, least, largest, fractions = ranges
         wrong = (count > 0) & ((least < 0) | (largest > classes - 1) | (fractions > 0))
-        if not wrong.any():
+        if not self.labelled or not wrong.any():
             return
         target = int(wrong.nonzero()[0])
         low, high, whole = float(least[target]), float(largest[target]), not fractions[target]
@@ -88,7 +125,7 @@ class Task:
         """Refuse a data module's censored values, which would be learned as classes."""
         dataset: Any = getattr(data, "dataset", None)
         bounds: Tensor | None = getattr(dataset, "bounds", None)
-        if bounds is None or not bounds.any():
+        if not self.labelled or bounds is None or not bounds.any():
             return
         places = bounds.nonzero().tolist()
         cells = [f"{'<' if bounds[row, k] < 0 else '>'} {dataset.targets[row, k]:g}" for row, k in places]
@@ -100,7 +137,9 @@ class Task:
 
 
 class _Regression(Task):
-    name, classes = "regression", 1
+    """Values, exact or censored, with squared errors of standardised values; none on the right side of a bound."""
+
+    name, classes, labelled, over_values = "regression", 1, False, ("rmse", "mae")
 
     def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
         return masked_mse(outputs, (y - model.target_mean) / model.target_scale, bound, weights)
@@ -108,14 +147,28 @@ class _Regression(Task):
     def predictions(self, model: Any, outputs: Tensor) -> Tensor:
         return outputs * model.target_scale + model.target_mean
 
-    def check_labels(self, classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None) -> None:
-        pass
+    def measure(self, metrics: Iterable[Metric], prediction: Tensor, y: Tensor, bound: Tensor | None) -> None:
+        present = ~y.isnan()
+        if bound is not None:
+            prediction = y + bounded_error(prediction, y, bound)
+        for metric in metrics:
+            metric.update(prediction[present], y[present])
 
-    def refuse_bounds(self, data: Any) -> None:
-        pass
+    def fit(self, model: Any) -> None:
+        if model.hparams["standardize_targets"]:
+            model.set_target_statistics(*gather_statistics(model, "y"))
+
+    def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
+        low, high, whole = _extremes(ranges)
+        hint = ""
+        if not given and whole and low >= 0 and high < _MAX_LIKELY_CLASSES:
+            hint = f"; they are whole numbers up to {high:g}: set task='multiclass' if they are classes"
+        return 1, f" between {low:g} and {high:g}{hint}"
 
 
 class _Classification(Task):
+    """Labels 0 and 1 of each target, with logits of class 1 and the binary cross-entropy."""
+
     name, classes = "classification", 2
 
     def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -130,8 +183,18 @@ class _Classification(Task):
         weights = [choice] * len(counts) if isinstance(choice, int | float) else list(choice)
         return torch.tensor(weights, dtype=torch.float32)
 
+    def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
+        if not _are_binary(ranges):
+            raise DataError(
+                f"{_fault(self, ranges)}, but must be 0 or 1. Use task='multiclass' for class numbers from 0 on, or"
+                " task='regression'."
+            )
+        return 2, "" if given else ", as all training targets are 0 or 1"
+
 
 class _Multiclass(Task):
+    """Class numbers from 0 to C - 1, with a logit for each class and the cross-entropy."""
+
     name, classes = "multiclass", None
 
     def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -144,8 +207,35 @@ class _Multiclass(Task):
         balanced = counts.sum(1, keepdim=True) / (counts.shape[1] * counts.clamp(min=1))
         return torch.where(counts > 0, balanced, 1.0).float()
 
+    def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
+        low, high, whole = _extremes(ranges)
+        if not (whole and low >= 0 and math.isfinite(high)):
+            fractions = "" if whole else ", some of them fractional"
+            raise DataError(f"{_fault(self, ranges)}{fractions}, but must be class numbers from 0 on.")
+        found = int(high) + 1
+        if num_classes is None and found > _MAX_INFERRED_CLASSES:
+            raise DataError(
+                f"task='multiclass': the training targets go up to {found - 1}, which would be {found} classes: number"
+                f" the classes from 0 on, or set num_classes={found} if there are that many."
+            )
+        if num_classes is not None and found > num_classes:
+            raise DataError(
+                f"num_classes={num_classes}: the training targets go up to {found - 1}; set num_classes={found}, or"
+                " omit it."
+            )
+        taken = num_classes or max(2, found)
+        return taken, f" of {taken} classes"
+
 
 TASKS: dict[TaskName, Task] = {task.name: task for task in (_Regression(), _Classification(), _Multiclass())}
+
+#: Option of a model -> its default, and the tasks that have it (``None``: not known yet).
+_OPTIONS: dict[str, tuple[Any, tuple[TaskName | None, ...]]] = {
+    "num_classes": (None, ("multiclass",)),
+    "class_weights": (None, ("classification", "multiclass", None)),
+    "min_positives": (1, ("classification", None)),
+    "min_negatives": (1, ("classification", None)),
+}
 
 
 def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = None) -> tuple[TaskName, int, str]:
@@ -159,65 +249,44 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
     Returns:
         The task, its number of classes (1 for a regression), and a description for the user.
     """
-    count, least, largest, fractions = ranges
-    low, high, whole = float(least.min()), float(largest.max()), not bool(fractions.any())
-    binary = whole and low >= 0 and high <= 1
-    taken: TaskName = task or ("classification" if binary else "regression")
+    count = ranges[0]
+    taken: TaskName = task or ("classification" if _are_binary(ranges) else "regression")
     empty = (count == 0).nonzero().flatten().tolist()
-    if empty and (taken == "regression" or len(empty) == len(count)):
+    if empty and (not TASKS[taken].labelled or len(empty) == len(count)):
         raise DataError(
             f"targets [{listed(list(map(str, empty)))}] (counted from 0) have no value in any client's training data:"
             " leave these columns out."
         )
-    fault = f"task={taken!r}: the training targets are between {low:g} and {high:g}"
-    if taken == "classification" and not binary:
-        raise DataError(
-            f"{fault}, but must be 0 or 1. Use task='multiclass' for class numbers from 0 on, or task='regression'."
-        )
-    if taken == "multiclass" and not (whole and low >= 0 and math.isfinite(high)):
-        raise DataError(f"{fault}{'' if whole else ', some of them fractional'}, but must be class numbers from 0 on.")
-    said = f"{taken}, 1 target" if len(count) == 1 else f"{taken}, {len(count)} targets"
-    if taken == "classification":
-        return taken, 2, said + ("" if task else ", as all training targets are 0 or 1")
-    if taken == "multiclass":
-        classes = _count_classes(int(high) + 1, num_classes)
-        return taken, classes, f"{said} of {classes} classes"
-    hint = ""
-    if task is None and whole and low >= 0 and high < _MAX_LIKELY_CLASSES:
-        hint = f"; they are whole numbers up to {high:g}: set task='multiclass' if they are classes"
-    return taken, 1, f"{said} between {low:g} and {high:g}{hint}"
+    classes, more = TASKS[taken].infer(ranges, num_classes, given=task is not None)
+    return taken, classes, f"{taken}, {len(count)} target{'' if len(count) == 1 else 's'}{more}"
 
 
-def _count_classes(found: int, given: int | None) -> int:
-    """Number of classes in the training targets, or a larger one from the user."""
-    if given is None and found > _MAX_INFERRED_CLASSES:
-        raise DataError(
-            f"task='multiclass': the training targets go up to {found - 1}, which would be {found} classes: number the"
-            f" classes from 0 on, or set num_classes={found} if there are that many."
-        )
-    if given is not None and found > given:
-        raise DataError(
-            f"num_classes={given}: the training targets go up to {found - 1}; set num_classes={found}, or omit it."
-        )
-    return max(2, found) if given is None else given
+def _extremes(ranges: Tensor) -> tuple[float, float, bool]:
+    """Least and largest target, and whether all are whole."""
+    return float(ranges[1].min()), float(ranges[2].max()), not bool(ranges[3].any())
+
+
+def _are_binary(ranges: Tensor) -> bool:
+    low, high, whole = _extremes(ranges)
+    return whole and low >= 0 and high <= 1
+
+
+def _fault(task: Task, ranges: Tensor) -> str:
+    low, high, _ = _extremes(ranges)
+    return f"task={task.name!r}: the training targets are between {low:g} and {high:g}"
 
 
 def check_options(options: Mapping[str, Any], task: TaskName | None, num_targets: int | None) -> None:
     """Refuse options of a model that do not fit its task or number of targets, where these are known."""
+    for name, (default, tasks) in _OPTIONS.items():
+        if options[name] != default and task not in tasks:
+            wanted = " or ".join(repr(one) for one in tasks if one)
+            raise ConfigurationError(f"{name}={options[name]!r} is for task={wanted}, but task={task!r}: omit it.")
     weights = options["class_weights"]
-    if task == "regression" and weights is not None:
-        raise ConfigurationError(
-            f"class_weights={weights!r}: a regression has no classes; omit it, or set task='classification'."
-        )
     if task == "multiclass" and weights not in (None, "balanced"):
         raise ConfigurationError(
             f"class_weights={weights!r}: must be 'balanced' for several classes; numbers are for task='classification'."
         )
-    for name in ("min_positives", "min_negatives"):
-        if options[name] != 1 and task not in (None, "classification"):
-            raise ConfigurationError(
-                f"{name}={options[name]} is for task='classification', but task={task!r}: omit it."
-            )
     for name, one in (("class_weights", "one, or one for each"), ("task_weights", "one for each")):
         given = options[name]
         if num_targets is not None and isinstance(given, list | tuple) and len(given) != num_targets:
