@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from lightning_fl.data.shifts import Rotation as Rotation
     from lightning_fl.data.shifts import Shift as Shift
     from lightning_fl.data.silos import Silos as Silos
-    from lightning_fl.data.tables.boundary_noise import BoundaryNoise as BoundaryNoise
+    from lightning_fl.data.synthetic.boundary_noise import BoundaryNoise as BoundaryNoise
+    from lightning_fl.data.synthetic.mixture import SyntheticMixture as SyntheticMixture
     from lightning_fl.data.tables.module import TableData as TableData
-    from lightning_fl.data.tables.synthetic_mixture import SyntheticMixture as SyntheticMixture
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

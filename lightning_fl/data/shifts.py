@@ -191,7 +191,6 @@ class Inversion(Shift):
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:
-    """Refuse a number of clients other than that of all blocks together."""
     if num_blocks * size != num_clients:
         raise ConfigurationError(
             f"{type(shift).__name__} is for {num_blocks * size} clients ({num_blocks} blocks of {size}), there are"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.table_file import kind_of_table, read_table_file
-from lightning_fl.data.text_table import column_names, refuse_twice, require_columns, text_rows, unpacked
+from lightning_fl.files.table_file import kind_of_table, read_table_file
+from lightning_fl.files.text_table import column_names, refuse_twice, require_columns, text_rows, unpacked
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     """Read the rows of a table in chunks; a text file is streamed, so it may be larger than the memory.
 
     Args:
-        source: a text file (see :mod:`lightning_fl.data.text_table`), ``-`` for standard input, or a table. A list of
+        source: a text file (see :mod:`lightning_fl.files.text_table`), ``-`` for standard input, or a table. A list of
             texts is a table of one column. Parquet, Excel and SDF are read whole, see
-            :func:`~lightning_fl.data.table_file.read_table_file`.
+            :func:`~lightning_fl.files.table_file.read_table_file`.
         rows: maximal number of rows in a chunk.
         text_column: the name of the column for a list; ``None`` if a list is not supported.
 

@@ -1,1 +1,1 @@
-"""Reading and writing files: atomic writes, safe names, tensors, YAML, and the files that ship with the package."""
+"""Reading and writing files: tables (CSV, Excel, ...), tensors, YAML, atomic writes, safe names, packaged files."""

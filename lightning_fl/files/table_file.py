@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fl.core.errors import DataError, cut
 from lightning_fl.core.optional_packages import expect_extra
-from lightning_fl.data.text_table import read_text_table, refuse_twice, unpacked
+from lightning_fl.files.text_table import read_text_table, refuse_twice, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["kind_of_table", "read_table_file"]
+__all__ = ["as_texts", "kind_of_table", "read_table_file"]
 
 #: Limit per record: RDKit writes SMILES recursively and overflows its stack at twice as many.
 _MAX_ATOMS = 10_000
@@ -51,7 +51,7 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
         smiles: column for the SMILES of an SDF's molecules, unless it has such a field.
 
     Returns:
-        As :func:`~lightning_fl.data.text_table.read_text_table`: texts without surrounding blanks, ``None`` for an
+        As :func:`~lightning_fl.files.text_table.read_text_table`: texts without surrounding blanks, ``None`` for an
         empty cell. The index holds row numbers as in a spreadsheet; for an SDF, record numbers from 1.
 
     Raises:
@@ -66,13 +66,13 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
     else:
         expect_extra(*(("pyarrow", "parquet") if kind == "Parquet" else ("openpyxl", "excel")), str(path))
         try:
-            frame = _texts(_read_parquet(path) if kind == "Parquet" else _read_excel(path))
+            frame = as_texts(_read_parquet(path) if kind == "Parquet" else _read_excel(path))
         except Exception as error:  # the libraries have their own errors for every kind of damage
             raise DataError(f"{path} cannot be read as {kind}: {cut(error)}. Check the file.") from error
     refuse_twice([str(name) for name in frame.columns], path)
     if frame.empty:
         raise DataError(f"{path} has no rows of data: check the file.")
-    return frame.astype(object).where(frame.notna(), None)
+    return frame
 
 
 def _read_parquet(path: Path) -> "pd.DataFrame":
@@ -106,7 +106,7 @@ def _read_sdf(path: Path, smiles: str | None) -> "pd.DataFrame":
     with unpacked(path) as stream:
         frame = pd.DataFrame(list(_sdf_records(stream.read(), smiles)), dtype=object)
     frame.index += 1
-    return frame
+    return frame.where(frame.notna(), None)
 
 
 def _sdf_records(content: bytes, smiles: str) -> Iterator[dict[str, Any]]:
@@ -123,13 +123,13 @@ def _sdf_records(content: bytes, smiles: str) -> Iterator[dict[str, Any]]:
             yield {smiles: Chem.MolToSmiles(molecule), **fields}
 
 
-def _texts(frame: "pd.DataFrame") -> "pd.DataFrame":
-    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
-    return frame.astype(object).map(_text).astype(object)
+def as_texts(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Convert cells to texts without surrounding blanks, whole numbers without a point; ``None`` for an empty cell."""
+    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1).astype(object).map(_text)
+    return frame.astype(object).where(frame.notna(), None)
 
 
 def _text(value: Any) -> str | None:
-    """A cell as text without surrounding blanks, a whole number without a point; ``None`` for an empty cell."""
     if value is None or value != value:
         return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:

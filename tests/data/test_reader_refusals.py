@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data import IID, FromFlower, HFDataset, text_table
-from lightning_fl.data.table_file import read_table_file
+from lightning_fl.data import IID, FromFlower, HFDataset
 from lightning_fl.data.targets import batch_targets, dataset_targets, with_batch_targets
-from lightning_fl.data.text_table import read_text_table
 from lightning_fl.data.unlabelled import read_rows
+from lightning_fl.files import text_table
+from lightning_fl.files.table_file import read_table_file
+from lightning_fl.files.text_table import read_text_table
 from lightning_fl.files.user_file import existing_file
 
 

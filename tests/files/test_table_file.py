@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 from rdkit import Chem
 
-from lightning_fl.data import text_table
-from lightning_fl.data.table_file import read_table_file
-from lightning_fl.data.text_table import read_text_table
+from lightning_fl.files import text_table
+from lightning_fl.files.table_file import read_table_file
+from lightning_fl.files.text_table import read_text_table
 
 TEXT = "smiles,y,count,lab\nCCO,1.5,3,a\nC,,4,NA\nc1ccccc1,-2e-3,5,b\n"
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.text_table import list_rows, read_numbers, read_text_table, require_columns
+from lightning_fl.files.text_table import list_rows, read_numbers, read_text_table, require_columns
 
 PLAIN = "smiles,y,lab\nCCO,1.5,NA\n\nC,,None\n"
 

@@ -150,7 +150,6 @@ def divide_clients(
 
 
 def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, division: Division) -> None:
-    """Refuse parts that separate copies although they are to be kept together."""
     seen = [copies[part].unique() for part in parts.values()]
     molecules, counts = torch.cat(seen).unique(return_counts=True)
     if divided := int((counts > 1).sum()):

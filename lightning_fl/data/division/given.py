@@ -16,7 +16,7 @@ from lightning_fl.data.division.division import Cut, Division, check_train, read
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.sizes import remaining_fractions
-from lightning_fl.data.text_table import read_text_table, require_columns
+from lightning_fl.files.text_table import read_text_table, require_columns
 from lightning_fl.files.user_file import existing_file
 from lightning_fl.files.yaml import read_yaml
 

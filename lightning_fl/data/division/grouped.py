@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.data.division.division import Cut, Division, read_texts
-from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts, joined_groups
+from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
 
-__all__ = ["GroupDivision", "ScaffoldDivision"]
+__all__ = ["GroupDivision", "ScaffoldDivision", "joined_groups"]
 
 
 class _WholeGroups(Division):
@@ -70,3 +71,19 @@ class ScaffoldDivision(_WholeGroups):
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         """The scaffold of every molecule."""
         return read_scaffolds(dataset, "ScaffoldDivision")
+
+
+def joined_groups(first: Tensor, second: Tensor) -> Tensor:
+    """Join two groupings [n], integers >= 0: samples that share a group of either are in one group.
+
+    Groups are numbered from 0 in the order of their smallest group in ``first``, int64 [n].
+    """
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    size, other = int(first.max()) + 1, int(second.max()) + 1
+    ones = torch.ones(len(first), dtype=torch.int8).numpy()
+    links = coo_matrix((ones, (first.numpy(), second.numpy() + size)), shape=(size + other, size + other))
+    _, component = connected_components(links, directed=False)
+    # components are found in the order of their smallest node; numbers of groups may have gaps
+    return torch.from_numpy(component).long()[first].unique(return_inverse=True)[1]

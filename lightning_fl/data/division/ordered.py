@@ -12,11 +12,11 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.division.division import Cut, Division, read_texts
-from lightning_fl.data.division.parts import ordered_parts
 from lightning_fl.data.module import Split
-from lightning_fl.data.text_table import list_rows
+from lightning_fl.data.sizes import split_sizes
+from lightning_fl.files.text_table import list_rows
 
-__all__ = ["OrderDivision"]
+__all__ = ["OrderDivision", "ordered_parts"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,13 +53,25 @@ class OrderDivision(Division):
         )
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide by :func:`~lightning_fl.data.division.parts.ordered_parts`."""
+        """Divide by :func:`ordered_parts`."""
         times = torch.tensor(keys, dtype=torch.float64)
         if cut.copies is not None:
             first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)
             times = first.scatter_reduce(0, cut.copies, times, "amin")[cut.copies]
         ranks = times.unique(return_inverse=True)[1]
         return cut.by_fractions(ordered_parts(ranks, cut.fractions))
+
+
+def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
+    """Divide samples by their ranks [n] in an order: the first are for training, then come validation and test.
+
+    Samples of one rank stay together, in the part of the first of them, so parts may differ from their shares.
+    """
+    ends = torch.tensor(split_sizes(len(ranks), fractions)).cumsum(0)
+    ordered = ranks.sort().values
+    begins = torch.searchsorted(ordered, ranks)  # of the first with the same rank
+    part = torch.searchsorted(ends, begins, right=True)
+    return [(part == number).nonzero()[:, 0] for number in range(3)]
 
 
 def _number(text: str) -> float | None:

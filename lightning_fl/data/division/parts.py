@@ -1,4 +1,4 @@
-"""Pure functions that divide one client's samples into parts, by groups, orders and sizes."""
+"""Pure functions that several divisions of one client's samples share: whole groups, and folds."""
 
 from collections.abc import Sequence
 
@@ -7,34 +7,15 @@ from torch import Tensor
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.partition.stratified import stratified_parts
-from lightning_fl.data.sizes import apportion, split_sizes
+from lightning_fl.data.sizes import apportion
 
-__all__ = ["fold_numbers", "group_numbers", "grouped_parts", "joined_groups", "ordered_parts"]
+__all__ = ["fold_numbers", "group_numbers", "grouped_parts"]
 
 
 def group_numbers(keys: Sequence[str]) -> Tensor:
     """The group number of every sample, int64 [n]; groups are numbered in the order of their names."""
     number = {name: place for place, name in enumerate(sorted(set(keys)))}
     return torch.tensor([number[key] for key in keys], dtype=torch.long)
-
-
-def joined_groups(first: Tensor, second: Tensor) -> Tensor:
-    """Join two groupings [n], integers >= 0: samples that share a group of either are in one group.
-
-    Groups are numbered from 0 in the order of their smallest group in ``first``, int64 [n].
-    """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    size, other = int(first.max()) + 1, int(second.max()) + 1
-    ones = torch.ones(len(first), dtype=torch.int8).numpy()
-    links = coo_matrix((ones, (first.numpy(), second.numpy() + size)), shape=(size + other, size + other))
-    _, component = connected_components(links, directed=False)
-    labels = torch.from_numpy(component).long()[first]
-    smallest = torch.full((int(labels.max()) + 1,), size).scatter_reduce(0, labels, first, "amin")
-    rank = torch.empty_like(smallest)
-    rank[smallest.argsort()] = torch.arange(len(smallest))
-    return rank[labels]
 
 
 def grouped_parts(
@@ -66,18 +47,6 @@ def grouped_parts(
         part_of[place] = part
     owner = part_of[torch.searchsorted(names, groups)]
     return [(owner == part).nonzero()[:, 0] for part in range(3)]
-
-
-def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
-    """Divide samples by their ranks [n] in an order: the first are for training, then come validation and test.
-
-    Samples of one rank stay together, in the part of the first of them, so parts may differ from their shares.
-    """
-    ends = torch.tensor(split_sizes(len(ranks), fractions)).cumsum(0)
-    ordered = ranks.sort().values
-    begins = torch.searchsorted(ordered, ranks)  # of the first with the same rank
-    part = torch.searchsorted(ends, begins, right=True)
-    return [(part == number).nonzero()[:, 0] for number in range(3)]
 
 
 def fold_numbers(

@@ -141,7 +141,6 @@ class DrugOOD(_CardModule):
 
 
 def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | None) -> MoleculeCard:
-    """Replace a card's columns by the user's."""
     if targets == []:
         raise ConfigurationError("target_columns=[]: name at least one column to predict, or omit it.")
     known = {target.name: target for target in card.targets}

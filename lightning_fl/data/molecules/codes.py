@@ -1,17 +1,18 @@
 """Encoding of SMILES as arrays of codes; run as a program, it serves another process.
 
 :mod:`lightning_fl.data.molecules.featurizer` defines the codes. This file imports only RDKit and NumPy, so that a
-process starts in a fraction of a second. It reads blocks from standard input, each an int64 length and that many bytes
-of JSON, a list of SMILES, answers each with :meth:`Codes.to_bytes`, and ends with its input.
+process starts in a fraction of a second. It reads lines of JSON, each a list of SMILES, from standard input, answers
+each with a line of :meth:`Codes.to_line`, and ends with its input.
 """
 
 import json
 import os
-import struct
 import sys
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from typing import IO, Any, NamedTuple
+from io import BytesIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +68,6 @@ _ATOM_GETTERS: tuple[Callable[[Atom], int], ...] = (
     Atom.GetIsAromatic,
     Atom.IsInRing,
 )
-_LENGTH = struct.Struct("<q")
-_COUNTS = struct.Struct("<qqq")
 
 
 def _table(codes: dict[Any, int], other: int) -> NDArray[np.uint8]:
@@ -106,22 +105,16 @@ class Codes(NamedTuple):
         if found != [(num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2), count, count]:
             raise ValueError(f"codes do not fit together: {found}")
 
-    def to_bytes(self) -> bytes:
-        """Serialise as n, V, B in int64, then the arrays."""
-        counts = _COUNTS.pack(len(self.num_atoms), len(self.atoms), len(self.bonds))
-        return counts + b"".join(part.tobytes() for part in self)
+    def to_line(self) -> bytes:
+        """Serialise as a line of text: NumPy's ``.npz`` in base 64."""
+        content = BytesIO()
+        np.savez(content, **self._asdict())
+        return b64encode(content.getvalue()) + b"\n"
 
     @classmethod
-    def read(cls, file: IO[bytes]) -> "Codes":
-        """Read the bytes of :meth:`to_bytes`."""
-        num_molecules, num_atoms, num_bonds = _COUNTS.unpack(_read(file, _COUNTS.size))
-        shapes = ((num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2))
-        kinds = (np.uint8, np.uint8, np.int16, np.int32, np.int32)
-        parts = []
-        for shape, kind in zip((*shapes, (num_molecules,), (num_molecules,)), kinds, strict=True):
-            size = int(np.prod(shape)) * np.dtype(kind).itemsize
-            parts.append(np.frombuffer(bytearray(_read(file, size)), dtype=kind).reshape(shape))
-        return cls(*parts)
+    def of_line(cls, line: bytes) -> "Codes":
+        """Read a line of :meth:`to_line`."""
+        return cls(**np.load(BytesIO(b64decode(line))))
 
 
 def read_molecule(smiles: str) -> Mol | None:
@@ -210,29 +203,9 @@ def _bond_codes(
     return codes
 
 
-def send_block(smiles: list[str], file: IO[bytes]) -> None:
-    """Send a block of SMILES to a process that runs this file."""
-    content = json.dumps(smiles).encode()
-    file.write(_LENGTH.pack(len(content)) + content)
-    file.flush()
-
-
-def _read(file: IO[bytes], size: int) -> bytes:
-    content = file.read(size)
-    if len(content) < size:
-        raise EOFError
-    return content
-
-
-def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Answer blocks until the source ends."""
-    while header := source.read(_LENGTH.size):
-        (length,) = _LENGTH.unpack(header)
-        sink.write(read_codes(json.loads(_read(source, length))).to_bytes())
-        sink.flush()
-
-
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's prints must not mix with the answers
-    _answer(sys.stdin.buffer, answers)
+    for block in sys.stdin.buffer:
+        answers.write(read_codes(json.loads(block)).to_line())
+        answers.flush()

@@ -28,7 +28,7 @@ from lightning_fl.data.molecules.descriptors import (
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, encode_smiles, molecule_graphs
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.molecules.unlabelled import explain_unreadable
-from lightning_fl.data.text_table import list_rows
+from lightning_fl.files.text_table import list_rows
 
 __all__ = ["MoleculeDataset"]
 

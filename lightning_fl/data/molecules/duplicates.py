@@ -16,7 +16,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.cache import load_or_compute
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.data.text_table import list_rows
+from lightning_fl.files.text_table import list_rows
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset

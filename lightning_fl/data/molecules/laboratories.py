@@ -17,7 +17,7 @@ from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_name
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.sizes import check_fractions
-from lightning_fl.data.text_table import read_text_table
+from lightning_fl.files.text_table import read_text_table
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -177,6 +177,5 @@ class PrivateTargets(FederatedDataModule):
 
 
 def _widened(table: MoleculeTable, num_targets: int) -> MoleculeTable:
-    """Append empty target columns up to the width of the heads."""
     missing = table.targets.new_full((len(table.targets), num_targets - table.targets.size(1)), float("nan"))
     return replace(table, targets=torch.cat([table.targets, missing], dim=1))

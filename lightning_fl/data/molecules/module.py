@@ -117,7 +117,6 @@ class MoleculeDataModule(SharedDataModule):
     def _read(
         self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
     ) -> MoleculeTable:
-        """Read a table with the module's column of SMILES, bounds and transforms."""
         own: dict[str, Any] = {"file_format": "csv", "censored": self.censored, "transforms": self.transforms}
         options = own | options
         return read_table(path, smiles=self.smiles_column, targets=targets, units=units, **options)

@@ -1,5 +1,6 @@
 """Reading of SMILES in several processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -90,17 +91,20 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _read_remotely(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> Codes:
-    """Read a block in one of the processes."""
     process = idle.get()
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        codes.send_block(block, process.stdin)
-        return Codes.read(process.stdout)
-    except (EOFError, BrokenPipeError) as error:
+        process.stdin.write(json.dumps(block).encode() + b"\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = b""
+    finally:
+        idle.put(process)  # a dead one too, so that no thread waits for it forever
+    if not answer.endswith(b"\n"):
         raise DataError(
             f"a process that reads molecules ended with exit code {process.wait()}; see its output above. If it ran out"
             " of memory, allow fewer processes (taskset, or the cores of the job)."
-        ) from error
-    finally:
-        idle.put(process)  # a dead one too, so that no thread waits for it forever
+        )
+    return Codes.of_line(answer)

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.catalogue import FileFormat, Transform
-from lightning_fl.data.table_file import read_table_file
-from lightning_fl.data.text_table import read_numbers, refuse_values, require_columns
+from lightning_fl.files.table_file import as_texts, read_table_file
+from lightning_fl.files.text_table import read_numbers, refuse_values, require_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +113,7 @@ def read_table(
     Args:
         path: the file.
         file_format: ``"csv"`` or ``"csv.gz"`` for any table that
-            :func:`~lightning_fl.data.table_file.read_table_file` reads, or ``"drugood-json"``: an object whose
+            :func:`~lightning_fl.files.table_file.read_table_file` reads, or ``"drugood-json"``: an object whose
             ``split`` holds a list of records for each part; the name of the part becomes the column ``split``.
         smiles: column of SMILES.
         targets: columns to predict, at least one; ``None`` for all columns with a value except ``smiles``, ``required``
@@ -161,7 +161,6 @@ def read_table(
 
 
 def _select(frame: "pd.DataFrame", column: str, value: str, path: Path) -> "pd.DataFrame":
-    """Select the rows with a value in a column."""
     found = frame[frame[column] == value]
     if found.empty:
         known = sorted({str(other) for other in frame[column] if other is not None})
@@ -193,17 +192,7 @@ def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
     if frame.empty:
         raise DataError(f"{path} has no records in {', '.join(parts)}: check the file.")
     frame.index += 1
-    frame = frame.map(_cell).astype(object)
-    return frame.where(frame.notna(), None)
-
-
-def _cell(value: object) -> str | None:
-    """Format a cell as text without surrounding blanks; ``None`` for an empty cell."""
-    if value is None or value != value:
-        return None
-    if isinstance(value, float) and value.is_integer():  # pandas makes floats of whole numbers in a column with gaps
-        value = int(value)
-    return str(value).strip() or None
+    return as_texts(frame)
 
 
 def _read_target(

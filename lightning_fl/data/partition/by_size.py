@@ -1,6 +1,7 @@
 """Base class of partitions into random parts of given sizes."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
+from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import check_labels, read_classes
-from lightning_fl.data.partition.partitioner import Partitioner
+from lightning_fl.data.partition.partitioner import JointPartitioner, name_split
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.sizes import apportion
 
@@ -20,14 +22,39 @@ __all__ = ["SizePartitioner"]
 _NUM_BINS = 10
 
 
-class SizePartitioner(Partitioner):
+class SizePartitioner(JointPartitioner):
     """Base class of partitions into random parts of given sizes; samples beyond their sum stay unused."""
 
     #: Whether every client gets the classes in proportion.
     stratified: bool
 
-    def _by_sizes(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
-        """Parts of these sizes."""
+    @abstractmethod
+    def client_ratios(self, num_samples: int, seed: int) -> Sequence[float]:
+        """The clients' ratios of all splits, from the number of training samples; only the proportions count."""
+
+    def client_sizes(self, split: Split, num_samples: int, ratios: Sequence[float]) -> Sequence[int]:
+        """The clients' numbers of samples in a split; by default all samples, in these ratios."""
+        if len(ratios) > num_samples:
+            raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
+        sizes = apportion(num_samples, ratios)
+        if 0 in sizes:
+            raise DataError(
+                f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give"
+                " it a larger ratio or use fewer clients."
+            )
+        return sizes
+
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+        """Divide all splits in the same ratios."""
+        parts, ratios = {}, None
+        for split, dataset in datasets.items():
+            with name_split(split):
+                num_samples = len(dataset)  # type: ignore[arg-type]
+                ratios = ratios or self.client_ratios(num_samples, seed)
+                parts[split] = self._draw(dataset, self.client_sizes(split, num_samples, ratios), seed)
+        return parts
+
+    def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
         if sum(sizes) > len(dataset):
             raise DataError(
                 f"sizes={list(sizes)}: need {sum(sizes)} samples together, there are {len(dataset)}. Use fewer or"
@@ -39,16 +66,3 @@ class SizePartitioner(Partitioner):
         remedy = "set stratified to false, or give one class per sample"
         labels = check_labels(read_classes({"train": dataset}, num_bins=_NUM_BINS, remedy=remedy)["train"])
         return stratified_parts(labels, sizes, generator(seed, "partition", "stratified"))
-
-    def _by_ratios(self, dataset: Dataset, ratios: Sequence[float], seed: int) -> list[Tensor]:
-        """Parts in these ratios, of all samples; only the proportions count."""
-        num_samples = len(dataset)  # type: ignore[arg-type]
-        if len(ratios) > num_samples:
-            raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
-        sizes = apportion(num_samples, ratios)
-        if 0 in sizes:
-            raise DataError(
-                f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give"
-                " it a larger ratio or use fewer clients."
-            )
-        return self._by_sizes(dataset, sizes, seed)

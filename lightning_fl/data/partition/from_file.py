@@ -91,7 +91,6 @@ def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) 
 
 
 def _check_once(file: SplitFile) -> None:
-    """Refuse a file that has a sample in two clients or two parts."""
     seen: set[tuple[Split, int]] = set()
     for name, of in zip(file.names, file.clients, strict=True):
         for split in SPLITS:

@@ -1,16 +1,12 @@
 """Parts of given sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.by_size import SizePartitioner
-from lightning_fl.data.partition.partitioner import name_split
 
 __all__ = ["Sizes"]
 
@@ -36,14 +32,10 @@ class Sizes(SizePartitioner):
             raise ConfigurationError("Sizes.train=[]: must have one number per client.")
         self.num_clients = len(self.train)
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set, as training data."""
-        return self._by_sizes(dataset, self.train, seed)
+    def client_ratios(self, num_samples: int, seed: int) -> list[float]:
+        """Equal parts of separate validation and test data."""
+        return [1.0] * len(self.train)
 
-    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Use the sizes for the training data and equal parts for the others."""
-        parts, equal = {}, [1.0] * len(self.train)
-        for split, dataset in datasets.items():
-            with name_split(split):
-                parts[split] = self(dataset, seed) if split == "train" else self._by_ratios(dataset, equal, seed)
-        return parts
+    def client_sizes(self, split: Split, num_samples: int, ratios: Sequence[float]) -> Sequence[int]:
+        """The given numbers of training samples."""
+        return self.train if split == "train" else super().client_sizes(split, num_samples, ratios)

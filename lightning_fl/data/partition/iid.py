@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-from torch.utils.data import Dataset
-
 from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.by_size import SizePartitioner
 
@@ -24,6 +21,6 @@ class IID(SizePartitioner):
     num_clients: Count = field()
     stratified: bool = False
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set."""
-        return self._by_ratios(dataset, [1.0] * self.num_clients, seed)
+    def client_ratios(self, num_samples: int, seed: int) -> list[float]:
+        """The same for all clients."""
+        return [1.0] * self.num_clients

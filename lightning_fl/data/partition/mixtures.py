@@ -301,7 +301,6 @@ def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Seq
 
 
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
-    """Refuse empty choices, a choice for D_B alone, and choices that overlap."""
     is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
     if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
         raise ConfigurationError(

@@ -1,19 +1,13 @@
 """Random parts of unequal size, in given ratios or in ratios drawn from a Dirichlet distribution."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Positive
-from lightning_fl.data.module import Split
 from lightning_fl.data.partition.by_size import SizePartitioner
 from lightning_fl.data.partition.draws import Concentration, draw_until_enough
-from lightning_fl.data.partition.partitioner import name_split
 from lightning_fl.data.sizes import apportion
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
@@ -56,22 +50,8 @@ class Quantity(SizePartitioner):
             )
         self.num_clients = self.num_clients or len(self.ratios or [])
 
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set, as training data."""
-        return self.partition_splits({"train": dataset}, seed)["train"]
-
-    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Apply the same ratios to all splits; where they are drawn, they are drawn for the training data."""
-        parts = {}
-        ratios = self.ratios
-        for split, dataset in datasets.items():
-            with name_split(split):
-                ratios = ratios or self.client_ratios(len(dataset), seed)  # type: ignore[arg-type]
-                parts[split] = self._by_ratios(dataset, ratios, seed)
-        return parts
-
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
-        """The clients' ratios for so many training samples; with sum 1 where they are drawn."""
+        """The given ratios, or some drawn for so many training samples, with sum 1."""
         num_clients, alpha = self.num_clients or 0, self.alpha
         if alpha is None:
             return self.ratios or []

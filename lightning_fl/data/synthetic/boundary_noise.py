@@ -24,16 +24,16 @@ Differs from the paper: it minimises the 0-1 loss, which no gradient does. With 
 where I is wide or most of its labels are wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
-from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import Count, Fraction, Size, checked
+from lightning_fl.data.module import Split
+from lightning_fl.data.synthetic.module import SyntheticDataModule
 
 __all__ = ["BoundaryNoise", "boundary_samples"]
 
@@ -59,7 +59,7 @@ def boundary_samples(
     return x, ((x[:, 0] > 0) ^ wrong).long()
 
 
-class BoundaryNoise(FederatedDataModule):
+class BoundaryNoise(SyntheticDataModule):
     """Two clients of Wu et al.'s Example 1: batches ``(x, y)``, float32 [B, d] and int64 [B].
 
     Args:
@@ -69,15 +69,11 @@ class BoundaryNoise(FederatedDataModule):
         train_samples: training samples of each client.
         val_samples: validation samples of each client, with wrong labels at the second.
         test_samples: test samples of each client, with right labels.
-        data_seed: seed of all draws; ``None`` for the run's seed.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
         ConfigurationError: an argument is invalid.
     """
-
-    source = "synthetic"
 
     @checked
     def __init__(
@@ -89,7 +85,6 @@ class BoundaryNoise(FederatedDataModule):
         train_samples: Count = 1000,
         val_samples: Size = 200,
         test_samples: Size = 2000,
-        data_seed: Seed | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -97,43 +92,25 @@ class BoundaryNoise(FederatedDataModule):
         self.flip_probability = flip_probability
         self.width = width
         self.sizes: dict[Split, int] = {"train": train_samples, "val": val_samples, "test": test_samples}
-        self.data_seed = data_seed
 
     @property
     def num_clients(self) -> int:
         """Two."""
         return 2
 
-    @property
-    def num_classes(self) -> int:
-        """Two."""
-        return 2
-
-    @property
-    def seed(self) -> int:
-        """Seed of all draws."""
-        return run_seed() if self.data_seed is None else self.data_seed
-
     def client_names(self) -> list[str]:
         """Return "clean" and "noisy", by their labels."""
         return ["clean", "noisy"]
 
-    def client_sizes(self) -> Sequence[int]:
-        """Return the number of every client's training samples."""
-        return [self.sizes["train"]] * 2
+    def count(self, client: int, split: Split) -> int:
+        """Return the number of samples, the same at both clients."""
+        return self.sizes[split]
 
-    def client_data(self, client: int, split: Split) -> TensorDataset | None:
-        """Draw the client's samples, the same at every call; ``None`` if there are none."""
-        if not self.sizes[split]:
-            return None
-        noisy = client == 1 and split != "test"
+    def draw(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Draw a client's samples, with wrong labels at the second except for testing."""
         rng = generator(self.seed, "boundary noise", client, split)
-        probability = self.flip_probability if noisy else 0.0
-        return TensorDataset(*boundary_samples(self.sizes[split], self.num_features, probability, self.width, rng))
-
-    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Return nothing: the arguments determine the samples."""
-        return {}
+        probability = self.flip_probability if client == 1 and split != "test" else 0.0
+        return boundary_samples(self.sizes[split], self.num_features, probability, self.width, rng)
 
     def describe(self) -> Mapping[str, Any]:
         """Return every argument that changes the samples, and the seed."""
@@ -144,5 +121,4 @@ class BoundaryNoise(FederatedDataModule):
             "flip_probability": self.flip_probability,
             "width": self.width,
             "samples": dict(self.sizes),
-            "data_seed": self.seed,
         }

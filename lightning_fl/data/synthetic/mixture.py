@@ -21,7 +21,7 @@ Differs from the papers: FedSoft has regression only (y, squared error), but PI-
 without defining them. Here ``task="classification"`` asks for the sign, y > 0, the simplest choice of classes, so
 PI-FL's figures cannot be compared. The best possible accuracy is that of θ_s itself, 1 - arctan(σ / |θ_s|) / π, about
 0.97; that of θ_A on samples of B is one half on average over the draws, that of θ_A + θ_B about three quarters on
-either, see :func:`linear_accuracy`. FedSoft draws samples from a pool, so that clients may share some, and tests on
+either. FedSoft draws samples from a pool, so that clients may share some, and tests on
 1,000 of each distribution; here all samples are fresh and clients have test samples of their own, as in PI-FL.
 """
 
@@ -31,16 +31,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Count, NonNegative, Positive, Seed, Size, checked
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
+from lightning_fl.core.seeding import generator
+from lightning_fl.core.validation import Count, NonNegative, Positive, Size, checked
+from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
+from lightning_fl.data.synthetic.module import SyntheticDataModule
 
-__all__ = ["SyntheticMixture", "SyntheticTask", "linear_accuracy", "linear_samples"]
+__all__ = ["SyntheticMixture", "SyntheticTask", "linear_samples"]
 
 SyntheticTask = Literal["regression", "classification"]
 #: τ of FedSoft.
@@ -68,27 +68,7 @@ def linear_samples(
     return x, (x * coefficients[origin]).sum(1) + noise
 
 
-def linear_accuracy(weight: Tensor, coefficients: Tensor, noise_std: float) -> float:
-    """Compute the probability that a linear classifier predicts the class of a linear model's sample, the sign of y.
-
-    ``<w, x>`` and ``y = <θ, x> + ε`` are jointly normal with correlation ρ = <w, θ> / (|w| √(|θ|² + σ²)); they have
-    the same sign with probability 1 - arccos(ρ) / π.
-
-    Args:
-        weight: w, shape [D], not all zero.
-        coefficients: θ of the samples, shape [D].
-        noise_std: σ >= 0.
-
-    >>> linear_accuracy(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), 0.0)
-    0.5
-    """
-    w, theta = weight.double(), coefficients.double()
-    scale = w.norm() * math.hypot(float(theta.norm()), noise_std)
-    correlation = float((w @ theta / scale).clamp(-1, 1))
-    return 1 - math.acos(correlation) / math.pi
-
-
-class SyntheticMixture(FederatedDataModule):
+class SyntheticMixture(SyntheticDataModule):
     """Clients with samples of two linear models, for regression or classification: batches ``(x, y)``.
 
     ``x`` is float32 [B, D]; ``y`` is float32 [B, 1] for regression, and the class 0 or 1, int64 [B], for
@@ -110,9 +90,7 @@ class SyntheticMixture(FederatedDataModule):
         noise_std: σ, standard deviation of the noise.
         invert_test: give the test samples the inverse mixture, 1 - a of D_A where the training samples have a.
         invert_validation: give the validation samples the inverse mixture; ``None`` for the value of ``invert_test``.
-        data_seed: seed of all draws; ``None`` for the run's seed.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -122,8 +100,6 @@ class SyntheticMixture(FederatedDataModule):
         >>> data.num_samples("test")
         [100, 100, 100, 100]
     """
-
-    source = "synthetic"
 
     @checked
     def __init__(
@@ -141,7 +117,6 @@ class SyntheticMixture(FederatedDataModule):
         noise_std: NonNegative = 1.0,
         invert_test: bool = False,
         invert_validation: bool | None = None,
-        data_seed: Seed | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -158,23 +133,12 @@ class SyntheticMixture(FederatedDataModule):
         self.noise_std = noise_std
         self.invert_test = invert_test
         self.invert_validation = invert_test if invert_validation is None else invert_validation
-        self.data_seed = data_seed
         self._num_clients = num_clients
 
     @property
     def num_clients(self) -> int:
         """Number of clients N."""
         return self._num_clients
-
-    @property
-    def num_classes(self) -> int:
-        """Two, for classification."""
-        return 2
-
-    @property
-    def seed(self) -> int:
-        """Seed of all draws."""
-        return run_seed() if self.data_seed is None else self.data_seed
 
     @property
     def coefficients(self) -> Tensor:
@@ -186,36 +150,27 @@ class SyntheticMixture(FederatedDataModule):
         """Return every client's share of D_A in its training samples, float64, shape [N]."""
         return mixture_shares(self.mixture, self.num_clients, self.seed)
 
-    def num_samples(self, split: Split) -> list[int]:
-        """Return the number of every client's samples in a split."""
+    def count(self, client: int, split: Split) -> int:
+        """Return the number of samples; for training it is drawn."""
         if split != "train":
-            return [self.eval_samples[split]] * self.num_clients
-        return [self._training_samples(client) for client in range(self.num_clients)]
-
-    def client_sizes(self) -> Sequence[int]:
-        """Return the number of every client's training samples."""
-        return self.num_samples("train")
+            return self.eval_samples[split]
+        rng = generator(self.seed, "synthetic", "size", client)
+        return int(torch.randint(self.min_samples, self.max_samples + 1, (), generator=rng))
 
     def client_counts(self, client: int, split: Split) -> tuple[int, int]:
         """Return how many of a client's samples in a split are of D_A and of D_B."""
-        size = self._training_samples(client) if split == "train" else self.eval_samples[split]
+        size = self.count(client, split)
         inverted = {"train": False, "val": self.invert_validation, "test": self.invert_test}[split]
         share = mixture_share(self.mixture, client, self.num_clients, self.seed)
         of_a, of_b = mixture_counts(torch.tensor([share], dtype=torch.float64), [size], [inverted]).flatten().tolist()
         return of_a, of_b
 
-    def client_data(self, client: int, split: Split) -> TensorDataset | None:
-        """Draw the client's samples, the same at every call; ``None`` if there are none."""
+    def draw(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Draw a client's samples."""
         counts = self.client_counts(client, split)
-        if sum(counts) == 0:
-            return None
         rng = generator(self.seed, "synthetic", "samples", client, split)
         x, y = linear_samples(self.coefficients, counts, noise_std=self.noise_std, rng=rng)
-        return TensorDataset(x, y[:, None] if self.task == "regression" else (y > 0).long())
-
-    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Return nothing: the arguments determine the samples."""
-        return {}
+        return x, y[:, None] if self.task == "regression" else (y > 0).long()
 
     def describe(self) -> Mapping[str, Any]:
         """Return every argument that changes the samples, the seed, and the clients' shares and sizes."""
@@ -224,11 +179,6 @@ class SyntheticMixture(FederatedDataModule):
             **super().describe(),
             "title": f"Two linear models, {self.task}",
             **{name: getattr(self, name) for name in names},
-            "data_seed": self.seed,
             "shares_of_a": self.shares().tolist(),
             "client_sizes": {split: self.num_samples(split) for split in SPLITS},
         }
-
-    def _training_samples(self, client: int) -> int:
-        rng = generator(self.seed, "synthetic", "size", client)
-        return int(torch.randint(self.min_samples, self.max_samples + 1, (), generator=rng))

@@ -1,1 +1,1 @@
-"""Tables of numbers and categories, and a synthetic one."""
+"""Rows of numbers and categories with a target each. Readers of tables are in :mod:`lightning_fl.files`."""

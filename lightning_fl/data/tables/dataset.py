@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, cut, listed
-from lightning_fl.data.table_file import read_table_file
-from lightning_fl.data.text_table import (
+from lightning_fl.files.table_file import read_table_file
+from lightning_fl.files.text_table import (
     list_rows,
     read_numbers,
     refuse_values,
@@ -241,7 +241,7 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Read a table with :func:`~lightning_fl.data.table_file.read_table_file`; a question mark is a missing value."""
+    """Read a table with :func:`~lightning_fl.files.table_file.read_table_file`; a question mark is a missing value."""
     frame = read_table_file(path)
     return frame.where(frame != MISSING, None).dropna(how="all")
 
@@ -269,7 +269,6 @@ def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
 
 
 def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) -> None:
-    """Warn of a column of numbers and texts, which all become categories or classes."""
     if len(texts) and numbers.notna().any():
         rows = list_rows(list(map(int, texts.index)), texts.tolist())
         rank_zero_warn(

@@ -14,8 +14,9 @@ from lightning_fl.data.cards.lookup import file_sha256, find_file
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
-from lightning_fl.data.text_table import require_columns
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows
+from lightning_fl.files.table_file import as_texts
+from lightning_fl.files.text_table import require_columns
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -210,7 +211,6 @@ class TableData(SharedDataModule):
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
     def _leave_out_incomplete(self, read: OpenedData, columns: Sequence[str], place: str) -> OpenedData:
-        """Leave out the rows without a value in one of the columns, if ``incomplete`` requires it."""
         if self.incomplete == "keep":
             return read
         frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
@@ -223,7 +223,6 @@ class TableData(SharedDataModule):
         return OpenedData(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 
     def _read_card(self, card: TableCard, allow_download: bool) -> OpenedData:
-        """Read the card's files and derive its columns."""
         from lightning_fl.data.tables.dataset import read_c45, read_csv
 
         frames: dict[Split, pd.DataFrame] = {}
@@ -241,7 +240,6 @@ class TableData(SharedDataModule):
         return OpenedData(frames, "measured", card.describe() | {"files": found_files})
 
     def _read_own(self) -> OpenedData:
-        """Read the user's file."""
         from lightning_fl.data.tables.dataset import read_csv
 
         path = existing_file(str(self.path))
@@ -334,12 +332,11 @@ def _cells(given: "pd.DataFrame") -> "pd.DataFrame":
     """Convert new rows to the form that :func:`~lightning_fl.data.tables.dataset.read_csv` returns."""
     from lightning_fl.data.tables.dataset import MISSING
 
-    texts = given.astype(object).where(given.notna(), "").astype(str).apply(lambda column: column.str.strip())
-    return texts.astype(object).where((texts != "") & (texts != MISSING), None)
+    texts = as_texts(given)
+    return texts.where(texts != MISSING, None)
 
 
 def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
-    """Add the card's derived columns whose source column exists."""
     for derived in card.derived:
         if derived.column in frame.columns and derived.name not in frame.columns:
             inside = frame[derived.column].isin(derived.values)

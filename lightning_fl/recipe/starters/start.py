@@ -145,7 +145,7 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     """The number of classes of the user's file, and its column of molecules."""
     if not path.is_file():
         raise ConfigurationError(f"--file {path}: there is no such file.")
-    from lightning_fl.data.table_file import read_table_file
+    from lightning_fl.files.table_file import read_table_file
 
     table = read_table_file(path)
     there = list(map(str, table.columns))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from molecule_tables import CSV, DRUGOOD, drugood, read, record
 
-from lightning_fl.data.text_table import list_rows
+from lightning_fl.files.text_table import list_rows
 
 
 def write(folder: Path, text: str, name: str = "mine.csv") -> Path:

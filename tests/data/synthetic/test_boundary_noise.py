@@ -7,7 +7,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling, LocalMixup
 from lightning_fl.core.seeding import generator
 from lightning_fl.data import BoundaryNoise
-from lightning_fl.data.tables.boundary_noise import boundary_samples
+from lightning_fl.data.synthetic.boundary_noise import boundary_samples
 from lightning_fl.models import ClassificationModel
 
 

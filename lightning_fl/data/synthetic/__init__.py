@@ -1,0 +1,1 @@
+"""Data drawn from equations in papers."""
