@@ -41,29 +41,16 @@ def test_new_samples_in_chunks(tmp_path, name):
     assert [float(value) if value else None for value in rows["y"]] == [1.5, None, 2.0]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "xlsx", "zip"])
-def test_a_table_is_the_same_in_every_kind(tmp_path, kind):
+def test_a_table_of_another_kind_is_the_same(tmp_path):
     frame = pd.DataFrame({"x": [1, 2, 3, 4, 5, 6], "c": ["u", "NA", "u", "v", "v", "u"], "y": ["no", "yes"] * 3})
     frame.to_csv(tmp_path / "a.csv", index=False)
-    path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        pytest.importorskip("pyarrow")
-        frame.to_parquet(path)
-    elif kind == "xlsx":
-        frame.to_excel(path, index=False)
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.write(tmp_path / "a.csv", "a.csv")
-
-    def read(name):
-        data = TableData(path=str(name), target="y", partitioner=IID(num_clients=2), split_seed=0)
+    frame.to_excel(tmp_path / "a.xlsx", index=False)
+    tensors, new = [], []
+    for name in ("a.csv", "a.xlsx"):
+        data = TableData(path=str(tmp_path / name), target="y", partitioner=IID(num_clients=2), split_seed=0)
         data.prepare_data()
         data.setup("fit")
-        return data
-
-    plain, other = read(tmp_path / "a.csv"), read(path)
-    for one, two in zip(plain._held["train"].tensors, other._held["train"].tensors, strict=True):
-        assert one.tolist() == two.tolist()
-    record = plain.describe()
-    new = [plain.newcomer_data(str(name), record).tensors[0].tolist() for name in (tmp_path / "a.csv", path)]
+        tensors.append([part.tolist() for part in data._held["train"].tensors])
+        new.append(data.newcomer_data(str(tmp_path / name), data.describe()).tensors[0].tolist())
+    assert tensors[0] == tensors[1]
     assert new[0] == new[1]

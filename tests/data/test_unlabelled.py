@@ -1,6 +1,3 @@
-import bz2
-import gzip
-import lzma
 import tracemalloc
 
 import numpy as np
@@ -29,14 +26,6 @@ def test_chunks_hold_all_rows_in_their_order(tmp_path, rows):
     assert list(table.index) == [0, 1, 2]
     assert list(table["a"]) == ["1", "", "2"]
     assert list(table["b"])[1:] == ["", ""]
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_packed_and_marked(tmp_path, pack, encoding):
-    path = tmp_path / "new.csv"
-    path.write_bytes(pack("smiles\tname\nC\tMühle\n".encode(encoding)))
-    assert next(read_rows(str(path), 5)).to_dict("list") == {"smiles": ["C"], "name": ["Mühle"]}
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,13 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.errors import cut as shortened
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.division.random import RandomDivision
-from lightning_fl.data.module import SPLITS, Split
+from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.sizes import remaining_fractions
 from lightning_fl.files.text_table import read_text_table, require_columns
 from lightning_fl.files.user_file import existing_file
 from lightning_fl.files.yaml import read_yaml
 
 __all__ = ["ColumnDivision", "ListDivision"]
-
-#: Names of the parts in columns and files, in lower case.
-_WORDS: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
 
 
 class _GivenDivision(Division):
@@ -77,9 +66,9 @@ class _GivenDivision(Division):
 class ColumnDivision(_GivenDivision):
     """Division by a column of the file with train, val or test, such as a published split.
 
-    By default the values are ``train``, ``training``, ``val``, ``valid``, ``validation``, ``test`` and ``testing``, in
-    any case. A part without any row is cut from every client's training samples by the shares of ``split``, or by fold:
-    if the test samples are published, ``folds`` divides the others.
+    By default the values are ``train``, ``training``, ``val``, ``valid``, ``validation``, ``dev``, ``test`` and
+    ``testing``, in any case. A part without any row is cut from every client's training samples by the shares of
+    ``split``, or by fold: if the test samples are published, ``folds`` divides the others.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``.
@@ -104,7 +93,7 @@ class ColumnDivision(_GivenDivision):
         part_of: dict[str, str] = {}
         chosen = {"train": self.train, "val": self.val, "test": self.test, "": self.leave_out}
         for part, values in chosen.items():
-            for value in values or ([] if not part else [word for word, of in _WORDS.items() if of == part]):
+            for value in values or ([] if not part else [word for word, of in SPLIT_NAMES.items() if of == part]):
                 word = str(value).strip().lower()
                 if part_of.setdefault(word, part) != part and values is not None:
                     raise ConfigurationError(
@@ -193,7 +182,7 @@ def _read_lists(path: Path) -> dict[str, str]:
         pairs = [(str(name).strip(), str(part)) for part, ids in lists.items() for name in ids]
     part_of: dict[str, str] = {}
     for name, word in pairs:
-        part = _WORDS.get(word.strip().lower())
+        part = SPLIT_NAMES.get(word.strip().lower())
         if part is None:
             raise ConfigurationError(f"{path} has the part {shortened(repr(word))}: must be train, val or test.")
         if part_of.setdefault(name, part) != part:

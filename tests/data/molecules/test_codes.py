@@ -34,6 +34,7 @@ MOLECULES = [
     "c1ccccc1[Mg]Br",
     "C~C",
     "C$C",
+    "C=CC#N",
     "C[C@H](F)C |$a;;;$|",
     "c1ccc2[nH]ccc2c1",
     "FS(F)(F)(F)(F)F",

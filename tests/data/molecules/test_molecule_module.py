@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from molecule_tables import ready
 from torch.utils.data import Subset
 
@@ -15,7 +14,7 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data import DrugOOD, MoleculeCSV, MoleculeNet
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.catalogue import CardFile, load_card
-from lightning_fl.data.module import SPLITS, FederatedDataModule
+from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules import card_modules
 from lightning_fl.data.partition import IID, GroupBy, Scaffold
 
@@ -176,30 +175,6 @@ def test_stand_in_by_choice_goes_before_a_file(esol_file, known_stand_in):
     with pytest.warns(UserWarning, match="STAND-IN DATA"):
         ready(data)
     assert data.client_names() == ["assay_a", "assay_b", "assay_c", "assay_d"]
-
-
-def test_a_recipe_can_name_it(esol_file):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    config = parser.parse_object(
-        {
-            "data": {
-                "class_path": "lightning_fl.data.MoleculeNet",
-                "init_args": {
-                    "name": "freesolv",
-                    "split": [0.6, 0.2, 0.2],
-                    "batch_size": 5,
-                    "partitioner": {
-                        "class_path": "lightning_fl.data.partition.Scaffold",
-                        "init_args": {"num_clients": 3},
-                    },
-                },
-            }
-        }
-    )
-    data = parser.instantiate(config).data
-    assert isinstance(data, MoleculeNet)
-    assert (data.card.name, data.split, data.batch_size, data.num_clients) == ("freesolv", (0.6, 0.2, 0.2), 5, 3)
 
 
 # ---- DrugOOD

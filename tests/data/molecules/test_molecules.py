@@ -182,16 +182,6 @@ def test_a_cache_that_cannot_be_written_is_not_used(tmp_path):
     assert len(dataset) == 4
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(atomic.os, "replace", full)
-    with pytest.warns(UserWarning, match="no space left on device"):
-        MoleculeDataset(table(SMILES), cache=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_a_killed_process_left_is_removed_and_not_what_is_being_written(tmp_path):
     (tmp_path / ".a.pt.0123.tmp").write_bytes(b"half")
     with atomic.whole_file(tmp_path / "b.pt", by_several=True) as file:

@@ -45,10 +45,3 @@ def test_fedcollab_s_clients_of_fashion_mnist():
     for kind, (quarter, half) in enumerate([(0, [1, 2, 3]), (4, [1, 2, 3]), (5, [6, 7, 8]), (9, [6, 7, 8])]):
         wanted[kind, quarter], wanted[kind, half] = 350, 700
     assert torch.equal(counts, wanted.repeat_interleave(5, dim=0))
-
-
-def test_shares_that_sum_to_one_leave_nothing():
-    partitioner, data = LabelTypes(shares=[[0.25, 1.0], [0.75, 0.0]], clients_per_type=3), labelled(50, 50)
-    shares = partitioner.holdings(data.tensors[0].bincount(), 0)
-    torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
-    assert len(torch.cat(partitioner(data, 0))) == 100

@@ -124,11 +124,6 @@ def test_no_sample_is_held_twice_and_every_part_has_its_mixture(mixture, num_cli
     assert all(torch.equal(index, index.sort().values) for index in chain(*parts))
 
 
-def test_the_smaller_distribution_limits_the_size():
-    of_b, shares = torch.tensor([0] * 10 + [1] * 100), mixture_shares("10:90", 2, 0)
-    assert [len(part) for part in by_mixture(of_b, shares, 0)[0]] == [10, 10]
-
-
 # ---- partitioner
 
 

@@ -157,14 +157,6 @@ def test_counts_are_met_exactly():
     assert len(torch.cat(parts).unique()) == 22
 
 
-@given(st.floats(0.05, 50), st.integers(1, 8), st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
-def test_dirichlet_is_a_partition_with_no_empty_client(alpha, num_clients, seed):
-    parts = Dirichlet(num_clients=num_clients, alpha=alpha)(TEN, seed)
-    assert_partition(parts, len(LABELS))
-    assert min(map(len, parts)) >= 1
-
-
 def test_dirichlet_limits():
     # Large alpha: every client has 60 / 4 = 15 of every class.
     even = Dirichlet(num_clients=4, alpha=1e9)(TEN, seed=0)
