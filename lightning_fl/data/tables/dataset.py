@@ -146,6 +146,10 @@ class TableSchema:
             blocks.append(torch.nn.functional.one_hot(torch.from_numpy(codes.astype(np.int64)), len(values)).float())
         return torch.cat(blocks, dim=1) if blocks else torch.empty(len(frame), 0)
 
+    def features(self, frame: pd.DataFrame, mean: Tensor, std: Tensor) -> Tensor:
+        """Inputs of a model, float32 [n, D]: numbers by :func:`standardize`, then categories."""
+        return torch.cat([standardize(self.numbers(frame), mean, std), self.one_hot(frame)], dim=1)
+
 
 class TableDataset(Dataset):
     """Rows of a file with their targets, by which partitioners group them.

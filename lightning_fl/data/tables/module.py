@@ -1,7 +1,7 @@
 """Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -247,18 +247,15 @@ class TableData(SharedDataModule):
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         """Encode the rows, standardised by the rows that clients train on."""
-        from lightning_fl.data.tables.dataset import TableDataset, column_statistics, standardize
+        from lightning_fl.data.tables.dataset import column_statistics
 
-        schema = self._table.schema
-        tables = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, TableDataset)}
-        numbers = {split: schema.numbers(table.frame) for split, table in tables.items()}
-        mean, std = column_statistics(numbers["train"][torch.cat([of_client["train"] for of_client in shares])])
+        table, tables = self._table, {split: cast("TableDataset", dataset) for split, dataset in datasets.items()}
+        training = torch.cat([of_client["train"] for of_client in shares])
+        mean, std = column_statistics(table.schema.numbers(table.frame)[training])
         self._standardization = {"mean": mean.tolist(), "std": std.tolist()}
         return {
-            split: TensorDataset(
-                torch.cat([standardize(numbers[split], mean, std), schema.one_hot(table.frame)], dim=1), table.targets
-            )
-            for split, table in tables.items()
+            split: TensorDataset(table.schema.features(one.frame, mean, std), one.targets)
+            for split, one in tables.items()
         }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
@@ -272,22 +269,25 @@ class TableData(SharedDataModule):
         schema.check(frame, path)
         require_columns(frame, [record["target"], *([record["event"]] if "event" in record else [])], path)
         targets = self._targets(frame, record.get("classes", []), path)
-        return TensorDataset(_features(frame, schema, mean, std), targets)
+        return TensorDataset(schema.features(frame, mean, std), targets)
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Read rows with the run's columns; rows that do not fit the encoding get an explanation."""
         if reading.smiles_column is not None:
             raise ConfigurationError("smiles_column: the run's data are tables, not molecules; omit it.")
+        from lightning_fl.data.tables.dataset import MISSING
+
         schema, mean, std = _encoding(record)
         place = name_of_source(source)
         for given in read_rows(source, reading.rows):
-            cells = _cells(given)
+            cells = as_texts(given)
+            cells = cells.where(cells != MISSING, None)
             if self.card is not None:
                 cells = _with_derived(cells, self.card)
             require_columns(cells, [*schema.numeric, *schema.categories], place)
             errors = schema.faults(cells)
             kept = [row for row in range(len(cells)) if row not in errors]
-            data = TensorDataset(_features(cells.iloc[kept], schema, mean, std), self._no_targets(len(kept)))
+            data = TensorDataset(schema.features(cells.iloc[kept], mean, std), self._no_targets(len(kept)))
             yield Unlabelled(given, data if kept else None, kept, errors)
 
     def _no_targets(self, count: int) -> torch.Tensor:
@@ -319,21 +319,6 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
     return TableSchema(tuple(encoding["numeric"]), categories), mean, std
-
-
-def _features(frame: "pd.DataFrame", schema: "TableSchema", mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """Inputs of a model, float32 [n, D]."""
-    from lightning_fl.data.tables.dataset import standardize
-
-    return torch.cat([standardize(schema.numbers(frame), mean, std), schema.one_hot(frame)], dim=1)
-
-
-def _cells(given: "pd.DataFrame") -> "pd.DataFrame":
-    """Convert new rows to the form that :func:`~lightning_fl.data.tables.dataset.read_csv` returns."""
-    from lightning_fl.data.tables.dataset import MISSING
-
-    texts = as_texts(given)
-    return texts.where(texts != MISSING, None)
 
 
 def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
