@@ -264,15 +264,6 @@ def test_what_a_skipped_client_did_to_the_module_is_undone() -> None:
     assert all(torch.equal(own, other) for own, other in zip(weights_of(module), weights_of(expected), strict=True))
 
 
-def test_all_clients_failing_stops_the_run_even_when_skipping() -> None:
-    class Never(TinyModule):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            raise RuntimeError("disk gone")
-
-    with pytest.raises(TrainingError, match="every client of the round failed; the first: client 0 .*disk gone"):
-        trainer(on_client_error="skip").fit(Never(), TinyClients())
-
-
 def test_a_module_without_a_test_step_says_so() -> None:
     class TrainsOnly(LightningModule):
         def __init__(self) -> None:

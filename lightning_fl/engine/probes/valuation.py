@@ -77,7 +77,7 @@ class ModelValuation:
         gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
-            slopes.add(client, 1.0, self._update(client, spans))
+            slopes.add(client, 1.0, self._difference(self._learned[client], spans))
         # With all slopes known, lambda is applied as in a model of one weight.
         values = FirstOrderShapley(torch.tensor([-1.0]), normalized=normalized)
         for client, slope in self._processes.exchange(slopes.values()).items():
@@ -92,7 +92,7 @@ class ModelValuation:
         aggregate = torch.cat(self._difference(self._average, spans)) if normalized else None
         values = {}
         for client in self._hosted():
-            update = torch.cat(self._update(client, spans))
+            update = torch.cat(self._difference(self._learned[client], spans))
             others = (total - own.pop(client)) / (count - 1)
             slope = torch.dot(others, update if aggregate is None else update - aggregate)
             values[client] = -self.shares[client] * float(slope)
@@ -147,9 +147,6 @@ class ModelValuation:
         if self._processes.several:
             total.reduce_(self._processes.transport)
         return total.value(float(count)).vectors[torch.float64]
-
-    def _update(self, client: int, spans: list[Span]) -> list[Tensor]:
-        return self._difference(self._learned[client], spans)
 
     def _difference(self, weights: Weights, spans: list[Span]) -> list[Tensor]:
         """Differences from the model before the average, float64, a vector per span."""

@@ -63,11 +63,6 @@ def test_a_client_without_any_target_is_refused(rows):
         assert factory.batches(1, "train").num_samples == 3
 
 
-def test_graphs_without_targets_are_no_fault():
-    graphs = [Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0], [1]])) for _ in range(3)]
-    assert made(graphs, "train").num_samples == 3
-
-
 def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count) * 10, torch.arange(count))
 
