@@ -10,8 +10,10 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
+from lightning_fl.callbacks.callback import method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import CheckpointError, LostPeerError
+from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.system_errors import breaks_device
 from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.data.split_file import split_file_text
@@ -22,10 +24,10 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
+from lightning_fl.runtime.run_log import versions
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.identity import check_fits, check_same, find_differences, identity_of, settings_of
 from lightning_fl.trainer.setup import set_up
-from lightning_fl.trainer.summary import about
 
 __all__ = ["session"]
 
@@ -155,7 +157,7 @@ def _register_ends(
 
     def end_record(kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None and trainer.is_global_zero:
-            found, fitted = about(trainer, stage), stage == "fit"
+            found, fitted = _about(trainer, stage), stage == "fit"
             trainer.run_log.finish(None, found, trainer.federation, trainer.client_names, fitted=fitted)
         elif began:
             trainer.run_log.finish(error)
@@ -252,3 +254,49 @@ def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
     clients = known_clients(datamodule) if isinstance(datamodule, FederatedDataModule) else None
     if clients:
         trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
+
+
+def _predicts(trainer: TrainerSurface) -> str | None:
+    """What ``lightning-fl predict`` can read: "new samples", only the run's own "test data", or nothing."""
+    if not is_overridden("predict_step", trainer.module) and not is_overridden("forward", trainer.module):
+        return None
+    reads = type(trainer.datamodule).unlabelled_data is not FederatedDataModule.unlabelled_data
+    return "new samples" if reads else "test data"
+
+
+def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
+    """Entries of the summary for a stage."""
+    source, names = trainer.datamodule.source, trainer.client_names
+    title = trainer.run_log.summary.get("title", f"{type(trainer.module).__name__} on {source} data")
+    found = {
+        "title": title,
+        "data_source": source,
+        "data": dict(trainer.datamodule.describe()),
+        "method": method_of(type(trainer.strategy).__name__, trainer.callbacks),
+        "strategy": type(trainer.strategy).__name__,
+        "evaluated": trainer.evaluated_model,
+        "predicts": _predicts(trainer),
+        "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
+        "seed": trainer.seed,
+        "num_clients": trainer.num_clients,
+        "client_names": names,
+        "num_processes": trainer.fabric.world_size,
+        "device": str(trainer.fabric.device),
+        "versions": versions(),
+    }
+    if trainer.differs:
+        before = trainer.run_log.summary.get("differs_from_checkpoint", {})
+        found["differs_from_checkpoint"] = {**before, **trainer.differs}
+    if stage != "fit":
+        return found
+    checkpoint = trainer.callback(ModelCheckpoint)
+    found |= {
+        "rounds": trainer.federation.current_round,
+        "wall_time_seconds": round(trainer.federation.wall_time_seconds, 3),
+        "communication": trainer.federation.communication.summary(names),
+        "interrupted": trainer.federation.interrupted_by is not None,
+        "resumed_from": trainer.ckpt_path,
+    }
+    if checkpoint is not None:
+        found |= {"best_round": checkpoint.best_round, "best_value": checkpoint.best_value}
+    return found
