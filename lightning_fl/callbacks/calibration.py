@@ -13,7 +13,6 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.predictions import pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.targets import batch_targets
-from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
@@ -64,11 +63,11 @@ class Calibration(Callback):
         checkpoint = trainer.callback(ModelCheckpoint)
         kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
         names = client_files(trainer.datamodule.client_names())
-        users = _users(kept, trainer.num_clients)
+        uses = kept.collaboration.personalisation > 0
         found: dict[str, list[TargetCalibration]] = {}
         # Personal layers of shared models are untrained.
         for k, model in enumerate(kept.models if trainer.federation.personal is None else ()):
-            weights = dict.fromkeys(users[k], model)
+            weights = {client: model for client in range(trainer.num_clients) if uses[client, k]}
             of_model = self._measure(trainer, weights, f"shared_{k}", together=True)
             if of_model is None:
                 return
@@ -111,18 +110,12 @@ class Calibration(Callback):
             return {}
         flags = [all(of_client) for of_client in zip(*(probable for _, _, probable in everyone.values()), strict=True)]
         if together:
-            return {name: _calibrate(trainer, pairs, flags)}
-        own = {client: _of_one(pair, flags) for client, pair in pairs.items()}
+            return {name: _calibrate(pairs, flags, trainer.strategy.exchange)}
+        own = {client: _calibrate({client: pair}, flags, dict) for client, pair in pairs.items()}
         plain = trainer.strategy.exchange(
             {client: [target.plain() for target in targets] for client, targets in own.items()}
         )
         return {str(client): [TargetCalibration.of_plain(of) for of in targets] for client, targets in plain.items()}
-
-
-def _users(federation: Federation, num_clients: int) -> list[list[int]]:
-    """Clients that use each shared model."""
-    uses = federation.collaboration.personalisation > 0
-    return [[client for client in range(num_clients) if uses[client, k]] for k in range(uses.shape[1])]
 
 
 def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | str | None:
@@ -155,20 +148,15 @@ def _are_probabilities(prediction: Tensor, target: Tensor) -> list[bool]:
     return [bool(flag) for flag in (labels & between).all(0)]
 
 
-def _calibrate(trainer: TrainerSurface, pairs: dict[int, _Pair], flags: list[bool]) -> list[TargetCalibration]:
-    """Calibrate the targets of one model with the clients of all ranks."""
-    counts = trainer.strategy.exchange({client: _counts(pair, flags) for client, pair in pairs.items()})
+def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> list[TargetCalibration]:
+    """Calibrate the targets of one model; ``exchange`` adds the values of clients on other ranks, if it has any."""
+    counts = exchange({client: _counts(pair, flags) for client, pair in pairs.items()})
 
     def sums(at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         given = {client: _platt_sums(pair, flags, at, positives, negatives) for client, pair in pairs.items()}
-        return torch.stack(list(trainer.strategy.exchange(given).values())).sum(0)
+        return torch.stack(list(exchange(given).values())).sum(0)
 
     return _from_counts(list(counts.values()), flags, sums)
-
-
-def _of_one(pair: _Pair, flags: list[bool]) -> list[TargetCalibration]:
-    """Calibrate the targets of a client's own model, without exchange."""
-    return _from_counts([_counts(pair, flags)], flags, lambda at, *of: _platt_sums(pair, flags, at, *of))
 
 
 def _counts(pair: _Pair, flags: list[bool]) -> list[Any]:
