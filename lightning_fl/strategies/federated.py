@@ -18,12 +18,12 @@ from lightning.fabric.accelerators import Accelerator, CPUAccelerator
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.registry import _StrategyRegistry
-from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.distributed import GroupMember
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.lightning_private import destroy_process_group
 from lightning_fl.core.validation import checked
 from lightning_fl.engine.interrupt import end_process
 from lightning_fl.engine.learner import Learner, ModelUpdate
@@ -277,8 +277,8 @@ class FederatedStrategy(Learner, RankExchange):
         finally:
             late.cancel()
         # Fabric does this for NCCL alone; a Gloo group left to the interpreter's exit can abort the process.
-        atexit.unregister(_destroy_dist_connection)
-        atexit.register(_destroy_dist_connection)
+        atexit.unregister(destroy_process_group)
+        atexit.register(destroy_process_group)
 
     @property
     def _connects_gpus(self) -> bool:

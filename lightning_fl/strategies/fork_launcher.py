@@ -15,8 +15,9 @@ from multiprocessing.popen_fork import Popen
 from typing import Any, NoReturn
 
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
+from lightning_fl.core.lightning_private import destroy_process_group
 from lightning_fl.strategies.rendezvous import INTERFACE_VARIABLES
 
 __all__ = ["ForkLauncher", "ForkedProcess", "end_fork", "forks_end_here"]
@@ -89,7 +90,7 @@ def forks_end_here(launcher: ForkLauncher) -> Iterator[None]:
         for process in launcher.procs:
             process.kill()
         launcher.ended = True
-        _destroy_dist_connection()
+        destroy_process_group()
         for name in _ENVIRONMENT:
             os.environ.pop(name, None)
         os.environ.update(before)

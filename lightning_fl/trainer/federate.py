@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
@@ -16,7 +15,7 @@ from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silo_kinds import are_silos, is_splits
 from lightning_fl.data.silos import Silos
 from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
-from lightning_fl.trainer.arguments import IN_NOTEBOOKS
+from lightning_fl.trainer.arguments import _IS_INTERACTIVE, IN_NOTEBOOKS
 from lightning_fl.trainer.report import print_report
 from lightning_fl.trainer.trainer import FederatedTrainer
 

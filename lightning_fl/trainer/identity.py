@@ -244,7 +244,7 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
         **{f"trainer.{name}": getattr(trainer, name) for name in shared},
-        "trainer.precision": trainer.fabric._precision.precision,
+        "trainer.precision": trainer.fabric.strategy.precision.precision,
         "trainer.strategy": type(trainer.strategy).__name__,
         **_arguments("trainer.strategy", trainer.strategy),
         "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks.values()),

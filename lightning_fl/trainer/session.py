@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
 from lightning_fl.callbacks.callback import method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import CheckpointError, LostPeerError
+from lightning_fl.core.lightning_private import collect_rng_states, set_rng_states
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.system_errors import breaks_device
 from lightning_fl.data.module import FederatedDataModule, known_clients
@@ -73,14 +73,14 @@ def session(
 
 def _torch_state(device: torch.device) -> Callable[[], None]:
     """Save random states and the choice of algorithms; the result restores them."""
-    random = _collect_rng_states(include_cuda=device.type == "cuda" or torch.cuda.is_initialized())
+    random = collect_rng_states(include_cuda=device.type == "cuda" or torch.cuda.is_initialized())
     deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
 
     def restore() -> None:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
-        _set_rng_states(random)
+        set_rng_states(random)
 
     return restore
 

@@ -84,7 +84,7 @@ def set_up(
     if stage == "fit":
         federation.num_samples = _exchange_sizes(trainer, factory, processes)
     module.to(fabric.device)
-    fabric._precision.convert_module(module)
+    fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
     materialize_lazy_layers(own, factory, datamodule, processes, settings)
     own.set_stage(*STAGES[stage])

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import _MockOptimizer
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.stacked.weights import why_not_stackable
@@ -94,7 +94,7 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
         yield "configure_optimizers returns a learning-rate scheduler, or keeps one"
     reason = (
         "configure_optimizers returns no optimiser"
-        if isinstance(optimizers[0], _MockOptimizer)
+        if isinstance(optimizers[0], NoOptimizer)
         else why_not_stackable(optimizers[0], loop.flat)
     )
     if reason is not None:

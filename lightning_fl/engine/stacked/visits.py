@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_private import collect_rng_states, set_rng_states
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientTurn
@@ -96,7 +96,7 @@ class Visits:
         if row.draws is None:
             seed_default_generators(*loop.path(row.turn.client, row.turn.purpose))
         else:
-            _set_rng_states(row.draws)
+            set_rng_states(row.draws)
             row.draws = None
         for step, batch in row.pending:
             moved = self._seen_by_hooks(weights, row, place, step, batch)
@@ -104,7 +104,7 @@ class Visits:
             size = sum(part.nbytes for part in tree_iter(moved) if isinstance(part, Tensor))
             memory -= size
             if self._in_step or memory < size:
-                row.draws = _collect_rng_states(include_cuda=loop.processes.device.type == "cuda")
+                row.draws = collect_rng_states(include_cuda=loop.processes.device.type == "cuda")
                 return
 
     def _seen_by_hooks(self, weights: StackedWeights, row: Row, place: int, step: int, batch: RowBatch) -> Any:

@@ -38,7 +38,7 @@ class ClientDataModule:
 
     def predict_dataloader(self) -> Any:
         """The loader that the client predicts."""
-        return self._trainer.loader(self._trainer.predicted_split, "datamodule.predict_dataloader()")
+        return self._trainer.loader("predict", "datamodule.predict_dataloader()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._own.__reduce_ex__(protocol)  # a copy is one of the data module

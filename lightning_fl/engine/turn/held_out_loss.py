@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.data.module import Split
 from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.services import TurnServices
@@ -160,13 +161,11 @@ class HeldOutLoss:
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
         trainer.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)
         trainer.begin_turn(client, loop.global_step(client))
-        loop.mode.capture(loop.module)
-        loop.module.eval()
         with preserve_metrics(loop.module):
             try:
-                yield
+                with eval_mode(loop.module):
+                    yield
             finally:
-                loop.mode.restore(loop.module)
                 trainer.end_turn()
                 trainer.collector.begin()
                 trainer.set_stage(fn, stage)

@@ -88,14 +88,13 @@ def _shapes(
     copies = {id(one): UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
     twin = copy.deepcopy(module, copies).eval()
     twin.trainer = trainer
-    twin._current_fx_name = "training_step"
     precision = trainer.precision_plugin.plugin
     move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)
     trainer.begin_turn(client, 0)
     trainer.collector.begin_step(batch, size)
     with torch.no_grad(), precision.forward_context():
         arguments = (move(batch, batches.on_device, client), 0)
-        twin.training_step(*arguments[: 1 + takes_batch_index(module, "training_step")])
+        trainer.call_of(twin, "training_step", *arguments[: 1 + takes_batch_index(module, "training_step")])
     trainer.collector.begin()
     trainer.end_turn()
     made = dict(chain(twin.named_parameters(), twin.named_buffers()))

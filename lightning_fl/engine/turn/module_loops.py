@@ -43,8 +43,7 @@ class _DataSource:
 
     def dataloader(self) -> Any:
         """The client's loader."""
-        trainer, word = self._loop.trainer, self._loop._word
-        return trainer.loader("test" if word == "predict" else word, f"{self.name}()")
+        return self._loop.trainer.loader(self._loop._word, f"{self.name}()")
 
 
 class _ReadOnlyLoop(_Loop if TYPE_CHECKING else object):  # type: ignore[misc]

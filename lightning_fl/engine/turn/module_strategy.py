@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -20,25 +19,14 @@ __all__ = ["ModulePrecision", "ModuleStrategy", "make_strategy"]
 
 
 class ModulePrecision:
-    """``trainer.precision_plugin``: Fabric's plugin with Lightning's ``clip_gradients``."""
+    """``trainer.precision_plugin``: Fabric's plugin with the clipping of Lightning's."""
+
+    clip_gradients: Any = LightningPrecision.clip_gradients
+    clip_grad_by_norm: Any = LightningPrecision.clip_grad_by_norm
+    clip_grad_by_value: Any = LightningPrecision.clip_grad_by_value
 
     def __init__(self, precision: Precision) -> None:
         self.plugin = precision
-
-    def clip_gradients(
-        self,
-        optimizer: Optimizer,
-        clip_val: float = 0.0,
-        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
-    ) -> None:
-        """Clip the gradients of the optimiser's parameters by norm or by value; 0 leaves them alone."""
-        if clip_val <= 0:
-            return
-        parameters = list(self.plugin.main_params(optimizer))
-        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plugin, name)
@@ -52,7 +40,7 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self._precision = ModulePrecision(fabric._precision)
+        self._precision = ModulePrecision(fabric.strategy.precision)
         self._wrapped: list[LightningOptimizer] | None = None
         self._is_global_zero = fabric.is_global_zero
         super().__init__(fabric.device)
@@ -82,7 +70,7 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
     def _lightning_optimizers(self) -> list[LightningOptimizer]:
         """The optimisers as ``self.optimizers()`` returns them, made when asked for."""
         if self._wrapped is None:
-            module: Any = self._lightning_module
+            module: Any = self.lightning_module
             kind = own_lightning(module, "core.optimizer").LightningOptimizer
             self._wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in self._optimizers]
             if not module.automatic_optimization:
@@ -96,7 +84,7 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
         """The module's hooks of a backward pass, and the pass."""
-        trainer: Any = self._lightning_module.trainer
+        trainer: Any = self.lightning_module.trainer
         with trainer.profiler.profile(BACKWARD):
             trainer.call_hook("on_before_backward", loss)
             trainer.call_hook("backward", loss, *args, **kwargs)
@@ -105,7 +93,7 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The optimiser's step, in the run's precision."""
-        trainer: Any = self._lightning_module.trainer
+        trainer: Any = self.lightning_module.trainer
 
         def closure_then_hooks() -> Any:
             result = closure()

@@ -35,7 +35,7 @@ from lightning_fl.engine.turn.module_callbacks import module_callbacks
 from lightning_fl.engine.turn.module_loops import restrict_loops
 from lightning_fl.engine.turn.module_strategy import make_strategy
 from lightning_fl.engine.turn.results import EarlyLog, LogCollector
-from lightning_fl.engine.turn.trainer_attributes import FixedList, Refused, Setting, refusal, refuse_outside_of_a_turn
+from lightning_fl.engine.turn.trainer_attributes import FixedList, Refused, fixed, refusal, refuse_outside_of_a_turn
 
 __all__ = ["STAGES", "ModuleTrainer", "make_module_trainer"]
 
@@ -47,7 +47,7 @@ STAGES = {
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
-#: Setting of Lightning that a module can only read -> the federated trainer's own.
+#: Setting of Lightning that a module can only read -> the federated trainer's own; empty for none.
 _SETTINGS = {
     "accumulate_grad_batches": "accumulate_grad_batches",
     "barebones": "",
@@ -126,7 +126,6 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
-                enable_autolog_hparams=False,
                 max_epochs=settings.max_rounds,
                 min_epochs=0,
                 check_val_every_n_epoch=settings.check_val_every_n_rounds,
@@ -207,7 +206,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @datamodule.setter
     def datamodule(self, datamodule: Any) -> None:
-        if vars(self).get("is_made"):
+        if "is_made" in vars(self):
             raise AttributeError("self.trainer.datamodule belongs to the whole run and cannot be set.")
 
     @property
@@ -232,15 +231,16 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     # -- a client's loaders --------------------------------------------------------------------------------------
 
-    def loader(self, split: Split, name: str) -> Any:
+    def loader(self, word: str, name: str) -> Any:
         """The client's own loader of a split, with draws that depend only on the turn; ``None`` without such data.
 
         Args:
-            split: of the samples.
+            word: "train", "val", "test", or "predict" for the split that is evaluated.
             name: what the module asked for below ``self.trainer``, for the message.
         """
         if self.client is None:
             refuse_outside_of_a_turn(name)
+        split: Any = self._evaluated_split if word == "predict" else word
         loader = self._factory.loader(self.client, split)
         draws = getattr(loader, "generator", None)
         if isinstance(draws, torch.Generator) and isinstance(self._factory.batches(self.client, split), PackedBatches):
@@ -253,8 +253,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         functions, name = _LOADERS[word]
         if self.state.fn not in functions or not self.reads(word) or (self.client is None and not self._took_turns):
             return None
-        evaluated = word == "predict" or (word == "val" and self.validating and self.client is not None)
-        return self.loader(self._evaluated_split if evaluated else word, name)  # type: ignore[arg-type]
+        evaluated = word == "val" and self.validating and self.client is not None
+        return self.loader("predict" if evaluated else word, name)
 
     def reads(self, word: str) -> bool:
         """Whether the run reads data of a stage: a fit reads validation data if it validates."""
@@ -330,7 +330,10 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
         In a client's turn this process is rank zero to the module, because it is alone there.
         """
-        module = self._module
+        return self.call_of(self._module, name, *args, **kwargs)
+
+    def call_of(self, module: LightningModule, name: str, *args: Any, **kwargs: Any) -> Any:
+        """:meth:`call_hook` of a module, or of its copy."""
         before, module._current_fx_name = module._current_fx_name, name
         try:
             with nullcontext() if self.client is None else rank_seen(0):
@@ -388,9 +391,10 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
-
-for _name, _instead in _SETTINGS.items():
-    setattr(ModuleTrainer, _name, Setting(_name, _instead))
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _SETTINGS and "is_made" in vars(self):
+            raise AttributeError(fixed(name, value, _SETTINGS[name]))
+        super().__setattr__(name, value)
 
 
 def make_module_trainer(module: LightningModule, *args: Any, **options: Any) -> ModuleTrainer:

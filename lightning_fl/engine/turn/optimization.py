@@ -12,7 +12,6 @@ from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
     _configure_schedulers_manual_opt,
-    _MockOptimizer,
     _validate_multiple_optimizers_support,
     _validate_optimizers_attached,
 )
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.core.lightning_types import is_overridden, own_lightning
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
@@ -213,7 +213,7 @@ class Optimization:
         optimizers, schedulers, monitor = (
             ([made], [], None)  # Lightning's check, against a protocol, takes longer than loading the weights
             if isinstance(made, Optimizer)
-            else _configure_optimizers(_MockOptimizer() if made is None else made)
+            else _configure_optimizers(NoOptimizer() if made is None else made)
         )
         configs = (
             _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -281,7 +281,7 @@ class Optimization:
             self._before_step(optimizer)
             self._flat_step(self._flat, optimizer)
         elif self._own["optimizer_step"]:
-            wrapped = self._trainer.strategy._lightning_optimizers[0]
+            wrapped = self._module.optimizers()
             self._trainer.call_hook("optimizer_step", self._trainer.current_epoch, index, wrapped, closure)
         else:
             self._trainer.strategy.optimizer_step(optimizer, closure)

@@ -9,11 +9,11 @@ from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor
 
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.held_generators import held_generators, seed_held_generators
+from lightning_fl.core.lightning_private import ModuleModes
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -82,7 +82,7 @@ class TurnServices:
         self.move = BatchTransfer(
             module, self.data, self.processes.device, self._precision, channels_last=channels_last
         )
-        self.mode = _ModuleMode()  # training flags of the submodules, saved during an evaluation
+        self.mode = ModuleModes()  # training flags of the submodules, saved during an evaluation
         self.read_module()
 
     def read_module(self) -> None:

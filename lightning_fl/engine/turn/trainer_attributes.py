@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from lightning_fl.core.errors import ConfigurationError, page
 
-__all__ = ["REFUSED", "FixedList", "Refused", "Setting", "refusal", "refuse_outside_of_a_turn"]
+__all__ = ["REFUSED", "FixedList", "Refused", "fixed", "refusal", "refuse_outside_of_a_turn"]
 
 _WITHIN = "a run is under way, and its clients share this one module"
 
@@ -55,28 +55,10 @@ class Refused:
         raise AttributeError
 
 
-class Setting:
-    """An attribute that Lightning's constructor sets, and that a module can only read.
-
-    Args:
-        name: the attribute.
-        instead: the argument of the federated trainer to set in its place; empty for none.
-    """
-
-    def __init__(self, name: str, instead: str) -> None:
-        self._name = name
-        self._instead = instead
-
-    def __get__(self, trainer: Any, owner: type) -> Any:
-        return self if trainer is None else vars(trainer)[self._name]
-
-    def __set__(self, trainer: Any, value: object) -> None:
-        if vars(trainer).get("is_made"):
-            remedy = f"set trainer.{self._instead} of the run instead" if self._instead else "leave it as it is"
-            raise AttributeError(
-                f"self.trainer.{self._name} = {value!r} would change nothing: it belongs to the whole run; {remedy}."
-            )
-        vars(trainer)[self._name] = value
+def fixed(name: str, value: object, instead: str) -> str:
+    """Message that a module cannot set ``self.trainer.NAME``; ``instead`` is the federated trainer's argument."""
+    remedy = f"set trainer.{instead} of the run instead" if instead else "leave it as it is"
+    return f"self.trainer.{name} = {value!r} would change nothing: it belongs to the whole run; {remedy}."
 
 
 class FixedList(list[Any]):

@@ -153,7 +153,7 @@ def test_a_lost_gpu_that_says_so_again_does_not_hide_why_the_run_ended(monkeypat
     def lost(*_: Any) -> None:
         raise LOST
 
-    monkeypatch.setattr("lightning_fl.trainer.session._set_rng_states", lost)
+    monkeypatch.setattr("lightning_fl.trainer.session.set_rng_states", lost)
     with pytest.raises(TrainingError, match="client 1 .*device-side assert"):
         trainer().fit(Failing(ASSERT), TinyClients())
     with pytest.raises(torch.AcceleratorError):  # where nothing else went wrong it is the error

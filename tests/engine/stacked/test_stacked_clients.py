@@ -400,7 +400,7 @@ class Noisy(Network):
 def test_a_clients_draws_are_put_in_place_once_where_its_batches_fit(tmp_path, monkeypatch):
     plain = fit(tmp_path, 1, Noisy())
     puts: list[Any] = []
-    monkeypatch.setattr(visits, "_set_rng_states", puts.append)
+    monkeypatch.setattr(visits, "set_rng_states", puts.append)
     together = fit(tmp_path, 3, Noisy())
     assert_same(plain, together)
     assert not puts

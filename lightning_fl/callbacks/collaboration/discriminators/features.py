@@ -15,12 +15,12 @@ from lightning_fl.callbacks.collaboration.discriminators.inputs import (
     dataset_smiles,
     discriminator_inputs,
     encode_targets,
-    evaluated,
     random_projection,
     sample_classes,
     squared_norms,
 )
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.packed import PackedBatches
 from lightning_fl.engine.probes.layer_records import named_layer
@@ -52,7 +52,7 @@ class LayerOutput(nn.Module):
         outputs: list[Any] = []
         handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
         try:
-            with evaluated(module):
+            with eval_mode(module):
                 module(*inputs, **named)
         finally:
             handle.remove()

@@ -11,16 +11,15 @@ Only sums leave a client: the squared norms of its features, and for real-valued
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_fl.core.errors import DataError
+from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
@@ -35,7 +34,6 @@ __all__ = [
     "dataset_smiles",
     "discriminator_inputs",
     "encode_targets",
-    "evaluated",
     "morgan_fingerprints",
     "random_projection",
     "sample_classes",
@@ -100,7 +98,7 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         else:
             inputs = [_from_bytes(value) for value in batch[:-1]]
         if encoder is not None:
-            with evaluated(encoder):
+            with eval_mode(encoder):
                 return _as_vectors(encoder(*inputs, **named))
         if is_graph(batch):
             return _as_vectors(_pooled(batch))
@@ -137,18 +135,6 @@ def _pooled(batch: "BaseData") -> Tensor:
             "the graphs have no floating node features `x` to average: give an `encoder`, or use molecules with SMILES."
         )
     return global_mean_pool(x.reshape(len(x), -1), batch.batch, batch.num_graphs)
-
-
-@contextmanager
-def evaluated(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards each part is in its former one."""
-    mode = _ModuleMode()
-    mode.capture(module)
-    module.eval()
-    try:
-        yield
-    finally:
-        mode.restore(module)
 
 
 def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
