@@ -25,7 +25,7 @@ __all__ = ["InterruptGuard", "end_process", "end_with_this_process", "ends_on_si
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GUARDS: list["InterruptGuard"] = []
 _CHILDREN: list[Iterable[Any]] = []
-#: Socket from which the signals of a run are read, and the lock of who reads them.
+#: Sockets from which the signals of a run are read and to which they are written, and the lock of who reads them.
 _WAKEUP: list[socket.socket] = []
 _READING = threading.RLock()
 
@@ -102,9 +102,11 @@ def _watch(reading: socket.socket) -> None:
 
 
 def _handle(number: int, _: object) -> None:
-    if _WAKEUP:
+    current = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+    if _WAKEUP and current == _WAKEUP[1].fileno():
         _read()
-    else:
+    else:  # also where user code, such as an event loop, took the descriptor
         _answer(number)
 
 
@@ -136,7 +138,7 @@ def signals_of_a_run() -> Iterator[None]:
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    _WAKEUP.append(reading)
+    _WAKEUP.extend((reading, writing))
     watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
     watcher.start()
     try:

@@ -79,6 +79,8 @@ WAITS = {
     "in Python": "print('here', flush=True); time.sleep(60)",
     "in C++, where Python calls no handler": "print('here', flush=True);"
     " HashStore().wait(['x'], timedelta(seconds=60))",
+    "where a signal wakes something else": "import socket; here, there = socket.socketpair(); there.setblocking(False);"
+    " signal.set_wakeup_fd(there.fileno()); print('here', flush=True); time.sleep(60)",
     "while an object is taken apart": "Noisy = type('Noisy', (), {'__del__': lambda _: (print('here', flush=True),"
     " time.sleep(60))}); Noisy()",
 }
