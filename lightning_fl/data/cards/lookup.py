@@ -1,7 +1,7 @@
 """Search for the file of a card: the user's folders, then the cache, then a download.
 
-A user's own file is used even if its version is not the card's (with a warning); a download never is. Connecting, the
-server's silence and the whole download have time limits. (Pooch neither resumes a download nor limits its time.)
+A user's own file is used even if its version is not the card's (with a warning); a download never is. The server's
+silence and the whole download have time limits. (Pooch neither resumes a download nor limits its time.)
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import checked
@@ -53,13 +53,9 @@ Source = Literal["auto", "real", "standin"]
 
 Found = TypeVar("Found")
 
-_CONNECT_SECONDS = 5.0
-_READ_SECONDS = 10.0
-_DEADLINE_SECONDS = 60.0
-_ATTEMPTS = 3
-_CHUNK_BYTES = 1 << 14
-#: Larger than any data set of a card; a server may send without end.
-_MAX_BYTES = 8 << 30
+_SILENCE_SECONDS = 10.0
+_DEADLINE_SECONDS = 600.0
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -235,15 +231,7 @@ def _fetch(file: CardFile, destination: Path) -> str:
     return "; ".join(failures)
 
 
-def download(
-    address: str,
-    destination: Path,
-    sha256: tuple[str, ...],
-    *,
-    connect_seconds: float = _CONNECT_SECONDS,
-    read_seconds: float = _READ_SECONDS,
-    deadline_seconds: float = _DEADLINE_SECONDS,
-) -> None:
+def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     """Download a file, check its sum, then move it into place (atomically).
 
     Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there.
@@ -252,110 +240,43 @@ def download(
         address: ``https://`` or ``http://`` address.
         destination: path of the file; its folder is made.
         sha256: accepted sums; at least one.
-        connect_seconds: limit for connecting.
-        read_seconds: limit for the server's silence.
-        deadline_seconds: limit for the whole download.
 
     Raises:
         DataError: the server cannot be reached, refuses, is silent or too slow, or sent a file with another sum (whose
             ``.part`` file is removed); or the folder cannot be written. ``destination`` is unchanged.
     """
-    part = destination.with_name(destination.name + ".part")
-    deadline = time.monotonic() + deadline_seconds
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{destination}.lock", timeout=deadline_seconds):
-            if destination.is_file() and file_sha256(destination) in sha256:
-                return  # another process was faster
-            for _ in range(2 if _size(part) else 1):  # a kept piece may be of an older version: restart once
-                _receive(address, part, (connect_seconds, read_seconds), deadline)
-                digest = file_sha256(part)
-                if digest in sha256:
-                    os.replace(part, destination)
-                    return
-                part.unlink()
-    except Timeout:
-        raise DataError(
-            f"another process has been downloading {destination} for more than {deadline_seconds:g} s: wait for it, or"
-            f" remove {destination}.lock if there is no such process."
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"cannot write {part} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
-        ) from error
-    raise DataError(
-        f"{destination.name} from {address} is damaged or another version: expected sha256 {' or '.join(sha256)}, got"
-        f" {digest}. It was removed; try again, or fetch the file by hand and name its folder in data_root."
-    )
-
-
-def _receive(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
-    """Receive the whole file in ``part``, continuing where a connection breaks off."""
     import requests  # here, not above: few runs download
     import urllib3
 
-    failure: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        before = _size(part)
-        try:
-            return _request(address, part, timeout, deadline)
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            failure = error
-        if time.monotonic() >= deadline:
-            raise DataError(
-                f"{address} is too slow: {_size(part):,} bytes arrived before the deadline. Try again (the download"
-                " continues from there), or fetch the file by hand and name its folder in data_root."
-            )
-        if _size(part) <= before:
-            break  # no progress: an immediate retry is useless
-    kept = f" ({_size(part):,} bytes are kept; the next attempt continues from there)" if _size(part) else ""
-    raise DataError(f"{address} {_describe_failure(failure)}{kept}.")
-
-
-def _request(address: str, part: Path, timeout: tuple[float, float], deadline: float) -> None:
-    """Append the rest of the file to ``part``."""
-    import requests
-
-    start = _size(part)
-    headers = {"Accept-Encoding": "identity"}  # the sum is that of the plain bytes
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    left = max(deadline - time.monotonic(), 0.001)
-    limits = (min(timeout[0], left), min(timeout[1], left))
-    with requests.get(address, headers=headers, stream=True, timeout=limits) as response:
-        if response.status_code == 416:  # no further bytes: the file is complete, or another one
-            return
-        response.raise_for_status()
-        resumes = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        if response.status_code == 206 and not resumes:
-            raise requests.RequestException("the server sent another part of the file than requested")
-        with part.open("ab" if response.status_code == 206 else "wb") as stream:
-            # What has arrived, however little: the deadline holds for a server that sends a byte now and then too.
-            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
-                stream.write(chunk)
-                if time.monotonic() >= deadline:
-                    raise requests.Timeout
-                if stream.tell() > _MAX_BYTES:
-                    part.unlink(missing_ok=True)
-                    raise DataError(f"{address} exceeds {_MAX_BYTES >> 30} GiB; download aborted.")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _describe_failure(failure: Exception | None) -> str:
-    """Describe a failure without the nested representations of requests."""
-    import requests
-    import urllib3
-
-    match failure:
-        case requests.HTTPError(response=response) if response is not None:
-            return f"answered {response.status_code} {response.reason}"
-        case requests.ReadTimeout() | urllib3.exceptions.ReadTimeoutError():
-            return "was silent for too long"
-        case requests.ConnectionError():
-            return "cannot be reached"
-        case urllib3.exceptions.ProtocolError():
-            return "broke off the connection"
-    return f"failed ({type(failure).__name__}: {failure})"
+    part, deadline = destination.with_name(f"{destination.name}.part"), time.monotonic() + _DEADLINE_SECONDS
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{destination}.lock"), part.open("ab") as file:
+            # the sum is that of the plain bytes
+            headers = {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
+            with requests.get(address, headers=headers, stream=True, timeout=_SILENCE_SECONDS) as response:
+                if response.status_code != 416:  # no further bytes: the file is complete, or another one
+                    response.raise_for_status()
+                    if response.status_code != 206:  # the whole file
+                        file.truncate(0)
+                    # read1 returns what has arrived: the deadline holds for a byte now and then too
+                    while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
+                        file.write(chunk)
+                        if time.monotonic() > deadline:
+                            raise DataError(f"{address} is too slow: {file.tell():,} bytes are kept; try again.")
+            file.flush()
+            if (digest := file_sha256(part)) not in sha256:
+                part.unlink()
+                raise DataError(
+                    f"{destination.name} from {address} is damaged or another version: expected sha256"
+                    f" {' or '.join(sha256)}, got {digest}. Try again, or fetch the file by hand."
+                )
+            os.replace(part, destination)
+    except requests.HTTPError as error:
+        raise DataError(f"{address} answered {error.response.status_code} {error.response.reason}.") from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise DataError(f"{address} cannot be reached, or was silent for too long ({type(error).__name__}).") from error
+    except OSError as error:
+        raise DataError(
+            f"cannot write {destination} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
+        ) from error

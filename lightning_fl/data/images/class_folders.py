@@ -9,21 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.file import read_images
-from lightning_fl.data.images.listing import PublishedImages
 from lightning_fl.data.images.npz import read_npz
+from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split
 from lightning_fl.files.atomic import remove_leftovers, whole_file
 
 __all__ = ["cached_images", "read_class_folders"]
-
-_REPORT_FROM = 10_000
-_DEADLINE_SECONDS = 1800.0
 
 
 def cached_images(found: PublishedImages) -> Path:
@@ -45,64 +41,37 @@ def read_class_folders(found: PublishedImages) -> dict[Split, ImageDataset]:
             f"{found.path} has {found.num_files:,} images, but card {found.card.name} describes"
             f" {found.card.num_rows:,}: check that the archive is unpacked completely. They are used anyway."
         )
-    cached = cached_images(found)
+    cached, parts = cached_images(found), None
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(cached.parent / "lock", timeout=_DEADLINE_SECONDS):
-            return _from_cache(found, cached) or _read_and_keep(found, cached)
-    except Timeout:
+        with FileLock(cached.parent / "lock"):
+            if cached.is_file():
+                return read_npz(cached, classes=found.card.classes)
+            parts = _read_folder(found)
+            remove_leftovers(cached.parent)
+            for older in cached.parent.glob("*.npz"):  # of earlier states of the folder
+                older.unlink()
+            arrays = {f"{split}_images": part.images.permute(0, 2, 3, 1).numpy() for split, part in parts.items()}
+            arrays |= {f"{split}_labels": part.targets.numpy() for split, part in parts.items()}
+            with whole_file(cached) as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
         rank_zero_warn(
-            f"another process has been reading {found.path} for more than {_DEADLINE_SECONDS:g} s, so this one reads"
-            f" it too: remove {cached.parent / 'lock'} if there is no such process."
+            f"cannot cache images in {cached.parent} ({error}), so every run reads them one by one: free disk space, or"
+            " set LIGHTNING_FL_CACHE to a writable folder."
         )
-    except OSError as error:
-        _warn_of_cache(cached, error)
-    return _read_folder(found)
-
-
-def _from_cache(found: PublishedImages, cached: Path) -> dict[Split, ImageDataset] | None:
-    if not cached.is_file():
-        return None
-    try:
-        return read_npz(cached, classes=found.card.classes, place=str(found.path))
-    except DataError as error:
-        rank_zero_warn(f"{cached} is damaged, so the images are read from {found.path} again: {error}")
-        return None
-
-
-def _read_and_keep(found: PublishedImages, cached: Path) -> dict[Split, ImageDataset]:
-    parts = _read_folder(found)
-    arrays = {f"{split}_images": part.images.permute(0, 2, 3, 1).numpy() for split, part in parts.items()}
-    arrays |= {f"{split}_labels": part.targets.numpy() for split, part in parts.items()}
-    try:
-        remove_leftovers(cached.parent)
-        for older in cached.parent.glob("*.npz"):  # of earlier states of the folder
-            older.unlink()
-        with whole_file(cached, by_several=True) as file:  # a process whose wait timed out may write it too
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        _warn_of_cache(cached, error)
-    return parts
-
-
-def _warn_of_cache(cached: Path, error: OSError) -> None:
-    rank_zero_warn(
-        f"cannot cache images in {cached.parent} ({error}), so every run reads them one by one: free disk space, or set"
-        " LIGHTNING_FL_CACHE to a writable folder."
-    )
+    return parts or _read_folder(found)
 
 
 def _read_folder(found: PublishedImages) -> dict[Split, ImageDataset]:
-    if found.num_files > _REPORT_FROM:
-        rank_zero_info(f"Reading {found.num_files:,} images in {found.path}")
+    rank_zero_info(f"Reading {found.num_files:,} images in {found.path}")
     card, numbers = found.card, {name: number for number, name in enumerate(found.card.classes)}
-    parts: dict[Split, ImageDataset] = {}
-    for split, names in found.parts.items():
-        images = read_images(
-            [found.path / name for name in names], card.size, card.channels, f"data set {card.name}", resize=False
+    return {
+        split: ImageDataset(
+            read_images(files, card.size, card.channels, f"data set {card.name}", resize=False),
+            torch.tensor([numbers[path.parent.name] for path in files]),
+            classes=card.classes,
+            place=f"{found.path}, {split} part",
         )
-        targets = torch.tensor([numbers[name.split("/")[-2]] for name in names])
-        parts[split] = ImageDataset(  # type: ignore[index]
-            images, targets, classes=card.classes, place=f"{found.path}, {split} part"
-        )
-    return parts
+        for split, files in found.parts.items()
+    }

@@ -1,7 +1,9 @@
 """Reading of image files."""
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from lightning_fl.data.images.dataset import resize_images
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["read_image_file", "read_images"]
+__all__ = ["read_image_file", "read_images", "warn_of_unread_files"]
 
 _THREADS = 8
 _FILES_PER_TASK = 256
@@ -85,3 +87,19 @@ def _check_kind(opened: "Image.Image") -> None:
         raise ValueError(f"its values are not bytes but of Pillow's mode {opened.mode}; convert them to 0..255")
     if getattr(opened, "is_animated", False) and opened.format != "MPO":
         raise ValueError(f"it holds {getattr(opened, 'n_frames', 'several')} pictures")
+
+
+def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:
+    """Warn of files in a folder, and below it, that are not among those read as images, except hidden ones.
+
+    ``what`` names the data.
+    """
+    others = sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file())
+    if others:
+        kinds = Counter(path.suffix.lower() or "no suffix" for path in others)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        warnings.warn(
+            f"{what}: {len(others)} files are not read as images ({counted}), such as {others[0]}. Convert images to"
+            " PNG, in the folder of their class; ignore this for other files.",
+            stacklevel=2,
+        )

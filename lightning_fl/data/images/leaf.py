@@ -6,7 +6,7 @@ values from 0 to 1, and their classes ``y``.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.lookup import rank_zero_info
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.listing import PublishedImages
+from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split
 
 __all__ = ["read_leaf"]
 
-_REPORT_FROM_BYTES = 100_000_000
 _REMEDY = "make the files again with LEAF's preprocess.sh"
 
 
@@ -35,26 +34,20 @@ def read_leaf(found: PublishedImages) -> dict[Split, ImageDataset]:
         DataError: a file is not JSON or of another form, a writer is in two files of a part, or has values outside 0..1
             or classes that the card does not have. The message names the file and the writer.
     """
-    if found.num_bytes > _REPORT_FROM_BYTES:
-        rank_zero_info(f"Reading {found.num_files} JSON files ({found.num_bytes / 1e9:.1f} GB) in {found.path}")
-    return {
-        split: _read_part(found.card, found.path, names, f"{found.path}, {split} part")  # type: ignore[misc]
-        for split, names in found.parts.items()
-    }
+    rank_zero_info(f"Reading {found.num_files} JSON files ({found.num_bytes / 1e9:.1f} GB) in {found.path}")
+    return {split: _read_part(found.card, files, f"{found.path}, {split} part") for split, files in found.parts.items()}
 
 
-def _read_part(card: ImageCard, folder: Path, names: tuple[str, ...], place: str) -> ImageDataset:
-    of_writer: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    file_of: dict[str, str] = {}
-    for name in names:
-        for writer, images, labels in _read_file(card, folder / name):
-            if writer in file_of:
+def _read_part(card: ImageCard, files: Sequence[Path], place: str) -> ImageDataset:
+    of_writer: dict[str, tuple[np.ndarray, np.ndarray, str]] = {}
+    for path in files:
+        for writer, images, labels in _read_file(card, path):
+            if writer in of_writer:
                 raise DataError(
-                    f"{folder}: writer {writer} is both in {file_of[writer]} and in {name}, but must be in one file:"
-                    " remove the files of another run of LEAF's preprocess.sh."
+                    f"{path}: writer {writer} is in {of_writer[writer][2]} too: remove the files of another run of"
+                    " LEAF's preprocess.sh."
                 )
-            file_of[writer] = name
-            of_writer[writer] = images, labels
+            of_writer[writer] = images, labels, path.name
     if not of_writer:
         raise DataError(f"{place}: no writer has an image: {_REMEDY}.")
     writers = sorted(of_writer)
@@ -101,30 +94,24 @@ def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, n
 def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.ndarray, np.ndarray]:
     """Read a writer's images, bytes [n, size * size], and classes [n]."""
     _require(data, {"x": list, "y": list}, place)
-    rows, classes = data["x"], data["y"]
-    if not len(rows) == len(classes) == size:
-        raise DataError(f"{place} has {len(rows)} images, {len(classes)} labels and num_samples {size}: {_REMEDY}.")
-    pixels, last = card.size**2, len(card.classes) - 1
-    for number, (row, label) in enumerate(zip(rows, classes, strict=True)):
-        fault = ""
-        if not isinstance(row, list) or len(row) != pixels:
-            found = f"{len(row)} values" if isinstance(row, list) else repr(row)
-            fault = f"has {found}, not {card.size} x {card.size}"
-        elif type(label) is not int or not 0 <= label <= last:
-            fault = f"has the label {label!r}, not a whole number in 0..{last}"
-        if fault:
-            raise DataError(f"{place}: image {number} {fault}: {_REMEDY}.")
     try:
-        values = np.array(rows, dtype=np.float32).reshape(len(rows), pixels)
+        values, classes = np.array(data["x"], dtype=np.float32), np.array(data["y"] or np.zeros(0, int))
     except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: a pixel is not a number ({error}): {_REMEDY}.") from error
+        raise DataError(f"{place}: its images are not lists of numbers of one length ({error}): {_REMEDY}.") from error
+    if values.shape != ((len(classes), card.size**2) if len(classes) else (0,)) or len(classes) != size:
+        raise DataError(
+            f"{place} has x of shape {list(values.shape)}, {len(classes)} labels and num_samples {size}, where the"
+            f" images have {card.size} x {card.size} values: {_REMEDY}."
+        )
     outside = ~((values >= 0) & (values <= 1))  # NaN is outside too
     if outside.any():
         number, pixel = np.argwhere(outside)[0]
         raise DataError(
             f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_REMEDY}."
         )
-    return np.rint(values * 255).astype(np.uint8), np.array(classes, dtype=np.int64)
+    if classes.dtype.kind != "i" or not ((classes >= 0) & (classes < len(card.classes))).all():
+        raise DataError(f"{place}: a label is not a whole number in 0..{len(card.classes) - 1}: {_REMEDY}.")
+    return np.rint(values * 255).astype(np.uint8).reshape(-1, card.size**2), classes.astype(np.int64)
 
 
 def _require(content: Any, keys: Mapping[str, type], place: str) -> None:

@@ -9,18 +9,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, NonNegative, Positive, checked
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import Source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.origin import ImageOrigin
-from lightning_fl.data.images.transform import (
-    Augmentation,
-    ImageTransform,
-    channel_statistics,
-    check_transform,
-    transform_batch,
-)
+from lightning_fl.data.images.transform import ImageTransform, TransformedImages, channel_statistics
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import apportion
@@ -33,18 +27,12 @@ from lightning_fl.files.user_file import existing_file
 __all__ = ["ImageData", "SharedImages"]
 
 
-class SharedImages(SharedDataModule):
-    """Images in memory as bytes, partitioned among clients; batches are converted to normalised floats.
-
-    A batch is ``[images, labels]``: float32 [B, C, H, W] and int64 [B].
+class SharedImages(TransformedImages, SharedDataModule):
+    """Images in memory, partitioned among clients.
 
     Args:
-        normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
-        mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the training images.
-        std: standard deviation of each channel; ``None`` to compute it from the training images.
-        augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
-            an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
-        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.images.transform.TransformedImages` and of
+            :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
     sample_noun = "image"
@@ -53,25 +41,6 @@ class SharedImages(SharedDataModule):
     channels: int | None = None
     #: Whether to learn the superclasses.
     coarse_labels: bool = False
-    #: Made when the images are opened, or a new client's.
-    _transform: ImageTransform
-
-    @checked
-    def __init__(
-        self,
-        *,
-        normalize: bool = True,
-        mean: list[NonNegative] | None = None,
-        std: list[Positive] | None = None,
-        augment: list[Augmentation] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_transform(augment or [], normalize, mean, std)
-        self.normalize = normalize
-        self.mean = mean
-        self.std = std
-        self.augment: list[Augmentation] = augment or []
 
     def _opened_images(
         self,
@@ -89,14 +58,11 @@ class SharedImages(SharedDataModule):
             record: record of the images, completed here.
         """
         first = parts["train"]
-        channels = first.images.shape[1]
         _check_parts(parts)
         mean, std = self.mean, self.std
         if self.normalize and (mean is None or std is None):
             mean, std = channel_statistics(whole())
-        if mean is not None and len(mean) not in (1, channels):
-            raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
-        self._transform = ImageTransform(mean, std, self.augment)
+        self._transform_with(mean, std, first.images.shape[1])
         own = {
             "image_shape": list(first.images.shape[1:]),
             "classes": first.classes,
@@ -143,19 +109,10 @@ class SharedImages(SharedDataModule):
         assert isinstance(dataset, ImageDataset)
         return dataset
 
-    def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        """Convert bytes to normalised floats, augmented in training."""
-        return transform_batch(self, self._transform, batch)
-
     @property
     def class_names(self) -> list[str]:
         """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``."""
         return self._images(self._data.datasets["train"]).classes
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -204,7 +161,8 @@ class ImageData(SharedImages):
         max_samples: number of images to use, drawn by ``split_seed``, with the classes (and parts) in proportion;
             ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
-        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of :class:`SharedImages`, and ``partitioner``,
+        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of
+            :class:`~lightning_fl.data.images.transform.TransformedImages`, and ``partitioner``,
             ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``, ``train_shares``,
             ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.shared.SharedDataModule`.

@@ -29,7 +29,7 @@ def read_npz(
 ) -> dict[Split, ImageDataset]:
     """Read a ``.npz`` file in MedMNIST's layout.
 
-    It holds ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N]
+    It has ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N]
     or [N, 1]; and perhaps ``val_*`` and ``test_*``. Any other entry ``train_NAME`` of shape [N] is a column ``NAME`` by
     which the images can be grouped.
 
@@ -51,11 +51,9 @@ def read_npz(
     for name, array in found.items():
         start, _, rest = name.partition("_")
         arrays[_PREFIXES.get(f"{start}_", f"{start}_") + rest] = array
-    parts: list[Split] = [split for split in SPLITS if any(name.startswith(f"{split}_") for name in arrays)]
-    if "train" not in parts:
-        raise DataError(
-            f"{place} must have the arrays train_images and train_labels, but has {listed(found) or 'none of these'}."
-        )
+    parts: list[Split] = [
+        split for split in SPLITS if split == "train" or any(name.startswith(f"{split}_") for name in arrays)
+    ]
     targets = {split: _labels(arrays, f"{split}_{labels}", place) for split in parts}
     if classes is None:
         classes = [str(label) for label in range(max(int(part.max()) for part in targets.values()) + 1)]
@@ -77,26 +75,21 @@ def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:
     Raises:
         DataError: it is not uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels.
     """
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
+    channels_last = array[..., None] if array.ndim == 3 else array
+    if array.dtype != np.uint8 or channels_last.ndim != 4 or channels_last.shape[3] not in (1, 3):
         raise DataError(
             f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be uint8 of shape"
             " [N, H, W] (grey) or [N, H, W, C] with 1 or 3 channels."
         )
-    channels_last = array if array.ndim == 4 else array[..., None]
     return torch.from_numpy(np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2)))
 
 
 def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
     array = _entry(arrays, name, place)
-    if array.ndim == 2 and array.shape[1] > 1:
-        raise DataError(
-            f"{place}: {name} has shape {list(array.shape)}, several labels per image, but only one can be learned:"
-            " choose one column of labels."
-        )
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
+    if array.dtype.kind not in "iu" or array.size == 0 or array.shape not in ((array.size,), (array.size, 1)):
         raise DataError(
             f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be integers of shape [N]"
-            " or [N, 1], at least one."
+            " or [N, 1], at least one: choose one column of labels if there are several."
         )
     return torch.from_numpy(array.astype(np.int64).reshape(-1))
 
@@ -120,12 +113,11 @@ def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: 
         and array.shape in ((length,), (length, 1))
         and array.dtype.kind in "iuU"
     }
-    names = arrays.get("domain_names")
-    domains = columns.get("domains")
-    if names is not None and domains is not None and names.ndim == 1 and names.dtype.kind == "U":
-        if not all(isinstance(value, int) and 0 <= value < len(names) for value in domains):
+    names, domains = arrays.get("domain_names"), columns.get("domains")
+    if names is not None and domains is not None:
+        if not {*domains} <= {*range(len(names))}:
             raise DataError(
                 f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, counted from 0."
             )
-        columns["domains"] = [str(names[int(value)]) for value in domains]
+        columns["domains"] = [str(names[int(number)]) for number in domains]
     return columns

@@ -10,14 +10,13 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, NonNegative, Positive, Seed, checked
+from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.file import read_images
-from lightning_fl.data.images.listing import refuse_folders, warn_of_unread_files
+from lightning_fl.data.images.file import read_images, warn_of_unread_files
 from lightning_fl.data.images.npz import read_npz
-from lightning_fl.data.images.transform import Augmentation, ImageTransform, check_transform, transform_batch
+from lightning_fl.data.images.transform import TransformedImages
 from lightning_fl.data.images.unlabelled import unlabelled_images
-from lightning_fl.data.module import SPLIT_NAMES, SPLITS, FederatedDataModule, Split
+from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
@@ -25,7 +24,7 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 __all__ = ["ImageFolders"]
 
 
-class ImageFolders(FederatedDataModule):
+class ImageFolders(TransformedImages):
     """Clients with a folder of images each: ``root/SILO/CLASS/*.png``, or ``root/SILO/FILE.npz``.
 
     A silo's folder holds one folder per class, with image files of any size in any format that torchvision reads; or
@@ -48,12 +47,9 @@ class ImageFolders(FederatedDataModule):
             data for, in proportion.
         split_seed: seed of the division; ``None`` for the run's seed.
         stratified: keep the proportions of the classes in the division as nearly as integers allow.
-        normalize: subtract ``mean`` and divide by ``std``; otherwise values lie in 0..1.
-        mean: mean of each channel of images from 0 to 1; ``None`` for 0.5, so that values lie in -1..1 independently of
-            other silos.
-        std: standard deviation of each channel; ``None`` for 0.5.
-        augment: augmentations of training batches, drawn for every image: ``"crop"`` and ``"flip"``.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
+        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of
+            :class:`~lightning_fl.data.images.transform.TransformedImages`; ``batch_size``, ``eval_batch_size``,
+            ``shuffle`` and ``drop_last`` of
             :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
@@ -76,17 +72,12 @@ class ImageFolders(FederatedDataModule):
         split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
         split_seed: Seed | None = None,
         stratified: bool = False,
-        normalize: bool = True,
-        mean: list[NonNegative] | None = None,
-        std: list[Positive] | None = None,
-        augment: list[Augmentation] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_fractions(split)
-        check_transform(augment or [], normalize, mean, std)
-        if mean is not None and len(mean) not in (1, channels):
-            raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
+        own = [0.5] if self.normalize else None
+        self._transform_with(self.mean or own, self.std or own, channels)
         for name, values, least in (("silos", silos, 1), ("classes", classes, 2)):
             if values is not None and (len(values) < least or len(set(values)) < len(values)):
                 raise ConfigurationError(f"{name}={values}: give at least {least}, all distinct, or omit it.")
@@ -98,10 +89,6 @@ class ImageFolders(FederatedDataModule):
         self.split = split
         self.split_seed = split_seed
         self.stratified = stratified
-        self.augment: list[Augmentation] = augment or []
-        if normalize and mean is None:
-            mean, std = [0.5], [0.5]
-        self._transform = ImageTransform(mean, std, self.augment)
         self._names: list[str] | None = silos
         self._classes: list[str] | None = classes
         self._opened: dict[int, dict[Split, Subset]] = {}
@@ -122,16 +109,11 @@ class ImageFolders(FederatedDataModule):
     def _class_folders(self, silo: str) -> set[str]:
         """Names of a silo's class folders."""
         folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
-        if not _folders(folder, what) and list(folder.glob("*.npz")):
-            raise DataError(
-                f"{what} is a .npz file, whose classes are unknown without opening it: name the classes 0, 1, ... in"
-                " classes."
-            )
         names = {path.name for part in _parts(folder, what).values() for path in _folders(part, what)}
         if not names:
             raise DataError(
-                f"{what}: {folder} has neither class folders nor a .npz file: add a folder of images for every class,"
-                " or leave it out of silos."
+                f"{what}: {folder} has no class folders: add a folder of images for every class, or name the classes"
+                " of a .npz file (0, 1, ...) in classes."
             )
         return names
 
@@ -152,11 +134,6 @@ class ImageFolders(FederatedDataModule):
         if self._classes is None:
             raise DataError("the classes are not known yet: call setup() first, or give classes.")
         return self._classes
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -231,8 +208,6 @@ class ImageFolders(FederatedDataModule):
         found = {name: numbers[name] for name in present}
         samples = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         files = [Path(path) for path, _ in samples]
-        for name in found:
-            refuse_folders(folder / name, IMG_EXTENSIONS, what)
         warn_of_unread_files(folder, files, what)
         if not files:
             raise DataError(
@@ -241,10 +216,6 @@ class ImageFolders(FederatedDataModule):
         images = read_images(files, self.size, self.channels, what, resize=True)
         targets = torch.tensor([target for _, target in samples])
         return ImageDataset(images, targets, classes=self.class_names, place=what)
-
-    def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        """Convert bytes to normalised floats, augmented in training."""
-        return transform_batch(self, self._transform, batch)
 
     def describe(self) -> Mapping[str, Any]:
         """Return source, silos and shape of the images, without opening any."""

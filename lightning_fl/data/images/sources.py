@@ -6,7 +6,7 @@ order of precedence.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard
@@ -18,8 +18,7 @@ from lightning_fl.data.cards.lookup import (
     user_folders,
     why_not_fetched,
 )
-from lightning_fl.data.images.listing import PublishedImages, find_published
-from lightning_fl.data.images.reader import ImageReader
+from lightning_fl.data.images.reader import ImageReader, PublishedImages
 from lightning_fl.data.images.torchvision_files import TorchvisionImages, download, torchvision_cache
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ class NpzImages(ImageReader):
     layout = "npz"
 
     @classmethod
-    def find(cls, card: ImageCard, folder: Path, origin: str) -> "NpzImages | None":
+    def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
         """Find the card's file in a folder."""
         file = file_in_folder(card, card.file, folder, origin)
         return None if file is None else cls(file.path, origin, file.verified, {file.path.name: file.sha256}, card)
 
     @classmethod
-    def of_user(cls, path: Path) -> "NpzImages":
+    def of_user(cls, path: Path) -> Self:
         """Return the user's own file."""
         return cls(path, "path", False, {path.name: file_sha256(path)})
 
@@ -72,7 +71,7 @@ class NpzImages(ImageReader):
 class LeafImages(PublishedImages):
     """JSON files of the LEAF benchmark."""
 
-    layout = "leaf"
+    layout, suffix, remedy = "leaf", ".json", "run LEAF's preprocess.sh again"
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read the images of all writers."""
@@ -84,7 +83,17 @@ class LeafImages(PublishedImages):
 class ClassFolderImages(PublishedImages):
     """A folder of PNG files for every class."""
 
-    layout = "class-folders"
+    layout, suffix, remedy = "class-folders", ".png", "unpack the archive again"
+
+    @classmethod
+    def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
+        """Files of the class folders, in the order of the classes."""
+        if unknown := {entry.name for entry in folder.glob("[!.]*/")}.difference(card.classes):
+            raise DataError(
+                f"data set {card.name}: {folder} has folders {', '.join(sorted(unknown))} that are not classes"
+                f" ({', '.join(card.classes)}): remove them."
+            )
+        return [path for name in card.classes for path in super(ClassFolderImages, cls)._list(card, folder / name)]
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read the images, from the cache if the folder has not changed."""
@@ -93,7 +102,6 @@ class ClassFolderImages(PublishedImages):
         return read_class_folders(self)
 
 
-@dataclass(frozen=True)
 class DigitImages(ImageReader):
     """The digits in scikit-learn."""
 
@@ -129,32 +137,21 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
     own = dataset_cache(card)
     folders = [*user_folders(data_root, card.file.name), ("cache", own)]
     for origin, folder in folders:
-        found = (
-            NpzImages.find(card, folder, origin)
-            or TorchvisionImages.find(card, torchvision_cache() if origin == "cache" else folder, origin)
-            or find_published(LeafImages, card, folder, origin)
-            or find_published(ClassFolderImages, card, folder, origin)
-        )
-        if found is not None:
-            return found
+        for kind in (NpzImages, TorchvisionImages, LeafImages, ClassFolderImages):
+            if (found := kind.find(card, folder, origin)) is not None:
+                return found
     failure = why_not_fetched(True, card, allow_download)
     if card.torchvision is None:
         failure = f"torchvision does not have it (its card, {card.path}, describes where to get it)"
     elif not failure:
         rank_zero_info(f"Downloading {card.title} with torchvision to {torchvision_cache()}")
         try:
-            download(card.torchvision)
+            return download(card)
         except DataError as error:
             failure = str(error).rstrip(".")
-        else:
-            found = TorchvisionImages.find(card, torchvision_cache(), "download")
-            assert found is not None  # as download() checked
-            return found
     looked = ", ".join(f"{folder} ({'the cache' if origin == 'cache' else origin})" for origin, folder in folders)
-    names, remedy = (
-        card.file.name,
-        f"Put {card.file.name} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA",
-    )
+    names = card.file.name
+    remedy = f"Put {names} in {own}, or name its folder in data_root or LIGHTNING_FL_DATA"
     if card.torchvision is not None:
         names += f" (or {card.torchvision.files[0]} etc. in torchvision's layout)"
     if card.folder is not None:

@@ -4,13 +4,12 @@ import os
 import pickle
 import shutil
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.images import ImageCard, TorchvisionData
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
 
-__all__ = ["TorchvisionImages", "torchvision_cache"]
+__all__ = ["TorchvisionImages", "download", "torchvision_cache"]
 
 _SILENCE_SECONDS = 10.0
-_DEADLINE_SECONDS = 900.0
 
 
 def torchvision_cache() -> Path:
@@ -44,9 +42,9 @@ class TorchvisionImages(ImageReader):
     layout = "torchvision"
 
     @classmethod
-    def find(cls, card: ImageCard, root: Path, origin: str) -> "TorchvisionImages | None":
-        """Find the files, all of them, in a folder."""
-        data = card.torchvision
+    def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
+        """Find the files, all of them, in a folder; those of the cache are in one for all data sets."""
+        data, root = card.torchvision, torchvision_cache() if origin == "cache" else folder
         if data is None or not _holds(root, data):
             return None
         sums = {name: file_sha256(root / name) for name in data.files}
@@ -111,65 +109,45 @@ def _holds(root: Path, data: TorchvisionData) -> bool:
     return all((root / name).is_file() for name in data.files)
 
 
-def download(data: TorchvisionData) -> None:
+def download(card: ImageCard) -> TorchvisionImages:
     """Download into a temporary folder, and move only complete files with torchvision's sums into the cache.
 
     Raises:
-        DataError: no connection, a silent or slow server, a wrong sum, or the cache cannot be written.
+        DataError: no connection, a silent server, a wrong sum, or the cache cannot be written.
     """
-    root = torchvision_cache()
-    part = root / f"{data.dataset}.part"
+    data, root = card.torchvision, torchvision_cache()
+    assert data is not None
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{data.dataset}.lock", timeout=_DEADLINE_SECONDS):
-            if _holds(root, data):
-                return  # another process was faster
-            shutil.rmtree(part, ignore_errors=True)  # torchvision takes a truncated file for a complete one
-            part.mkdir()
-            try:
-                _within_deadline(data, part)
-                if not _holds(part, data):
-                    raise DataError(f"torchvision's {data.dataset} did not bring {', '.join(data.files)}.")
-                for path in sorted(part.iterdir()):
-                    if (destination := root / path.name).is_dir():  # of another part of the same data set
-                        shutil.rmtree(destination)
-                    os.replace(path, destination)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    except Timeout:
+        with FileLock(root / f"{data.dataset}.lock"):
+            if not _holds(root, data):  # else another process was faster
+                _fill(root, data)
+    except Exception as error:  # torchvision's are of any class
+        reason = " ".join(str(error).split())
         raise DataError(
-            f"another process has been downloading {data.dataset} for more than {_DEADLINE_SECONDS:g} s: wait for it,"
-            f" or remove {root / data.dataset}.lock if there is no such process."
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"cannot write {root} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
+            f"torchvision's download of {data.dataset} to {root} failed ({type(error).__name__}: {reason}): check the"
+            " network and the free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
         ) from error
+    found = TorchvisionImages.find(card, root, "download")
+    assert found is not None
+    return found
 
 
-def _within_deadline(data: TorchvisionData, folder: Path) -> None:
-    """Run torchvision's download in a thread of its own, as it has no time limits and cannot be stopped."""
-    failures: list[Exception] = []
+def _fill(root: Path, data: TorchvisionData) -> None:
+    import torchvision
 
-    def transfer() -> None:
-        import torchvision
-
-        try:
-            for arguments in data.parts.values():
-                getattr(torchvision.datasets, data.dataset)(folder, download=True, **arguments)
-        except Exception as error:  # the waiting thread raises it
-            failures.append(error)
-
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_SILENCE_SECONDS)
+    part, silence = root / f"{data.dataset}.part", socket.getdefaulttimeout()
+    shutil.rmtree(part, ignore_errors=True)  # torchvision takes a truncated file for a complete one
+    part.mkdir()
+    socket.setdefaulttimeout(_SILENCE_SECONDS)  # torchvision's download has no time limit
     try:
-        thread = threading.Thread(target=transfer, name="lightning-fl-torchvision", daemon=True)
-        thread.start()
-        thread.join(_DEADLINE_SECONDS)
+        for arguments in data.parts.values():
+            getattr(torchvision.datasets, data.dataset)(part, download=True, **arguments)
+        if not _holds(part, data):
+            raise DataError(f"it did not bring {', '.join(data.files)}")
+        for path in part.iterdir():
+            shutil.rmtree(root / path.name, ignore_errors=True)  # of another part of the same data set
+            os.replace(path, root / path.name)
     finally:
-        socket.setdefaulttimeout(before)
-    if thread.is_alive():
-        raise DataError(f"torchvision's download of {data.dataset} took more than {_DEADLINE_SECONDS:g} s.")
-    if failures:
-        reason = " ".join(str(failures[0]).split())
-        raise DataError(f"torchvision's download of {data.dataset} failed ({type(failures[0]).__name__}: {reason}).")
+        socket.setdefaulttimeout(silence)
+        shutil.rmtree(part, ignore_errors=True)

@@ -7,7 +7,7 @@ device nor on the previous client.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -16,12 +16,14 @@ from torch.nn.functional import pad
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.core.validation import NonNegative, Positive, checked
+from lightning_fl.data.module import FederatedDataModule
 
 __all__ = [
     "Augmentation",
     "ImageTransform",
+    "TransformedImages",
     "channel_statistics",
-    "check_transform",
     "crop_at",
     "flip_where",
     "transform_batch",
@@ -78,23 +80,6 @@ def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
     return images.index_copy(0, chosen, images[chosen].flip(-1))
 
 
-def check_transform(
-    augment: Sequence[Augmentation], normalize: bool, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> None:
-    """Refuse combinations of augmentations and statistics that are not allowed."""
-    if len(set(augment)) < len(augment):
-        raise ConfigurationError(f"augment={list(augment)}: name each augmentation once.")
-    if (mean is None) != (std is None):
-        raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
-    if mean is not None and std is not None:
-        if not normalize:
-            raise ConfigurationError(f"mean={mean} has no effect with normalize=False: omit it, or normalise.")
-        if len(mean) != len(std) or len(mean) not in (1, 3):
-            raise ConfigurationError(
-                f"mean={list(mean)}, std={list(std)}: give one number per channel, for images from 0 to 1."
-            )
-
-
 class ImageTransform:
     """Conversion of batches of bytes to floats.
 
@@ -138,3 +123,64 @@ def transform_batch(
     # outside of a run nothing is augmented, as in evaluation
     training = trainer is not None and trainer.training
     return [transform(images, training), *others]
+
+
+class TransformedImages(FederatedDataModule):
+    """Data module with images in memory as bytes; batches are converted to normalised floats, augmented in training.
+
+    A batch is ``[images, labels]``: float32 [B, C, H, W] and int64 [B].
+
+    Args:
+        normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
+        mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the training images (in
+            ``ImageFolders`` 0.5, independently of other silos).
+        std: standard deviation of each channel; ``None`` to compute it (in ``ImageFolders`` 0.5).
+        augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
+            an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
+        **kwargs: arguments of the other base class.
+    """
+
+    #: Made when the channels are known.
+    _transform: ImageTransform
+
+    @checked
+    def __init__(
+        self,
+        *,
+        normalize: bool = True,
+        mean: list[NonNegative] | None = None,
+        std: list[Positive] | None = None,
+        augment: list[Augmentation] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if len(set(augment or [])) < len(augment or []):
+            raise ConfigurationError(f"augment={augment}: name each augmentation once.")
+        if len(mean or []) != len(std or []) or (mean is not None and len(mean) not in (1, 3)):
+            raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
+        if mean is not None and not normalize:
+            raise ConfigurationError(f"mean={mean} has no effect with normalize=False: omit it, or normalise.")
+        self.normalize = normalize
+        self.mean = mean
+        self.std = std
+        self.augment: list[Augmentation] = augment or []
+
+    def _transform_with(self, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
+        """Make the transform; refuse statistics of another number of channels."""
+        if mean is not None and len(mean) not in (1, channels):
+            raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
+        self._transform = ImageTransform(mean, std, self.augment)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes 0, 1, ..., after ``setup``."""
+        raise NotImplementedError
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
+        """Convert bytes to normalised floats, augmented in training."""
+        return transform_batch(self, self._transform, batch)

@@ -10,8 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.images.dataset import convert_channels, resize_images
-from lightning_fl.data.images.file import read_image_file
-from lightning_fl.data.images.listing import warn_of_unread_files
+from lightning_fl.data.images.file import read_image_file, warn_of_unread_files
 from lightning_fl.data.images.npz import REMEDY, read_npz_images
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.tensors import read_numpy

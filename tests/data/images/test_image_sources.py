@@ -3,7 +3,6 @@ import hashlib
 import pickle
 import socket
 import string
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,6 @@ from image_files import cycle, pictures, write_idx, write_mnist, write_npz
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
-from lightning_fl.data.images import torchvision_files
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.images.standin import read_digits
@@ -129,32 +127,10 @@ def test_a_failed_download_leaves_nothing_behind(fake):
         find_images(MNIST)
 
 
-@pytest.mark.slow
-def test_a_download_has_a_deadline(fake, monkeypatch):
-    stop = threading.Event()
-    fake(lambda root: stop.wait(30))
-    monkeypatch.setattr(torchvision_files, "_DEADLINE_SECONDS", 0.2)
-    with pytest.raises(DataError, match=r"MNIST .*0\.2 s"):
-        find_images(MNIST)
-    stop.set()
-    assert socket.getdefaulttimeout() is None
-
-
-@pytest.mark.slow
-def test_waiting_for_another_process_has_a_deadline(fake, monkeypatch):
-    torchvision_cache().mkdir(parents=True)
-    monkeypatch.setattr(torchvision_files, "_DEADLINE_SECONDS", 0.2)
-    with (
-        torchvision_files.FileLock(torchvision_cache() / "MNIST.lock"),
-        pytest.raises(DataError, match=r"MNIST .*0\.2 s"),
-    ):
-        find_images(MNIST)
-
-
 def test_what_another_process_downloaded_meanwhile_is_taken(fake):
     fake(lambda root: pytest.fail("it is there"))
     write_mnist(torchvision_cache())
-    download(MNIST.torchvision)
+    download(MNIST)
 
 
 def test_a_cache_that_cannot_be_written_is_named(fake, tmp_path, monkeypatch):
