@@ -147,24 +147,23 @@ def _check_iterable(loader: Any, source: str) -> None:
         )
 
 
-def divisible_loader(datamodule: LightningDataModule, split: Split) -> DataLoader | None:
-    """The data module's single ``DataLoader`` of a split, with samples that can be divided among clients.
+def divisible_loader(given: Loader | None, split: Split) -> DataLoader | None:
+    """The single ``DataLoader`` of a split, with samples that can be divided among clients.
 
     Raises:
-        ConfigurationError: it returns several loaders or something else.
+        ConfigurationError: there are several loaders or something else.
     """
-    loader = find_loader(datamodule, split)
-    if isinstance(loader, CombinedLoader):
-        given = loader.iterables
-        if isinstance(given, list | tuple) and len(given) == 1 and isinstance(given[0], DataLoader):
-            return given[0]
-        raise ConfigurationError(
-            f"{type(datamodule).__name__}.{split}_dataloader() returned a {type(given).__name__}"
-            + (f" of {len(given)}" if isinstance(given, list | tuple | dict) else "")
-            + ", which cannot be divided among clients: return one DataLoader (over a ConcatDataset for several data"
-            " sets), or give each client its own data with Silos."
-        )
-    return loader
+    if not isinstance(given, CombinedLoader):
+        return given
+    parts = given.iterables
+    if isinstance(parts, list | tuple) and len(parts) == 1 and isinstance(parts[0], DataLoader):
+        return parts[0]
+    raise ConfigurationError(
+        f"the {split} loader is a {type(parts).__name__}"
+        + (f" of {len(parts)}" if isinstance(parts, list | tuple | dict) else "")
+        + ", which cannot be divided among clients: use one DataLoader (over a ConcatDataset for several data sets), or"
+        " give each client its own data with Silos."
+    )
 
 
 def is_shuffled(loader: DataLoader) -> bool:

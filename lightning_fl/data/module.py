@@ -90,6 +90,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         dataset is packed once.
         """
 
+    def loader_options(self, split: Split) -> dict[str, Any]:
+        """Batch size, order and last batch of loaders over a client's data set."""
+        training = split == "train"
+        return {
+            "batch_size": self.batch_size if training else self.eval_batch_size,
+            "shuffle": training and self.shuffle,
+            "drop_last": training and self.drop_last,
+        }
+
     def see_trainer(self, trainer: Any) -> None:
         """Set ``self.trainer``, here and in the data modules that clients' data come from."""
         self.trainer = trainer

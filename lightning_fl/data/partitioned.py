@@ -5,17 +5,16 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
 from lightning_fl.data.division import Division, Folds
 from lightning_fl.data.loaders import (
     divisible_loader,
     has_plain_batches,
+    is_dataset,
     is_shuffled,
     loader_like,
     make_loader,
@@ -25,6 +24,7 @@ from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, S
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.shared import OpenedData, SharedDataModule
+from lightning_fl.data.silo_kinds import Silo
 
 __all__ = ["Partitioned"]
 
@@ -89,18 +89,18 @@ class Partitioned(SharedDataModule):
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
         )
-        if isinstance(data, FederatedDataModule):
-            raise ConfigurationError(f"data is a {type(data).__name__}, which already has clients: use it directly.")
-        if collate_fn is not None and isinstance(data, AnyDataModule):
-            raise ConfigurationError(
-                f"collate_fn is for a data set, but data is a {type(data).__name__}: give it to its loaders."
-            )
-        if isinstance(data, IterableDataset) or not (isinstance(data, AnyDataModule) or hasattr(data, "__len__")):
+        if isinstance(data, IterableDataset):
             raise ConfigurationError(
                 f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
                 " map-style data set or a LightningDataModule, or one data module per client with Silos."
             )
         self.data = data
+        self._silo = Silo("data", data)
+        module = self._silo.module
+        if collate_fn is not None and module is not None:
+            raise ConfigurationError(
+                f"collate_fn is for a data set, but data is a {type(data).__name__}: give it to its loaders."
+            )
         self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,
@@ -110,15 +110,13 @@ class Partitioned(SharedDataModule):
         }
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders, for their settings
         self._kept: dict[tuple[int, Split], Subset | DataLoader] = {}
-        if isinstance(data, AnyDataModule):
-            for hook in BATCH_HOOKS:
-                if is_overridden(hook, data):
-                    setattr(self, hook, getattr(data, hook))
+        for hook in BATCH_HOOKS if module is not None else ():
+            if is_overridden(hook, module):
+                setattr(self, hook, getattr(module, hook))
 
     def prepare_data(self) -> None:
         """Call the data module's ``prepare_data``."""
-        if isinstance(self.data, AnyDataModule):
-            self.data.prepare_data()
+        self._silo.call("prepare_data")
 
     def _open(self, *, allow_download: bool) -> OpenedData:
         """Open all splits, for every stage, so that training and test samples never overlap.
@@ -126,45 +124,40 @@ class Partitioned(SharedDataModule):
         Calls the data module's ``setup`` for "fit" and, if it has test data, "test". Its own random splits are the same
         in every process.
         """
+        datasets: dict[Split, Dataset] = {}
+        for split in SPLITS:
+            if self._silo.has(split):
+                # One seed for both stages, so that a random split drawn in each is the same.
+                self._silo.call("setup", "test" if split == "test" else "fit", seed=(self.partition_seed, "setup"))
+            part = self._silo.part(split)
+            if is_dataset(part):
+                datasets[split] = part
+            elif (loader := divisible_loader(part, split)) is not None:
+                datasets[split] = self._samples_of(loader, split)
+        if "train" not in datasets:
+            raise ConfigurationError(f"{type(self.data).__name__} has no train_dataloader: clients need training data.")
         source = getattr(self.data, "source", None)
-        datasets: Mapping[Split, Dataset] = (
-            self._open_loaders(self.data) if isinstance(self.data, AnyDataModule) else {"train": self.data}
-        )
         return OpenedData(datasets, source if isinstance(source, str) else self.source, {})
 
-    def _open_loaders(self, datamodule: LightningDataModule) -> dict[Split, Dataset]:
-        """Read the data sets and settings of the data module's loaders."""
-        datasets: dict[Split, Dataset] = {}
+    def _samples_of(self, loader: DataLoader, split: Split) -> Dataset:
+        """Read the data set and the settings of a loader."""
         given = self._given
-        for split in SPLITS:
-            if split == "train" or (split == "test" and is_overridden("test_dataloader", datamodule)):
-                # One seed for both stages, so that a random split drawn in each is the same.
-                with isolate_rng(include_cuda=False):
-                    seed_default_generators(self.partition_seed, "setup")
-                    datamodule.setup("fit" if split == "train" else "test")
-            loader = divisible_loader(datamodule, split)
-            if loader is None:
-                if split == "train":
-                    raise ConfigurationError(
-                        f"{type(datamodule).__name__} has no train_dataloader: clients need training data."
-                    )
-                continue
-            batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
-            datasets[split] = sampled_dataset(
-                loader,
-                split,
-                replace_order=split == "train" and given["shuffle"] is not None,
-                replace_batches=batch_size is not None,
-            )
-            if split == "train":
-                self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
-                self.eval_batch_size = given["eval_batch_size"] or 4 * self.batch_size
-                self.shuffle = is_shuffled(loader) if given["shuffle"] is None else self.shuffle
-                self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
-            elif given["eval_batch_size"] is None:
-                self.eval_batch_size = loader.batch_size or self.batch_size
-            self._loaders[split] = loader
-        return datasets
+        batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
+        dataset = sampled_dataset(
+            loader,
+            split,
+            replace_order=split == "train" and given["shuffle"] is not None,
+            replace_batches=batch_size is not None,
+        )
+        if split == "train":
+            self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
+            self.eval_batch_size = given["eval_batch_size"] or 4 * self.batch_size
+            self.shuffle = is_shuffled(loader) if given["shuffle"] is None else self.shuffle
+            self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
+        elif given["eval_batch_size"] is None:
+            self.eval_batch_size = loader.batch_size or self.batch_size
+        self._loaders[split] = loader
+        return dataset
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         """The client's samples: a ``Subset`` of a shared data set, or a loader like the user's over it."""
@@ -176,12 +169,7 @@ class Partitioned(SharedDataModule):
             base, below = innermost(self._held[part])  # several splits share one object
             places = indices.tolist() if below is None else torch.as_tensor(below)[indices].tolist()
             subset, loader = Subset(base, places), self._loaders.get(part)
-            training = split == "train"
-            options: dict[str, Any] = {
-                "batch_size": self.batch_size if training else self.eval_batch_size,
-                "shuffle": training and self.shuffle,
-                "drop_last": training and self.drop_last,
-            }
+            options = self.loader_options(split)
             if self._collate is not None:
                 self._kept[client, split] = make_loader(subset, collate_fn=self._collate, **options)
             elif loader is None or has_plain_batches(loader):
@@ -202,12 +190,12 @@ class Partitioned(SharedDataModule):
     def see_trainer(self, trainer: Any) -> None:
         """Set the trainer here and in the data module that is divided."""
         super().see_trainer(trainer)
-        if isinstance(self.data, AnyDataModule):
-            self.data.trainer = trainer
+        if self._silo.module is not None:
+            self._silo.module.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The data module that is divided, if there is one."""
-        return self.data if isinstance(self.data, AnyDataModule) else self
+        return self._silo.module or self
 
     def describe(self) -> Mapping[str, Any]:
         """Source, partitioner, seed and sizes."""
@@ -221,5 +209,4 @@ class Partitioned(SharedDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Call the data module's ``teardown``."""
-        if isinstance(self.data, AnyDataModule):
-            self.data.teardown(stage)  # type: ignore[arg-type]
+        self._silo.teardown(stage)

@@ -1,17 +1,22 @@
-"""Kinds of data that one client may have, recognised and converted to one form."""
+"""Kinds of data that one owner may have, recognised and converted to one form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import Dataset
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.lightning_types import AnyDataModule
+from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.graphs import is_graph
-from lightning_fl.data.loaders import as_loader, holds_several, is_dataset, is_loader
+from lightning_fl.data.loaders import as_loader, find_loader, holds_several, is_dataset, is_loader
 from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split
 
-__all__ = ["are_silos", "as_silo", "is_splits"]
+__all__ = ["Silo", "are_silos", "is_splits"]
 
 
 def is_splits(value: object) -> bool:
@@ -53,44 +58,90 @@ def _holds_data(value: Any) -> bool:
     return is_loader(value) or is_dataset(value) or holds_several(value)
 
 
-def as_silo(name: str, given: Any) -> AnyDataModule | dict[Split, Any]:
-    """Convert one client's data to a data module, or a dict of loaders and data sets by split.
-
-    A split's data are a data set, a loader, several of these in a list or dict, or ``None``.
+class Silo:
+    """One owner's data in one form, whatever it brought: by split a data set, a loader, several of these, or none.
 
     Args:
-        name: name of the client, for messages.
-        given: a data module, a loader, a data set, or a dict of the latter two by split.
+        name: name of the owner, for messages.
+        given: a data module, a loader, a data set, or a dict of the latter two (or of several) by split.
+
+    Attributes:
+        module: the data module, whose hooks see the batches; ``None`` for other data.
+        undivided: the data set, if it has a length and is not yet divided into splits.
+        has_datasets: whether batches are made from a data set here, not by a loader.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: the data are something else.
     """
-    if isinstance(given, FederatedDataModule):
-        raise ConfigurationError(
-            f"{name}: {type(given).__name__} has clients itself: give ordinary data modules, one per client."
-        )
-    if isinstance(given, AnyDataModule):
-        return given
-    by_split = ", such as {'train': ..., 'val': ..., 'test': ...}"
-    if isinstance(given, Mapping) and not is_splits(given):
-        names = ", ".join(map(str, given)) or "nothing"
-        raise ConfigurationError(f"{name}: the data are a dict of {names}: give a dict by split{by_split}.")
-    if not isinstance(given, Mapping) and holds_several(given):
-        raise ConfigurationError(
-            f"{name}: the data are a {type(given).__name__} of {len(given)} loaders or data sets: give a"
-            f" dict{by_split}; a split may have a list of several."
-        )
-    by_name = given if isinstance(given, Mapping) else {"train": given}
-    return {SPLIT_NAMES[key]: _as_data(name, SPLIT_NAMES[key], data) for key, data in by_name.items()}
 
+    def __init__(self, name: str, given: Any) -> None:
+        if isinstance(given, FederatedDataModule):
+            raise ConfigurationError(
+                f"{name}: {type(given).__name__} has clients itself: use it directly, or give ordinary data modules."
+            )
+        self.name = name
+        self.module: LightningDataModule | None = given if isinstance(given, AnyDataModule) else None
+        self.has_datasets = False
+        self._called: set[str] = set()
+        self._given = {} if self.module is not None else self._by_split(given)
+        whole = not isinstance(given, Mapping) and is_dataset(given) and not isinstance(given, IterableDataset)
+        self.undivided: Any = given if whole else None
 
-def _as_data(name: str, split: Split, data: Any) -> Any:
-    if data is None or holds_several(data) or is_dataset(data):
-        return data
-    source = f"{name}: the {split} data are"
-    if is_loader(data):
-        return as_loader(data, split, source)
-    raise ConfigurationError(
-        f"{source} a {type(data).__name__}: give a LightningDataModule, a DataLoader or another iterable of batches,"
-        " or a data set."
-    )
+    def _by_split(self, given: Any) -> dict[Split, Any]:
+        if holds_several(given) if not isinstance(given, Mapping) else not is_splits(given):
+            names = f" of {', '.join(map(str, given))}" if isinstance(given, Mapping) else f" of {len(given)}"
+            raise ConfigurationError(
+                f"{self.name}: the data are a {type(given).__name__}{names}: give a dict by split, such as {{'train':"
+                " ..., 'val': ..., 'test': ...}; a split may have a list of several loaders or data sets."
+            )
+        parts = given if isinstance(given, Mapping) else {"train": given}
+        return {SPLIT_NAMES[key]: self._checked(SPLIT_NAMES[key], part) for key, part in parts.items()}
+
+    def _checked(self, split: Split, part: Any) -> Any:
+        self.has_datasets |= any(map(is_dataset, tree_leaves(part) if holds_several(part) else [part]))
+        if part is None or holds_several(part) or is_dataset(part):
+            return part
+        source = f"{self.name}: the {split} data are"
+        if is_loader(part):
+            return as_loader(part, split, source)
+        raise ConfigurationError(
+            f"{source} a {type(part).__name__}: give a LightningDataModule, a DataLoader or another iterable of"
+            " batches, or a data set."
+        )
+
+    def divide(self, parts: Mapping[Split, Tensor]) -> None:
+        """Divide the data set that has no splits, by the samples of each."""
+        self._given = {split: Subset(self.undivided, part.tolist()) for split, part in parts.items() if len(part)}
+        self.undivided = None
+
+    def call(self, hook: str, *arguments: Any, seed: tuple[int | str, ...] = ()) -> None:
+        """Call ``prepare_data`` or ``setup`` of the data module, once for each argument; errors name the owner.
+
+        Random splits that a data module draws in ``setup`` depend on the seed only, and are the same for every stage.
+        """
+        if self.module is None or (key := " ".join((hook, *arguments))) in self._called:
+            return
+        try:
+            with isolate_rng(include_cuda=False):
+                if seed:
+                    seed_default_generators(*seed)  # type: ignore[arg-type]
+                getattr(self.module, hook)(*arguments)
+        except Exception as error:
+            error.add_note(f"This came from {type(self.module).__name__}.{hook} of {self.name}.")
+            raise
+        self._called.add(key)
+
+    def has(self, split: Split) -> bool:
+        """Whether there may be data in a split; nothing is opened."""
+        if self.module is None:
+            return self._given.get(split) is not None
+        return is_overridden(f"{split}_dataloader", self.module)
+
+    def part(self, split: Split) -> Any:
+        """Return the data of a split; those of a data module after its ``setup``."""
+        return self._given.get(split) if self.module is None else find_loader(self.module, split)
+
+    def teardown(self, stage: str | None) -> None:
+        """Call the data module's ``teardown`` if it was opened."""
+        if self.module is not None and self._called:
+            self.module.teardown(stage)  # type: ignore[arg-type]

@@ -7,21 +7,18 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
-from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.core.seeding import run_seed, seed_default_generators
+from lightning_fl.core.lightning_types import AnyDataModule
+from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.loaders import (
     collate,
     combined,
-    find_loader,
     holds_several,
     is_dataset,
-    is_loader,
     is_shuffled,
     loader_like,
     make_loader,
@@ -29,13 +26,13 @@ from lightning_fl.data.loaders import (
 )
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.shared import cut_splits
-from lightning_fl.data.silo_kinds import as_silo, is_splits
+from lightning_fl.data.silo_kinds import Silo, is_splits
 from lightning_fl.data.sizes import check_fractions
 
 __all__ = ["Silos"]
 
 #: Data of one client that a recipe can express.
-Silo = AnyDataModule | Dataset | DataLoader
+Given = AnyDataModule | Dataset | DataLoader
 
 
 class Silos(FederatedDataModule):
@@ -79,7 +76,7 @@ class Silos(FederatedDataModule):
     @checked
     def __init__(
         self,
-        datamodules: list[Silo] | dict[str, Silo],
+        datamodules: list[Given] | dict[str, Given],
         names: list[str] | None = None,
         *,
         batch_size: Count | None = None,
@@ -125,12 +122,8 @@ class Silos(FederatedDataModule):
             )
         self.datamodules: list[Any] = list(datamodules)
         self.names = names
-        found = [as_silo(name, given) for name, given in zip(self.client_names(), datamodules, strict=True)]
-        self._modules = {client: silo for client, silo in enumerate(found) if isinstance(silo, AnyDataModule)}
-        self._parts = {client: silo for client, silo in enumerate(found) if isinstance(silo, dict)}
-        held = [data for parts in self._parts.values() for data in parts.values()]
-        flat = [part for data in held for part in (tree_leaves(data) if holds_several(data) else [data])]
-        if collate_fn is not None and not any(map(is_dataset, flat)):
+        self._silos = [Silo(name, given) for name, given in zip(self.client_names(), datamodules, strict=True)]
+        if collate_fn is not None and not any(silo.has_datasets for silo in self._silos):
             raise ConfigurationError(
                 "collate_fn is for data sets, but every client has a data module or loaders: give it to those."
             )
@@ -145,7 +138,6 @@ class Silos(FederatedDataModule):
             "test": eval_batch_size or batch_size,
         }
         self._has_logged_cut = False
-        self._stages: set[tuple[int, str]] = set()
         self._loaders: dict[tuple[int, Split], Any] = {}
 
     def _samples_of_clients(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
@@ -175,131 +167,96 @@ class Silos(FederatedDataModule):
 
     def transfer_hooks(self, client: int) -> LightningDataModule:
         """The client's own data module, if it has one."""
-        return self._modules.get(client, self)
+        return self._silos[client].module or self
 
     def open(self, client: int, stage: str = "fit") -> LightningDataModule:
-        """The client's data module after ``prepare_data`` and ``setup(stage)``, each called once.
-
-        Random splits that a data module draws in ``setup`` depend on the run's seed and the client only, and are the
-        same for every stage.
-        """
-        datamodule = self.datamodules[client]
-        if (client, "prepare") not in self._stages:
-            self._call(client, "prepare_data")
-            self._stages.add((client, "prepare"))
-        if (client, stage) not in self._stages:
-            with isolate_rng(include_cuda=False):
-                seed_default_generators(run_seed(), "silo", client)
-                self._call(client, "setup", stage)
-            self._stages.add((client, stage))
-        return datamodule
+        """The client's data module (or this one) after ``prepare_data`` and ``setup(stage)``, each called once."""
+        silo = self._silos[client]
+        silo.call("prepare_data")
+        silo.call("setup", stage, seed=(run_seed(), "silo", client))
+        return silo.module or self
 
     def see_trainer(self, trainer: Any) -> None:
         """Set the trainer here and in every client's data module."""
         super().see_trainer(trainer)
-        for module in self._modules.values():
-            module.trainer = trainer
+        for silo in self._silos:
+            if silo.module is not None:
+                silo.module.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The client's own data module, opened, if it has one; without a client the first one, unopened."""
-        if (client or 0) not in self._modules:
-            return self
-        return self._modules[0] if client is None else self.open(client, stage)
-
-    def _call(self, client: int, hook: str, *arguments: Any) -> None:
-        """Call a hook of a client's data module; errors name the client."""
-        datamodule = self.datamodules[client]
-        try:
-            getattr(datamodule, hook)(*arguments)
-        except Exception as error:
-            error.add_note(f"This came from {type(datamodule).__name__}.{hook} of {self.client_names()[client]}.")
-            raise
+        return self.transfer_hooks(0) if client is None else self.open(client, stage)
 
     def client_data(self, client: int, split: Split) -> Any:
         """The client's own loader or data set, made once."""
-        key = (client, split)
+        key, silo = (client, split), self._silos[client]
         if key not in self._loaders:
-            if client in self._parts:
-                self._loaders[key] = self._held(client, split)
-            elif is_overridden(f"{split}_dataloader", self._modules[client]):
-                datamodule = self.open(client, "test" if split == "test" else "fit")
-                self._loaders[key] = self._with_settings(find_loader(datamodule, split), client, split)
-            else:
-                self._loaders[key] = None
+            if silo.undivided is not None and len(silo.undivided):
+                self._divide(client)
+            part = None
+            if silo.has(split):
+                self.open(client, "test" if split == "test" else "fit")
+                part = self._with_settings(silo.part(split), silo.name, split)
+            self._loaders[key] = part
         return self._loaders[key]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
         """Digests of all splits, unless a data module would have to open them."""
-        return self._digests(client) if client in self._parts else super().data_digests(client, stage)
+        return self._digests(client) if self._silos[client].module is None else super().data_digests(client, stage)
 
-    def _held(self, client: int, split: Split) -> Any:
-        """The data of a client without a data module in a split."""
-        if self.datamodules[client] is self._parts[client].get("train"):  # one data set, not yet cut
-            self._parts[client] = self._cut(client, self.datamodules[client])
-        data = self._parts[client].get(split)
-        if data is None or (is_dataset(data) and not holds_several(data)):
-            return data if data is None or self._collate is None else self._collated(data, split)
-        if holds_several(data):
-            made = tree_map(lambda part: self._collated(part, split) if is_dataset(part) else part, data)
-            data = combined(made, split)
-        return self._with_settings(data, client, split)
-
-    def _cut(self, client: int, silo: Any) -> dict[Split, Any]:
-        """Divide a client's data set; a loader or stream is training data only."""
-        if is_loader(silo) or isinstance(silo, IterableDataset) or len(silo) == 0:
-            return {"train": silo}
-        seed = run_seed() if self.split_seed is None else self.split_seed
-        parts = cut_splits(torch.arange(len(silo)), self.split, seed, client)
+    def _divide(self, client: int) -> None:
+        """Divide a client's data set into splits."""
+        silo = self._silos[client]
+        seed, length = run_seed() if self.split_seed is None else self.split_seed, len(silo.undivided)
+        parts = cut_splits(torch.arange(length), self.split, seed, client)
+        silo.divide(parts)
         if not self._has_logged_cut:  # once, for all clients
             self._has_logged_cut = True
             counts = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
             rank_zero_info(
-                f"{self.client_names()[client]}: {len(silo)} samples are divided at random into {counts}, and other"
-                " data sets without splits alike. Set other shares by Silos(split=...), or give splits as a dict such"
-                " as {'train': ..., 'test': ...}."
+                f"{silo.name}: {length} samples are divided at random into {counts}, and other data sets without splits"
+                " alike. Set other shares by Silos(split=...), or give splits as a dict such as {'train': ..., 'test':"
+                " ...}."
             )
-        return {split: Subset(silo, part.tolist()) for split, part in parts.items() if len(part)}
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
         """A loader over a data set, with ``collate_fn``."""
-        training = split == "train"
-        return make_loader(
-            dataset,
-            batch_size=self.batch_size if training else self.eval_batch_size,
-            shuffle=training and self.shuffle,
-            drop_last=training and self.drop_last,
-            collate_fn=self._collate or collate,
-        )
+        return make_loader(dataset, collate_fn=self._collate or collate, **self.loader_options(split))
 
-    def _with_settings(self, loader: Any, client: int, split: Split) -> Any:
-        """The loader with the user's batch size and order; the loader itself if nothing is set."""
+    def _with_settings(self, part: Any, name: str, split: Split) -> Any:
+        """A client's data with the user's batch size, order and collation; unchanged if nothing is set."""
+        if holds_several(part):
+            made = tree_map(lambda one: self._collated(one, split) if is_dataset(one) else one, part)
+            return self._with_settings(combined(made, split), name, split)
+        if part is None or is_dataset(part):
+            return part if part is None or self._collate is None else self._collated(part, split)
         training = split == "train"
         batch_size = self._batch_sizes[split]
         shuffle, drop_last = (self._given["shuffle"], self._given["drop_last"]) if training else (None, None)
-        if loader is None or (batch_size is None and shuffle is None and drop_last is None):
-            return loader
-        if isinstance(loader, CombinedLoader):
-            parts = tree_map(lambda part: self._with_settings(part, client, split), loader.iterables)
-            return CombinedLoader(parts, loader._mode)
-        dataset = loader.dataset if isinstance(loader, DataLoader) else loader
-        if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
+        if batch_size is None and shuffle is None and drop_last is None:
+            return part
+        if isinstance(part, CombinedLoader):
+            return CombinedLoader(
+                tree_map(lambda one: self._with_settings(one, name, split), part.iterables), part._mode
+            )
+        if not isinstance(part, DataLoader) or isinstance(part.dataset, IterableDataset):
+            source = part.dataset if isinstance(part, DataLoader) else part
             raise ConfigurationError(
-                f"{self.client_names()[client]}: the {split} loader {'reads' if dataset is not loader else 'is'} a"
-                f" {type(dataset).__name__}, which makes its own batches: leave out batch_size, eval_batch_size,"
-                " shuffle and drop_last."
+                f"{name}: the {split} loader {'reads' if source is not part else 'is'} a {type(source).__name__}, which"
+                " makes its own batches: leave out batch_size, eval_batch_size, shuffle and drop_last."
             )
         try:
             dataset = sampled_dataset(
-                loader, split, replace_order=shuffle is not None, replace_batches=batch_size is not None
+                part, split, replace_order=shuffle is not None, replace_batches=batch_size is not None
             )
         except (ConfigurationError, DataError) as error:
-            raise type(error)(f"{self.client_names()[client]}: {error}") from error
+            raise type(error)(f"{name}: {error}") from error
         return loader_like(
-            loader,
+            part,
             dataset,
-            batch_size=batch_size or loader.batch_size or 1,
-            shuffle=is_shuffled(loader) and training if shuffle is None else shuffle,
-            drop_last=loader.drop_last if drop_last is None else drop_last,
+            batch_size=batch_size or part.batch_size or 1,
+            shuffle=is_shuffled(part) and training if shuffle is None else shuffle,
+            drop_last=part.drop_last if drop_last is None else drop_last,
         )
 
     def describe(self) -> Mapping[str, Any]:
@@ -308,5 +265,5 @@ class Silos(FederatedDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Call ``teardown`` of every opened data module."""
-        for client in sorted({client for client, _ in self._stages}):
-            self.datamodules[client].teardown(stage)
+        for silo in self._silos:
+            silo.teardown(stage)

@@ -134,7 +134,7 @@ class BatchFactory:
         elif holds_several(data):
             return _in_turn([self._make(part, split, source) for part in combined(data, split).flattened])
         if is_dataset(data):
-            options = self._options(split)
+            options = self.data.loader_options(split)
             stream = isinstance(data, IterableDataset)
             return (None if stream else self._packed(data, **options)) or LoaderBatches(self._loader_of(data, split))
         loader = as_loader(data, split, source)
@@ -152,18 +152,10 @@ class BatchFactory:
         options = _plain_options(loader) if isinstance(loader, DataLoader) else None
         return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
 
-    def _options(self, split: Split) -> dict[str, Any]:
-        module, training = self.data, split == "train"
-        return {
-            "batch_size": module.batch_size if training else module.eval_batch_size,
-            "shuffle": training and module.shuffle,
-            "drop_last": training and module.drop_last,
-        }
-
     def _loader_of(self, data: Any, split: Split) -> DataLoader:
         """The engine's own loader over a data set."""
         pin = self._device.type == "cuda"
-        return make_loader(data, collate_fn=collate, pin_memory=pin, **self._options(split))
+        return make_loader(data, collate_fn=collate, pin_memory=pin, **self.data.loader_options(split))
 
     def _loaders_of(self, data: Any, split: Split) -> Any:
         """A list, tuple or dict with a loader in place of every data set."""
