@@ -1,7 +1,6 @@
 """Data module of Hugging Face data sets: images or tables (the extra ``lightning-fl[hf]``)."""
 
 import glob
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError, cut, did_you_mean, listed
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.core.validation import Count, checked
+from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 
@@ -134,7 +134,7 @@ class HFDataset(SharedDataModule):
 
         path = Path(self.path).expanduser()
         options: dict[str, Any] = {}
-        if not allow_download or os.environ.get("LIGHTNING_FL_OFFLINE", "0") not in ("", "0"):
+        if not allow_download or is_offline():
             options["download_config"] = datasets.DownloadConfig(local_files_only=True)
         try:
             if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):

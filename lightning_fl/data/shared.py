@@ -87,9 +87,6 @@ class SharedDataModule(FederatedDataModule):
             there are no classes to stratify.
     """
 
-    #: Name of a sample in messages.
-    sample_noun: str = "sample"
-
     @checked
     def __init__(
         self,
@@ -110,14 +107,9 @@ class SharedDataModule(FederatedDataModule):
         self._settings.check_partitioner(partitioner)
         if partitioner.exact and train_shares is not None:
             raise ConfigurationError(f"train_shares={train_shares}: leave it out with {type(partitioner).__name__}.")
-        if train_shares is not None and partitioner.num_clients is not None:
-            _check_length(train_shares, partitioner.num_clients)
         self.partitioner = partitioner
         self.split = split
         self.split_seed = split_seed
-        self.division = division
-        self.folds = folds
-        self.fold = fold
         self.stratified = stratified
         self.train_shares = train_shares
         self.unlabelled = unlabelled
@@ -165,21 +157,23 @@ class SharedDataModule(FederatedDataModule):
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
-                f"stratified=True: {type(self.partitioner).__name__} already divides every client's"
-                f" {self.sample_noun}s. Leave stratified out."
+                f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples. Leave"
+                " stratified out."
             )
         self._settings.check_parts(parts)
         num_clients = len(parts["train"])
-        if self.train_shares is not None:
-            _check_length(self.train_shares, num_clients)
+        if self.train_shares is not None and len(self.train_shares) != num_clients:
+            raise ConfigurationError(
+                f"train_shares has {len(self.train_shares)} entries for {num_clients} clients: give one per client."
+            )
         names = self.partitioner.names or [str(client) for client in range(num_clients)]
         if self.partitioner.names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
         for name, indices in zip(names, parts["train"], strict=True):
             if len(indices) == 0:
                 raise DataError(
-                    f"client {name} of {num_clients} gets no {self.sample_noun} of the"
-                    f" {len(datasets['train'])}: use fewer clients or a more even partition."
+                    f"client {name} of {num_clients} gets no sample of the {len(datasets['train'])}: use fewer clients"
+                    " or a more even partition."
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
@@ -229,10 +223,10 @@ class SharedDataModule(FederatedDataModule):
         names = self._names or default_names(len(shares))
         self._left_out = [name for client, name in enumerate(names) if client not in kept]
         if not kept:
-            raise DataError(f"none of the {len(shares)} clients has a target in its training {self.sample_noun}s.")
+            raise DataError(f"none of the {len(shares)} clients has a target in its training samples.")
         rank_zero_warn(
-            f"{len(self._left_out)} of {len(shares)} clients have no target in their training {self.sample_noun}s and"
-            f" are left out of the federation: {listed(self._left_out, 5)}."
+            f"{len(self._left_out)} of {len(shares)} clients have no target in their training samples and are left out"
+            f" of the federation: {listed(self._left_out, 5)}."
         )
         self._names = [names[client] for client in kept]
         return [shares[client] for client in kept]
@@ -249,15 +243,13 @@ class SharedDataModule(FederatedDataModule):
     @property
     def _data(self) -> OpenedData:
         if self._opened is None:
-            raise DataError(f"the {self.sample_noun}s are not read yet: call prepare_data() and setup('fit') first.")
+            raise DataError("the samples are not read yet: call prepare_data() and setup('fit') first.")
         return self._opened
 
     @property
     def _shares(self) -> ClientShares:
         if self._indices is None:
-            raise DataError(
-                f"the {self.sample_noun}s are not partitioned yet: call prepare_data() and setup('fit') first."
-            )
+            raise DataError("the samples are not partitioned yet: call prepare_data() and setup('fit') first.")
         return self._indices
 
     @property
@@ -371,13 +363,6 @@ def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:
             missing.append(f"{len(without)} of {len(names)} clients have no {split} samples ({listed(without, 5)})")
     if missing:
         rank_zero_warn(f"{', '.join(missing)}: they train, but do not count in the metrics of that split.")
-
-
-def _check_length(train_shares: list[float], num_clients: int) -> None:
-    if len(train_shares) != num_clients:
-        raise ConfigurationError(
-            f"train_shares has {len(train_shares)} entries for {num_clients} clients: give one per client."
-        )
 
 
 def _check_groups(parts: Mapping[Split, Sequence[Tensor]], names: list[str]) -> None:

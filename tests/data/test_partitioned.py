@@ -1,6 +1,5 @@
 import pytest
 import torch
-import yaml
 from data_tiny import DATA, Assays, Sliced, partitioned
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
@@ -245,26 +244,15 @@ def test_own_samplers_are_replaced_on_demand():
 
 
 def test_recipe():
-    """The constructor works from YAML, with short and long class names."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
-    recipe = {
-        "data": {
-            "class_path": "lightning_fl.data.partitioned.Partitioned",
-            "init_args": {
-                "data": {"class_path": f"{OnlyTraining.__module__}.OnlyTraining"},
-                "partitioner": {
-                    "class_path": "lightning_fl.data.partition.Dirichlet",
-                    "init_args": {"num_clients": 3, "alpha": 2},
-                },
-                "split": [0.6, 0.2, 0.2],
-                "batch_size": 4,
-            },
-        }
+    init_args = {
+        "data": {"class_path": f"{OnlyTraining.__module__}.OnlyTraining"},
+        "partitioner": {"class_path": "lightning_fl.data.IID", "init_args": {"num_clients": 3}},
+        "split": [0.6, 0.2, 0.2],
     }
-    data = parser.instantiate_classes(parser.parse_string(yaml.safe_dump(recipe))).data
+    data = parser.instantiate_classes(
+        parser.parse_object({"data": {"class_path": "lightning_fl.data.Partitioned", "init_args": init_args}})
+    ).data
     data.setup("fit")
-    assert isinstance(data, Partitioned)
-    assert isinstance(data.partitioner, Dirichlet)
-    assert sum(data.num_samples("train")) + sum(data.num_samples("val")) + sum(data.num_samples("test")) == 100
-    assert data.batch_size == 4
+    assert [sum(data.num_samples(split)) for split in SPLITS] == [60, 21, 19]

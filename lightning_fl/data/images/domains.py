@@ -149,7 +149,7 @@ class ImageDomains(SharedImages):
             "domains": records,
             "samples_per_client": self.samples_per_client,
         }
-        return self._opened_images({"train": joined}, lambda: joined.images, source, record)
+        return self._opened_images({"train": joined}, joined, source, record)
 
     def _read(self, allow_download: bool) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
         """Read all images of the domains in use, their source, and a record of each."""

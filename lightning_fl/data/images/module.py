@@ -1,10 +1,9 @@
 """Federated data module of one set of labelled images, from a card or from the user's ``.npz`` file."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
@@ -35,7 +34,6 @@ class SharedImages(TransformedImages, SharedDataModule):
             :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
-    sample_noun = "image"
     #: Height and width in pixels, and channels, to which images are converted; ``None`` to keep theirs.
     size: int | None = None
     channels: int | None = None
@@ -45,7 +43,7 @@ class SharedImages(TransformedImages, SharedDataModule):
     def _opened_images(
         self,
         parts: Mapping[Split, ImageDataset],
-        whole: Callable[[], Tensor],
+        basis: ImageDataset,
         source: str,
         record: Mapping[str, Any],
     ) -> OpenedData:
@@ -53,7 +51,7 @@ class SharedImages(TransformedImages, SharedDataModule):
 
         Args:
             parts: images to partition.
-            whole: returns the images [n, C, H, W] for the mean and deviation; called only if these are computed.
+            basis: images for the mean and deviation, perhaps not yet converted.
             source: see :class:`~lightning_fl.data.shared.OpenedData`.
             record: record of the images, completed here.
         """
@@ -61,7 +59,7 @@ class SharedImages(TransformedImages, SharedDataModule):
         _check_parts(parts)
         mean, std = self.mean, self.std
         if self.normalize and (mean is None or std is None):
-            mean, std = channel_statistics(whole())
+            mean, std = channel_statistics(self._converted(basis).images)
         self._transform_with(mean, std, first.images.shape[1])
         own = {
             "image_shape": list(first.images.shape[1:]),
@@ -206,7 +204,8 @@ class ImageData(SharedImages):
         read = self.origin.read(allow_download=allow_download, coarse_labels=self.coarse_labels)
         chosen = self._choose(read.datasets)
         parts = {split: self._converted(part) for split, part in chosen.items()}
-        train = parts["train"]
+        # with max_samples too, mean and deviation are constants of the data set
+        basis = parts["train"] if chosen is read.datasets else read.datasets["train"]
         if self.pooled:
             parts = {"train": ImageDataset.joined(list(parts.values()), place=f"the images of {self.origin.name}")}
         own = {
@@ -215,12 +214,7 @@ class ImageData(SharedImages):
             "max_samples": self.max_samples,
             "shifts": [shift.describe() for shift in self.shifts],
         }
-
-        def whole() -> Tensor:
-            # without max_samples: mean and deviation are constants of the data set
-            return (train if chosen is read.datasets else self._converted(read.datasets["train"])).images
-
-        return self._opened_images(parts, whole, read.source, read.record | own)
+        return self._opened_images(parts, basis, read.source, read.record | own)
 
     def _choose(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
         """Choose ``max_samples`` of the images."""

@@ -58,7 +58,7 @@ class ImageReader(ABC):
     @property
     def place(self) -> str:
         """Location of the images as text."""
-        return f"{self.path} ({', '.join(self.sha256)})"
+        return str(self.path)
 
     @property
     def sums(self) -> str:

@@ -47,11 +47,6 @@ class NpzImages(ImageReader):
         """Return the user's own file."""
         return cls(path, "path", False, {path.name: file_sha256(path)})
 
-    @property
-    def place(self) -> str:
-        """The file."""
-        return str(self.path)
-
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read the arrays; validation images are training images where the card joins these parts."""
         from lightning_fl.data.images.dataset import ImageDataset
@@ -106,11 +101,6 @@ class DigitImages(ImageReader):
     """The digits in scikit-learn."""
 
     layout = "scikit-learn"
-
-    @property
-    def place(self) -> str:
-        """The library."""
-        return str(self.path)
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Return all digits for training."""

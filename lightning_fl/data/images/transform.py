@@ -6,6 +6,7 @@ device nor on the previous client.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -172,9 +173,9 @@ class TransformedImages(FederatedDataModule):
         self._transform = ImageTransform(mean, std, self.augment)
 
     @property
+    @abstractmethod
     def class_names(self) -> list[str]:
         """Names of the classes 0, 1, ..., after ``setup``."""
-        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:

@@ -64,7 +64,6 @@ class MoleculeDataModule(SharedDataModule):
             rows cannot be merged.
     """
 
-    sample_noun = "molecule"
     #: Column of SMILES.
     smiles_column: str = "smiles"
     #: Whether targets may be bounds.

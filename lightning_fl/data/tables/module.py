@@ -65,8 +65,6 @@ class TableData(SharedDataModule):
         >>> data = TableData(name="adult", partitioner=GroupBy(column="doctorate"))
     """
 
-    sample_noun = "row"
-
     @checked
     def __init__(
         self,

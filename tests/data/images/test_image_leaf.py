@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from image_files import leaf_content, pictures, write_leaf, write_npz
-from image_module_tiny import fit
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
@@ -127,45 +126,6 @@ def test_each_writer_is_a_client_in_all_splits(own_folder):
     assert sum(data.num_samples("train")) + sum(data.num_samples("val")) == 24
 
 
-def test_whole_writers_are_dealt_to_fewer_clients(own_folder):
-    write_leaf(own_folder / "femnist", BY_SAMPLE)
-    data = ready(partitioner=GroupBy(column="writer", num_clients=2), split=(0.5, 0.5, 0.0))
-    parts, seen = read(), []
-    for client in range(2):
-        owners = [
-            {parts[part].column("writer")[index] for index in data.client_data(client, split).indices}
-            for split, part in (("train", "train"), ("test", "test"))
-        ]
-        assert owners[0] == owners[1]
-        seen += owners[0]
-    assert sorted(seen) == ["f0000_14", "f0001_41", "f0002_00"]
-
-
-@pytest.mark.slow
-def test_some_writers_are_drawn_by_the_seed(own_folder):
-    writers = {f"w{number:02}": 4 + number % 3 for number in range(30)}
-    write_leaf(own_folder / "femnist", {"train": [writers], "test": [dict.fromkeys(writers, 2)]})
-    drawn = {}
-    for seed in (0, 1):
-        data = ImageData(
-            name="femnist",
-            source="real",
-            split_seed=seed,
-            partitioner=GroupBy(column="writer", num_groups=10, min_samples=5),
-        )
-        data.setup()
-        drawn[seed] = data.client_names()
-        assert len(drawn[seed]) == 10
-        assert all(writers[name] >= 5 for name in drawn[seed])
-        assert [writers[name] for name in drawn[seed]] == [
-            train + val for train, val in zip(data.num_samples("train"), data.num_samples("val"), strict=True)
-        ]
-        assert data.num_samples("test") == [2] * 10
-    assert drawn[0] != drawn[1]
-    with pytest.raises(DataError, match="10 of 30 groups have min_samples=6 .* 11 "):
-        ready(partitioner=GroupBy(column="writer", num_groups=11, min_samples=6))
-
-
 def test_parts_without_a_common_writer_need_pooling(own_folder):
     write_leaf(own_folder / "femnist", BY_USER)
     with pytest.raises(DataError, match=r"2 clients, such as f0002_00, have .* test part.*pooled"):
@@ -177,21 +137,6 @@ def test_parts_without_a_common_writer_need_pooling(own_folder):
     totals = zip(*(data.num_samples(split) for split in ("train", "val", "test")), strict=True)
     assert [sum(sizes) for sizes in totals] == [6, 8, 5, 5]
     assert ready(partitioner=IID(num_clients=2)).num_samples("test") == [5, 5]  # without writers it is no fault
-
-
-def test_pooled_writers_have_the_images_of_both_parts(own_folder):
-    write_leaf(own_folder / "femnist", BY_SAMPLE)
-    data = ready(partitioner=GroupBy(column="writer"), pooled=True)
-    totals = zip(*(data.num_samples(split) for split in ("train", "val", "test")), strict=True)
-    assert [sum(sizes) for sizes in totals] == [8, 11, 14]
-
-
-def test_it_trains(own_folder, tmp_path):
-    write_leaf(own_folder / "femnist", BY_SAMPLE)
-    _, trainer = fit(
-        ImageData(name="femnist", source="real", partitioner=GroupBy(column="writer"), split=(0.8, 0.2, 0)), tmp_path
-    )
-    assert trainer.metrics["test"]["test_loss"].worst > 0
 
 
 # ---- the stand-in

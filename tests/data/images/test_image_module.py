@@ -7,13 +7,12 @@ import pytest
 import torch
 from image_files import cycle, pictures, write_npz
 from image_module_tiny import fit
-from jsonargparse import ArgumentParser
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import channel_statistics, crop_at, flip_where
-from lightning_fl.data.module import SPLITS, FederatedDataModule
+from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Pathological
 from lightning_fl.data.shifts import Inversion, LabelPermutation, Shift
 
@@ -221,23 +220,3 @@ def test_it_travels_to_other_processes(npz):
     data = ready(npz, augment=["flip"])
     other = pickle.loads(pickle.dumps(data))
     assert all(torch.equal(a, b) for a, b in zip(samples(data, 1, "val"), samples(other, 1, "val"), strict=True))
-
-
-def test_a_recipe_can_name_it():
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    init_args = {
-        "name": "cifar10",
-        "augment": ["crop", "flip"],
-        "shifts": [{"class_path": "lightning_fl.data.shifts.Rotation", "init_args": {"clients_per_value": 1}}],
-        "split": [0.8, 0.0, 0.2],
-        "stratified": True,
-        "partitioner": {"class_path": "lightning_fl.data.partition.IID", "init_args": {"num_clients": 4}},
-    }
-    config = parser.parse_object(
-        {"data": {"class_path": "lightning_fl.data.images.module.ImageData", "init_args": init_args}}
-    )
-    data = parser.instantiate(config).data
-    assert isinstance(data, ImageData)
-    assert (data.augment, data.stratified, data.num_clients) == (["crop", "flip"], True, 4)
-    assert data.shifts[0].clients_per_value == 1
