@@ -42,9 +42,7 @@ class HFDataset(SharedDataModule):
         size: height and width that images are scaled to; needed if they differ.
         channels: 1 for grey, 3 for colour; ``None`` for the images' own.
         normalize: subtract the mean and divide by the standard deviation of the training samples, by channel or column.
-        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
-            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Raises:
         ConfigurationError: ``datasets`` is not installed or an argument is not allowed.
@@ -83,14 +81,11 @@ class HFDataset(SharedDataModule):
         self._statistics: dict[str, list[float]] = {}
 
     @property
-    def classes(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``; empty for a regression."""
         return list(self._data.record["classes"])
 
-    @property
-    def class_names(self) -> list[str]:
-        """The same, under the name that all data modules of classes have."""
-        return self.classes
+    classes = class_names
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -104,8 +99,8 @@ class HFDataset(SharedDataModule):
         image = self._image_column(first.features)
         self._require_columns(first, [self.target, *(self.columns or []), *(self.drop or [])])
         columns = [image] if image else self._columns(first.features)
-        classes = self._classes(found)
-        encoders = {} if image else {name: _categories(found, name) for name in columns}
+        classes = _categories(found, self.target, whole_numbers=True)
+        encoders = {} if image else {name: _categories(found, name, whole_numbers=False) for name in columns}
         datasets: dict[Split, Dataset] = {}
         for split, table in found.items():
             inputs = (
@@ -207,30 +202,14 @@ class HFDataset(SharedDataModule):
 
     # -- encoding ------------------------------------------------------------------------------------------------
 
-    def _classes(self, parts: Mapping[Split, Any]) -> list[str] | None:
-        from datasets import ClassLabel
-
-        kind = parts["train"].features[self.target]
-        if isinstance(kind, ClassLabel):
-            return list(kind.names)
-        if str(getattr(kind, "dtype", "")).startswith("float"):
-            return None
-        return _sorted_values(parts, self.target)
-
     def _targets(self, table: Any, classes: list[str] | None) -> Tensor:
-        from datasets import ClassLabel
-
-        values = list(table[self.target])
-        if any(value is None for value in values) and classes is not None:
-            raise DataError(f"{self.path}: {self.target!r} of row {values.index(None)} is empty: leave such rows out.")
+        values = _values(table, self.target)
         if classes is None:
             return torch.tensor([np.nan if value is None else value for value in values], dtype=torch.float32)[:, None]
-        if isinstance(table.features[self.target], ClassLabel):
-            if values and min(values) < 0:
-                raise DataError(f"{self.path}: {self.target!r} has rows without a class (-1): leave them out.")
-            return torch.tensor(values, dtype=torch.long)
-        place = {name: number for number, name in enumerate(classes)}
-        return torch.tensor([place[str(value)] for value in values], dtype=torch.long)
+        codes = _codes(values, classes)
+        if codes.min(initial=0) < 0:
+            raise DataError(f"{self.path}: {self.target!r} of row {codes.argmin()} has no class: leave such rows out.")
+        return torch.from_numpy(codes)
 
     def _images(self, table: Any, name: str) -> Tensor:
         """All images, uint8 [n, C, H, W]."""
@@ -290,44 +269,40 @@ class _Samples(Dataset):
 
     def column(self, name: str) -> list[Any] | None:
         """One value per sample, classes as names; ``None`` if there is no such column."""
-        if name not in self._table.column_names:
-            return None
-        kind, values = self._table.features[name], list(self._table[name])
-        return [kind.int2str(value) for value in values] if hasattr(kind, "int2str") else values
+        return _values(self._table, name) if name in self._table.column_names else None
 
 
-def _sorted_values(parts: Mapping[Split, Any], name: str) -> list[str]:
-    """The sorted values of a column: numbers by size, others by letters."""
-    values = {value for table in parts.values() for value in table.unique(name) if value is not None}
-    plain = all(isinstance(value, int) for value in values)
-    return [str(value) for value in (sorted(values) if plain else sorted(map(str, values)))]
+def _values(table: Any, name: str) -> list[Any]:
+    """The cells of a column, classes as names and ``None`` for none."""
+    names, values = getattr(table.features[name], "names", None), list(table[name])
+    return values if names is None else [None if value in (None, -1) else names[value] for value in values]
 
 
-def _categories(parts: Mapping[Split, Any], name: str) -> list[str] | None:
-    """The values of a column of texts or classes; ``None`` for numbers."""
+def _categories(parts: Mapping[Split, Any], name: str, *, whole_numbers: bool) -> list[str] | None:
+    """The values of a column of classes, texts or perhaps whole numbers, in order; ``None`` for other columns."""
     kind = parts["train"].features[name]
-    if hasattr(kind, "int2str"):
+    if hasattr(kind, "names"):
         return list(kind.names)
-    if getattr(kind, "dtype", None) in ("string", "large_string", "bool"):
-        return _sorted_values(parts, name)
-    return None
+    dtype = str(getattr(kind, "dtype", ""))
+    if dtype.startswith("float") if whole_numbers else dtype not in ("string", "large_string", "bool"):
+        return None
+    values = {value for table in parts.values() for value in table.unique(name) if value is not None}
+    return list(map(str, sorted(values, key=None if all(isinstance(value, int) for value in values) else str)))
+
+
+def _codes(values: list[Any], categories: list[str]) -> np.ndarray[Any, Any]:
+    """Numbers of the categories, int64 [n]; -1 for an empty cell."""
+    import pandas as pd
+
+    named = [None if value is None else str(value) for value in values]
+    return pd.Categorical(named, categories=categories).codes.astype(np.int64)
 
 
 def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
-    """A column as inputs before normalisation, float64 [n, k]; texts and classes are one-hot."""
-    values = list(table[name])
+    """A column as inputs before normalisation, float64 [n, k]; texts and classes are one-hot, only 0 if empty."""
+    values = _values(table, name)
     if categories is not None:
-        if hasattr(table.features[name], "int2str"):
-            place = {number: number for number in range(len(categories))}
-            keys = values
-        else:
-            place = {text: number for number, text in enumerate(categories)}  # type: ignore[misc]
-            keys = [None if value is None else str(value) for value in values]
-        found = torch.zeros(len(values), len(categories), dtype=torch.float64)
-        for row, key in enumerate(keys):
-            if key in place:  # an empty cell has only zeros
-                found[row, place[key]] = 1
-        return found
+        return torch.from_numpy((_codes(values, categories)[:, None] == np.arange(len(categories))).astype(np.float64))
     try:
         cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
     except (TypeError, ValueError) as error:

@@ -21,34 +21,28 @@ from lightning_fl.data.shared import OpenedData
 
 __all__ = ["DomainPartition", "ImageDomains"]
 
-MissingPolicy = Literal["refuse", "skip"]
-
 
 class DomainPartition(Partitioner):
     """Partition of every domain's samples among its own clients, in equal parts; needs a column ``domain``.
 
     Args:
-        clients: domain -> number of its clients, in their order. A domain without samples has none.
+        clients: domain -> number of its clients, in their order.
         stratified: keep the proportions of a domain's classes in its parts.
     """
 
     def __init__(self, *, clients: Mapping[str, int], stratified: bool) -> None:
         self.clients = dict(clients)
+        self.num_clients = sum(clients.values())
         self.stratified = stratified
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """Partition each domain."""
         assert isinstance(dataset, ImageDataset)
         domains = dataset.column("domain")
-        members: dict[str, list[int]] = {}
-        for index, domain in enumerate(domains):
-            members.setdefault(str(domain), []).append(index)
         parts: list[Tensor] = []
         self.names = []
         for domain, count in self.clients.items():
-            if domain not in members:
-                continue
-            own = torch.tensor(members[domain])
+            own = torch.tensor([index for index, name in enumerate(domains) if name == domain])
             sizes = apportion(len(own), [1.0] * count)
             rng = generator(seed, "domain", domain)
             if self.stratified:
@@ -76,15 +70,10 @@ class ImageDomains(SharedImages):
             ``stratified``); ``None`` for equal parts of all.
         size: resize all images to ``size`` x ``size`` pixels.
         channels: 3 for colours (grey images get three equal channels), 1 for grey.
-        missing: if some data sets are unavailable, ``"refuse"`` to continue, or ``"skip"`` them with a warning if two
-            or more are left.
         source: ``"real"``, ``"auto"`` or ``"standin"``.
         data_root: folder in which images are looked for first.
         stratified: keep the proportions of the classes in every choice and division.
-        **kwargs: ``normalize``, ``mean``, ``std`` (of the images of all domains) and ``augment`` of
-            :class:`~lightning_fl.data.images.module.SharedImages`; ``split``, ``split_seed``, ``division``,
-            ``folds``, ``fold``, ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.images.module.SharedImages`, except ``partitioner``.
 
     Raises:
         DataError: from ``prepare_data`` and ``setup``: data are missing, damaged or too few, or classes differ.
@@ -107,7 +96,6 @@ class ImageDomains(SharedImages):
         samples_per_client: Count | None = None,
         size: Count = 28,
         channels: Literal[1, 3] = 3,
-        missing: MissingPolicy = "refuse",
         source: Source = "auto",
         data_root: str | None = None,
         stratified: bool = False,
@@ -124,15 +112,12 @@ class ImageDomains(SharedImages):
         if len(names) < 2 or len(set(names)) < len(names):
             raise ConfigurationError(f"domains={domains}: name two or more distinct data sets.")
         partitioner = DomainPartition(clients=dict(zip(names, counts, strict=True)), stratified=stratified)
-        if missing == "refuse":
-            partitioner.num_clients = sum(counts)
         super().__init__(partitioner=partitioner, stratified=stratified, **kwargs)
         self.origins = dict(zip(names, origins, strict=True))
         self.clients = partitioner.clients
         self.samples_per_client = samples_per_client
         self.size = size
         self.channels = channels
-        self.missing = missing
         self.source_choice: Source = source
 
     def client_groups(self) -> list[str]:
@@ -164,15 +149,9 @@ class ImageDomains(SharedImages):
         if failures and not found and self.source_choice == "auto":
             reason = next(iter(failures.values()))
             return self._standins(f" Set source to 'real' to make this an error. Reason: {reason}")
-        if failures and (self.missing == "refuse" or len(found) < 2):
-            remedy = "" if len(found) < 2 else " To continue with the others, set missing to 'skip'."
+        if failures:
             raise DataError(
                 f"{len(failures)} of {len(self.origins)} domains are not available ({', '.join(failures)}):"
-                f" {next(iter(failures.values()))}{remedy}"
-            )
-        if failures:
-            rank_zero_warn(
-                f"{', '.join(failures)} left out, continuing with {', '.join(found)}. Reason:"
                 f" {next(iter(failures.values()))}"
             )
         images, records = {}, {}

@@ -159,11 +159,7 @@ class ImageData(SharedImages):
         max_samples: number of images to use, drawn by ``split_seed``, with the classes (and parts) in proportion;
             ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
-        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of
-            :class:`~lightning_fl.data.images.transform.TransformedImages`, and ``partitioner``,
-            ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``, ``train_shares``,
-            ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
+        **kwargs: arguments of :class:`SharedImages`.
 
     Raises:
         ConfigurationError: from the constructor: an argument is invalid; from ``setup``: a shift does not fit the

@@ -47,10 +47,7 @@ class ImageFolders(TransformedImages):
             data for, in proportion.
         split_seed: seed of the division; ``None`` for the run's seed.
         stratified: keep the proportions of the classes in the division as nearly as integers allow.
-        **kwargs: ``normalize``, ``mean``, ``std`` and ``augment`` of
-            :class:`~lightning_fl.data.images.transform.TransformedImages`; ``batch_size``, ``eval_batch_size``,
-            ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.images.transform.TransformedImages`.
 
     Raises:
         DataError: from ``setup``: there are no silos or classes; from ``client_data``: a silo's images are missing,

@@ -138,7 +138,7 @@ class TransformedImages(FederatedDataModule):
         std: standard deviation of each channel; ``None`` to compute it (in ``ImageFolders`` 0.5).
         augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
             an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
-        **kwargs: arguments of the other base class.
+        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
     #: Made when the channels are known.

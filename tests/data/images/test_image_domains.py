@@ -73,17 +73,9 @@ def test_the_record(files):
     assert record["images"] == {"train": 30}
 
 
-def test_missing_domains_are_refused_or_left_out(files, tmp_path):
-    with pytest.raises(DataError, match=r"1 of 3 domains .*gone\.npz.* missing to 'skip'"):
+def test_missing_domains_are_refused(files, tmp_path):
+    with pytest.raises(DataError, match=r"1 of 3 domains .*gone\.npz"):
         ready([*files, str(tmp_path / "gone.npz")])
-    domains = [files[0], str(tmp_path / "gone.npz"), files[1]]
-    with pytest.raises(DataError, match="setup"):
-        _ = ImageDomains(domains=domains, missing="skip").num_clients
-    with pytest.warns(UserWarning, match="gone left out.* dark, light"):
-        data = ready(domains, missing="skip", clients_per_domain=[1, 5, 2])
-    assert data.client_names() == ["dark_0", "light_0", "light_1"]
-    with pytest.raises(DataError, match=r"1 of 2 domains .*gone(?!.*skip)"):
-        ready(domains[:2], missing="skip")
 
 
 @pytest.mark.slow

@@ -71,7 +71,6 @@ def offline(monkeypatch):
         (domains, {"clients_per_domain": [1, 0]}, "ImageDomains.clients_per_domain[1]=0"),
         (domains, {"clients_per_domain": [1, 2, 3]}, "clients_per_domain=[1, 2, 3]"),
         (domains, {"samples_per_client": 0}, "ImageDomains.samples_per_client=0"),
-        (domains, {"missing": "ignore"}, "ImageDomains.missing='ignore'"),
         (domains, {"source": "fake"}, "ImageDomains.source='fake'"),
         (domains, {"size": 0}, "ImageDomains.size=0"),
         (domains, {"domains": ["mnist", "esol"]}, "card 'esol'"),
@@ -107,7 +106,7 @@ def test_options_are_refused(make, options, fault):
             ConfigurationError,
             "LabelPermutation.* 2 labels.* 3",
         ),
-        (domains, {"source": "real", "missing": "skip"}, DataError, "2 of 2 domains"),
+        (domains, {"source": "real"}, DataError, "2 of 2 domains"),
     ],
 )
 def test_missing_or_unfit_images_are_refused_in_setup(own_folder, make, options, kind, fault):
