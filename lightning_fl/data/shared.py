@@ -110,6 +110,7 @@ class SharedDataModule(FederatedDataModule):
         self.partitioner = partitioner
         self.split = split
         self.split_seed = split_seed
+        self.division = division
         self.stratified = stratified
         self.train_shares = train_shares
         self.unlabelled = unlabelled

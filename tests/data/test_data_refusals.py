@@ -46,7 +46,6 @@ def weighted(data):
             (lambda share=share: Given({}, partitioner=TWO, train_shares=[1.0, share]), "Given.train_shares[1]")
             for share in (0.0, 1.1, -1.0, math.nan)
         ],
-        (lambda: Given({}, partitioner=TWO, train_shares=[1.0] * 3), "train_shares has 3 entries for 2 clients"),
         (lambda: ready({"train": numbered(9)}, partitioner=Lists([0], [2]), train_shares=[1.0]), "train_shares has 1"),
         (lambda: Partitioned(Stream(), TWO), "Stream"),
         (lambda: Partitioned(Partitioned(DATA, TWO), TWO), "data: Partitioned"),

@@ -50,6 +50,11 @@ class TorchvisionImages(ImageReader):
         sums = {name: file_sha256(root / name) for name in data.files}
         return cls(root, origin, origin in ("cache", "download"), sums, card=card, data=data)
 
+    @property
+    def place(self) -> str:
+        """The folder and the files."""
+        return f"{self.path} ({', '.join(self.sha256)})"
+
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read training and test images with torchvision."""
         import torchvision

@@ -64,7 +64,6 @@ def offline(monkeypatch):
         (image_data, {"name": "esol"}, "MoleculeNet"),
         (image_data, {"name": "a.npz", "source": "standin"}, "source='standin'"),
         (image_data, {"name": "a.npz", "data_root": "x"}, "data_root='x'"),
-        (image_data, {"train_shares": [1.0]}, "train_shares"),
         (domains, {"domains": ["mnist"]}, "domains=['mnist']"),
         (domains, {"domains": ["mnist", "mnist"]}, "domains"),
         (domains, {"clients_per_domain": 0}, "ImageDomains.clients_per_domain=0"),
@@ -404,7 +403,7 @@ def test_silos_are_refused_by_name(tmp_path, make, fault):
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
-        (lambda root: write_npz(root / "file" / "data.npz"), r"silo file .*\.npz"),
+        (lambda root: write_npz(root / "file" / "data.npz"), r"silo file: .*\.npz"),
         (lambda root: root.rmdir(), "root: .*root is not a folder"),
         (lambda root: shutil.rmtree(root / "file"), "root='.*root' has no folders"),
         (lambda root: None, r"silo file: .*\.npz"),
