@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
 
-__all__ = ["EITHER_NAME", "AnyDataModule", "AnyLogger", "AnyModule", "is_overridden", "own_lightning", "rank_seen"]
+__all__ = [
+    "EITHER_NAME",
+    "AnyDataModule",
+    "AnyLightningCallback",
+    "AnyLogger",
+    "AnyModule",
+    "is_overridden",
+    "own_lightning",
+    "rank_seen",
+]
 
 _RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
@@ -53,17 +62,30 @@ class PytorchLightningLogger(metaclass=_StandsFor):
     place, name = "lightning_fabric.loggers.logger", "Logger"
 
 
+class PytorchLightningCallback(metaclass=_StandsFor):
+    """``pytorch_lightning.Callback``."""
+
+    place, name = "pytorch_lightning.callbacks.callback", "Callback"
+
+
 if TYPE_CHECKING:  # the code is the same
     AnyModule = LightningModule
     AnyDataModule = LightningDataModule
     AnyLogger = Logger
+    AnyLightningCallback = Callback
 else:
     AnyModule = LightningModule | PytorchLightningModule
     AnyDataModule = LightningDataModule | PytorchLightningDataModule
     AnyLogger = Logger | PytorchLightningLogger
+    AnyLightningCallback = Callback | PytorchLightningCallback
 
 #: Class of ``lightning.pytorch`` -> union of both.
-EITHER_NAME = {LightningModule: AnyModule, LightningDataModule: AnyDataModule, Logger: AnyLogger}
+EITHER_NAME = {
+    LightningModule: AnyModule,
+    LightningDataModule: AnyDataModule,
+    Logger: AnyLogger,
+    Callback: AnyLightningCallback,
+}
 
 
 def own_lightning(module: object, name: str) -> ModuleType:

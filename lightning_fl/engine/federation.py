@@ -63,6 +63,8 @@ class Federation:
     """see :attr:`collaboration`."""
     current_round: int = field(default=0, metadata=saved(key="round", evaluates=True, required=True))
     """rounds done."""
+    global_step: int = field(default=0, metadata=saved())
+    """optimiser steps of the longest turn of each round, summed over the rounds done."""
     num_samples: list[int] = field(default_factory=list)
     """training samples per client, length N; known in a fit."""
     personal: LocalParameters | None = field(

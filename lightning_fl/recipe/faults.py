@@ -88,13 +88,15 @@ class _Search:
     def of_class(self, entry: Mapping[str, Any], path: str, place: str, annotation: Any) -> Iterator[str]:
         from lightning_fl.core.lightning_types import EITHER_NAME  # imports torch
 
-        name, base = entry["class_path"], self.keys.bases.get(place)
-        found = find_class(name, [base] if base is not None else classes_in(annotation) or self.keys.bases_of(place))
+        name, bases = entry["class_path"], self.keys.bases.get(place, ())
+        found = find_class(name, bases or classes_in(annotation) or self.keys.bases_of(place))
         if isinstance(found, str):
             yield f"{path}.class_path={shown(name)}: {found}."
             return
-        if base is not None and isinstance(found, type) and not issubclass(found, EITHER_NAME.get(base, base)):
-            yield f"{path}.class_path={shown(name)}: not a subclass of {base.__module__}.{base.__qualname__}."
+        accepted: Any = tuple(EITHER_NAME.get(base, base) for base in bases)
+        if bases and isinstance(found, type) and not issubclass(found, accepted):
+            names = " or ".join(f"{base.__module__}.{base.__qualname__}" for base in reversed(bases))
+            yield f"{path}.class_path={shown(name)}: not a subclass of {names}."
             return
         for key in entry:
             if key not in CLASS_KEYS:

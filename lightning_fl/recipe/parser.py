@@ -127,6 +127,7 @@ def _options(words: Sequence[str]) -> list[tuple[str, str]]:
 
 def _keys(parser: ArgumentParser) -> Keys:
     from lightning.fabric.loggers.logger import Logger
+    from lightning.pytorch import Callback as LightningCallback
     from lightning.pytorch import LightningModule
 
     from lightning_fl.callbacks import BiddingPolicy, Callback
@@ -135,15 +136,15 @@ def _keys(parser: ArgumentParser) -> Keys:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
     bases = {
-        "model": LightningModule,
-        "data": FederatedDataModule,
-        "data.partitioner": Partitioner,
-        "data.division": Division,
-        "trainer.callbacks": Callback,
-        "trainer.callbacks.policy": BiddingPolicy,
-        "trainer.callbacks.policies": BiddingPolicy,
-        "trainer.strategy": FederatedStrategy,
-        "trainer.logger": Logger,
+        "model": [LightningModule],
+        "data": [FederatedDataModule],
+        "data.partitioner": [Partitioner],
+        "data.division": [Division],
+        "trainer.callbacks": [LightningCallback, Callback],
+        "trainer.callbacks.policy": [BiddingPolicy],
+        "trainer.callbacks.policies": [BiddingPolicy],
+        "trainer.strategy": [FederatedStrategy],
+        "trainer.logger": [Logger],
     }
     annotations = {f"trainer.{name}": one for name, one in annotations_of(FederatedTrainer).items()}
     names = [name for name in parser.get_defaults(skip_validation=True).keys(branches=False) if name != "config"]

@@ -24,9 +24,9 @@ class Keys(NamedTuple):
     """What the parser knows."""
 
     names: Collection[str]  #: its keys with their full paths, such as ``trainer.max_rounds``
-    #: Keys that hold a class (or several) -> its base class. Paths leave out ``init_args`` and places in lists:
-    #: ``data.partitioner``.
-    bases: Mapping[str, type]
+    #: Keys that hold a class (or several) -> its base classes; of two classes of one name that of the later base is
+    #: meant. Paths leave out ``init_args`` and places in lists: ``data.partitioner``.
+    bases: Mapping[str, Sequence[type]]
     annotations: Mapping[str, Any]  #: key -> annotation
 
     def below(self, place: str) -> list[str]:
@@ -35,7 +35,7 @@ class Keys(NamedTuple):
 
     def bases_of(self, place: str) -> list[type]:
         """The base classes of a class at a place: all that are known, where the place is not."""
-        return [self.bases[place]] if place in self.bases else list(self.bases.values())
+        return list(self.bases[place]) if place in self.bases else [one for of in self.bases.values() for one in of]
 
 
 class _Nested(dict[str, Any]):

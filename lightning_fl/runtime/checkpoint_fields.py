@@ -41,6 +41,7 @@ class _Run:
     seed: int
     num_clients: int
     callbacks: dict[str, Any]
+    lightning_callbacks: dict[str, Any] = field(default_factory=dict)
     layout: list[tuple[str, str, int, list[int]]] = field(default_factory=list)
     client_files: _ClientFiles | None = None
     client_names: list[str] | None = None

@@ -29,7 +29,9 @@ from lightning_fl.engine.probes.statistics import descriptor_statistics, target_
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.stacked.loop import StackedLoop
+from lightning_fl.engine.turn.callback_states import load_states, saved_states
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint_fields import class_path, plain_hyper_parameters
@@ -93,7 +95,8 @@ class TrainerSurface(Settings):
     hosted_clients: list[int]  #: clients whose data this rank opens
     is_global_zero: bool  #: whether this is the rank that logs
     hooks: Hooks  #: hooks of the callbacks
-    callbacks: list[Any]  #: in the order of their calls
+    callbacks: list[Any]  #: this package's, in the order of their calls
+    lightning_callbacks: list[Any]  #: those of Lightning
     run_log: RunLog  #: the run's folder, curves and summary
     loggers: list[Any]  #: they write on rank zero only
     profiler: Profiler  #: of the run
@@ -248,6 +251,8 @@ class TrainerSurface(Settings):
 
     def state_dict(self) -> dict[str, Any]:
         """State to resume from: plain values and tensors. Called on every rank."""
+        module_trainer = self.loop.module_trainer
+        of_run = module_trainer.lightning_callbacks.with_run_state
         return {
             "lightning_fl_version": __version__,
             "module": class_path(self.module),
@@ -259,6 +264,7 @@ class TrainerSurface(Settings):
             **self.federation.state_dict(self.processes),
             "layout": self.loop.flat.layout() if self.loop.flat.late_names else [],
             "callbacks": {name: callback.state_dict() for name, callback in self.named_callbacks()},
+            "lightning_callbacks": saved_states(module_trainer, of_run) if of_run else {},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
@@ -272,11 +278,20 @@ class TrainerSurface(Settings):
                 with _refusing(name, state):
                     callback.load_state_dict(state["callbacks"][name])
 
-    def named_callbacks(self) -> list[tuple[str, Any]]:
-        """Each callback with the name of its state: its class's, numbered where there are several."""
+    def load_lightning_callbacks(self, trainer: ModuleTrainer, state: Mapping[str, Any]) -> None:
+        """Restore the states of Lightning's callbacks that all clients share, before ``on_fit_start``."""
+        kept = state.get("lightning_callbacks", {})
+        callbacks = trainer.lightning_callbacks.with_run_state
+        callbacks = {name: one for name, one in callbacks.items() if name in kept.get("callbacks", {})}
+        if callbacks:
+            with _refusing(", ".join(callbacks), state):
+                load_states(trainer, callbacks, kept)
+
+    def named_callbacks(self, callbacks: Sequence[Any] | None = None) -> list[tuple[str, Any]]:
+        """Each callback, of this package by default, with its class's name, numbered where there are several."""
         seen: Counter[str] = Counter()
         named = []
-        for callback in self.callbacks:
+        for callback in self.callbacks if callbacks is None else callbacks:
             name = type(callback).__name__
             seen[name] += 1
             named.append((name if seen[name] == 1 else f"{name}-{seen[name]}", callback))

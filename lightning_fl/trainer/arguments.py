@@ -20,17 +20,20 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
-from lightning_fl.core.lightning_types import AnyModule, is_overridden
+from lightning_fl.core.lightning_types import AnyLightningCallback, AnyModule, is_overridden
 from lightning_fl.core.validation import faults_of
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import compile_faults
+from lightning_fl.engine.turn.module_callbacks import check_callback
 from lightning_fl.strategies.backends import check_shared_devices
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
+__all__ = ["AnyCallback", "check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
+
+AnyCallback = Callback | AnyLightningCallback
 
 #: More processes, and more threads of a process, than the larger of these are refused.
 _PER_CORE = 4
@@ -155,22 +158,21 @@ def _cores() -> int:
 
 
 def complete_callbacks(
-    callbacks: list[Callback] | Callback | None, progress: bool, checkpointing: bool
-) -> list[Callback]:
-    """Callbacks of the run in order, with the default progress display and checkpoints.
+    callbacks: AnyCallback | Sequence[AnyCallback] | None, progress: bool, checkpointing: bool
+) -> tuple[list[Callback], list[AnyLightningCallback]]:
+    """Callbacks of this package in order, with the default progress display and checkpoints; and Lightning's.
 
     Raises:
-        ConfigurationError: a callback is not ours, or two decide the same thing.
+        ConfigurationError: a callback is neither or not supported, or two decide the same thing.
     """
-    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    everything = list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+    given = [one for one in everything if isinstance(one, Callback)]
+    of_lightning = [one for one in everything if not isinstance(one, Callback)]
+    for one in of_lightning:
+        check_callback(one, "trainer.callbacks")
     known = [name for name, value in vars(Callback).items() if callable(value)]
     decided: dict[str, list[str]] = defaultdict(list)
     for callback in given:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(
-                f"trainer.callbacks: {type(callback).__name__} is not a lightning_fl.callbacks.Callback. Callbacks of"
-                f" Lightning's Trainer do not run in a federated round; see {page('lightning-support')}."
-            )
         for name in dir(type(callback)):
             if new := RENAMED_HOOKS.get(name):
                 raise ConfigurationError(
@@ -202,7 +204,8 @@ def complete_callbacks(
     # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
     # every other callback's state is that of the round's end, and before them what measures the final models.
     places = {"arrival": 0, "contribution": 1, "calibration": 3}
-    return sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 2)))
+    order = sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 2)))
+    return order, of_lightning
 
 
 def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:

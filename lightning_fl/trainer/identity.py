@@ -17,9 +17,11 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.turn.module_callbacks import only_watches
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.checkpoint_fields import class_path
 from lightning_fl.runtime.surface import TrainerSurface
@@ -120,10 +122,11 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
     A run of the command line has all settings of model and data in its recipe; a run from Python the module's
     hyper-parameters, and the arguments that the data module keeps under their names.
     """
-    shown = {name for name, callback in trainer.named_callbacks() if callback.only_shows}
+    every = _callbacks(trainer)
+    shown = {name for name, callback in every.items() if _only_shows(callback)}
     recipe = _recipe_of(trainer, module)
     found = {name: value for name, value in recipe.items() if name.partition(".")[0] not in shown}
-    deciding = [type(callback).__name__ for callback in trainer.callbacks if not callback.only_shows]
+    deciding = [type(callback).__name__ for name, callback in every.items() if name not in shown]
     found["trainer.callbacks"] = ", ".join(name for name in deciding if name != "ModelCheckpoint")
     if not data.pinned:
         found |= {f"data.{name}": value for name, value in data.describe().items() if name not in _SIZES}
@@ -239,7 +242,7 @@ def _now(old: str, new: str, split: Split) -> str:
 
 def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     """Settings, strategy, callbacks and the module's hyper-parameters."""
-    callbacks = {name: one for name, one in trainer.named_callbacks() if type(one).__name__ not in _OWN_CALLBACKS}
+    callbacks = {name: one for name, one in _callbacks(trainer).items() if type(one).__name__ not in _OWN_CALLBACKS}
     shared = [one.name for one in fields(Settings) if one.metadata.get("shared", True)]
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
@@ -254,6 +257,14 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     for name, callback in callbacks.items():
         common.update(_arguments(name, callback))
     return common
+
+
+def _callbacks(trainer: TrainerSurface) -> dict[str, Any]:
+    return dict(trainer.named_callbacks([*trainer.callbacks, *trainer.lightning_callbacks]))
+
+
+def _only_shows(callback: Any) -> bool:
+    return callback.only_shows if isinstance(callback, Callback) else only_watches(callback)
 
 
 def _arguments(owner: str, made: Any) -> dict[str, Any]:

@@ -208,11 +208,10 @@ def _leave_device(trainer: TrainerSurface, error: BaseException | None) -> None:
 
 
 def _call_module_callbacks(trainer: TrainerSurface, hook: str, *args: Any) -> None:
-    """Call a hook of the callbacks of a module that does not define or call it itself."""
+    """Call a hook of Lightning's callbacks that the module does not define or that is not called by itself."""
     own = trainer.module._trainer
     if isinstance(own, ModuleTrainer):
-        for callback in own.watching.get(hook, ()):
-            getattr(callback, hook)(own, trainer.module, *args)
+        own.call_callbacks(own.watching, hook, *args)
 
 
 def _write_splits(trainer: TrainerSurface) -> None:
@@ -276,7 +275,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "strategy": type(trainer.strategy).__name__,
         "evaluated": trainer.evaluated_model,
         "predicts": _predicts(trainer),
-        "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
+        "callbacks": [type(callback).__name__ for callback in (*trainer.callbacks, *trainer.lightning_callbacks)],
         "seed": trainer.seed,
         "num_clients": trainer.num_clients,
         "client_names": names,

@@ -89,6 +89,7 @@ def set_up(
     materialize_lazy_layers(own, factory, datamodule, processes, settings)
     own.set_stage(*STAGES[stage])
     if stage == "fit":
+        trainer.load_lightning_callbacks(own, state)
         own.call_hook("on_fit_start")
     flat = FlatModule(module, state.get("layout", []))
     if stage != "fit" and flat.missing():

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Interval, doc
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.callback import Callback
@@ -44,7 +44,13 @@ from lightning_fl.engine.stacked.loop import StackedLoop
 from lightning_fl.runtime.run_log import RunLog
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
-from lightning_fl.trainer.arguments import check_composition, check_settings, complete_callbacks, make_fabric
+from lightning_fl.trainer.arguments import (
+    AnyCallback,
+    check_composition,
+    check_settings,
+    complete_callbacks,
+    make_fabric,
+)
 from lightning_fl.trainer.session import session
 
 __all__ = ["FederatedTrainer"]
@@ -83,8 +89,9 @@ class FederatedTrainer(TrainerSurface):
     timeout: Annotated[float, Interval(gt=0, lt=10**9), doc("seconds")] | None = None
     """seconds that processes wait for each other, at the start and in every exchange (which may include a client's turn
     or an evaluation of another process); ``None`` for the strategy's, 1800."""
-    callbacks: InitVar[list[Callback] | Callback | None] = None
-    """who collaborates, who takes part, on what data, for what reward; logging and pictures."""
+    callbacks: InitVar[list[AnyCallback] | AnyCallback | None] = None
+    """who collaborates, who takes part, on what data, for what reward; logging and pictures; Lightning's, such as
+    ``EarlyStopping``."""
     logger: bool | AnyLogger | list[bool | AnyLogger] = True
     """True for TensorBoard and CSV, False for none, or loggers of Lightning's; in a list True adds those two."""
     enable_progress_bar: bool = True
@@ -94,11 +101,15 @@ class FederatedTrainer(TrainerSurface):
     profile: bool = False
     """show at the end of fit where the time of a round went, and keep it as ``profile.csv``."""
 
-    def __post_init__(self, strategy: str | FederatedStrategy, callbacks: list[Callback] | Callback | None) -> None:
+    def __post_init__(
+        self, strategy: str | FederatedStrategy, callbacks: list[AnyCallback] | AnyCallback | None
+    ) -> None:
         check_settings(self)
         super().__post_init__()
         self.profiler = RoundProfiler() if self.profile else Unprofiled()
-        self.callbacks = complete_callbacks(callbacks, self.enable_progress_bar, self.enable_checkpointing)
+        self.callbacks, self.lightning_callbacks = complete_callbacks(
+            callbacks, self.enable_progress_bar, self.enable_checkpointing
+        )
         self.fabric = make_fabric(
             strategy,
             self.accelerator,
@@ -159,6 +170,7 @@ class FederatedTrainer(TrainerSurface):
             checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"
             timed = timed_rounds(self.profiler, self.fabric.device)
             with InterruptGuard(_INTERRUPTED, checkpoint) as guard, timed as begin_round:
+                self.should_stop = bool(*self.processes.largest(int(self.should_stop)))  # on_fit_start may have set it
                 while self.federation.current_round < self.max_rounds and not self.should_stop:
                     begin_round(self.federation.current_round + 1)
                     self._fit_round()
@@ -167,6 +179,7 @@ class FederatedTrainer(TrainerSurface):
                     self.should_stop, self.federation.interrupted_by = bool(stop), signal_number or None
                     if self.federation.interrupted_by:
                         break
+            self._report_end()
             self.loop.call("on_train_end")
             self.loop.call("on_fit_end")
             self.run_log.hold()
@@ -182,6 +195,19 @@ class FederatedTrainer(TrainerSurface):
                 kept = "fit(..., ckpt_path='last') resumes it"
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
 
+    def _report_end(self) -> None:
+        """Say why a fit stopped early, or that more rounds may be better."""
+        done, checkpoint = self.federation.current_round, self.checkpoint_callback
+        found = [getattr(one, "stopping_reason_message", None) for one in self.loop.module_trainer.callbacks]
+        if self.should_stop:
+            reasons = " ".join(text.removesuffix(" Signaling Trainer to stop.") for text in found if text)
+            rank_zero_info(f"stopped after round {done} of {self.max_rounds}. {reasons}".strip())
+        elif 1 < done == self.max_rounds and checkpoint is not None and checkpoint.best_round == done:
+            rank_zero_info(
+                f"validation was best in the last of {done} rounds: raise trainer.max_rounds, and add EarlyStopping to"
+                " trainer.callbacks to end the run when it stops improving."
+            )
+
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
         self.round.begin()
@@ -193,16 +219,17 @@ class FederatedTrainer(TrainerSurface):
         self.round.starts = []
         self.federation.metrics["train"] = self._summary(self.round.reports)
         self.federation.current_round += 1
+        self.federation.global_step += max((report.num_steps for report in self.round.reports.values()), default=0)
         self.round.evaluated = self.evaluates_after(self.federation.current_round)
         if self.round.evaluated:
             self.federation.metrics["val"] = self._evaluate("val")
+        self.loop.call_apart("on_train_epoch_end")
         names = self._curve_names()
         with self.profiler.profile(LOGGERS):
             self.run_log.log_round(self.federation, self.round.logged, evaluated=self.round.evaluated, names=names)
             if self.log_every_n_steps:
                 self.run_log.log_steps(self.round.reports, self.client_names)
         self.call("on_round_end")
-        self.should_stop |= self.loop.module_trainer.should_stop
 
     def _select_clients(self) -> Cohort:
         chosen = self.hooks.of("select_clients")
@@ -287,14 +314,14 @@ class FederatedTrainer(TrainerSurface):
                         report = self.loop.evaluator.evaluate(client, weights, split, own=True)
                     if report is not None:
                         reports[client] = report
-            reports = self.processes.exchange(reports)
-            self.federation.evaluated_samples[split] = {
-                client: report.num_samples for client, report in reports.items()
-            }
-            metrics = self._summary(reports)
-            means = self.federation.latest_means()
-            found = lightning_names(metrics, steps=False)
-            means.update({name: torch.tensor(mean) for name, mean in found.items()})
+                reports = self.processes.exchange(reports)
+                self.federation.evaluated_samples[split] = {
+                    client: report.num_samples for client, report in reports.items()
+                }
+                metrics = self._summary(reports)
+                means = self.federation.latest_means()
+                found = lightning_names(metrics, steps=False)
+                means.update({name: torch.tensor(mean) for name, mean in found.items()})
             self.call("on_evaluate_end", split, metrics)
             return metrics
 

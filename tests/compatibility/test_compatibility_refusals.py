@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import pytorch_lightning
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.utilities import CombinedLoader
@@ -55,14 +54,7 @@ def _nothing(self: Any, *_: Any) -> None: ...
 
 # -- what is given to the trainer -----------------------------------------------------------------------------------
 
-_CALLBACKS = [
-    lightning_callbacks.EarlyStopping("val_loss"),
-    lightning_callbacks.LearningRateMonitor(),
-    pl.Callback(),
-    pytorch_lightning.callbacks.EarlyStopping("loss"),
-]
 GIVEN = [
-    *(_row(Linear, ConfigurationError, "trainer.callbacks", type(one).__name__, callbacks=[one]) for one in _CALLBACKS),
     *(
         _row(Linear, ConfigurationError, f"trainer.precision='{name}'", precision=name)
         for name in ("16-mixed", "16-true", "transformer-engine", "8")
@@ -352,6 +344,8 @@ LOADERS = [
 
 
 class _KeepsPath(pl.Callback):
+    def on_train_epoch_start(self, *_: Any) -> None: ...
+
     def state_dict(self) -> dict[str, Any]:
         return {"path": Path()}
 
@@ -366,12 +360,11 @@ BROUGHT = [
     )
     for callback, instead in (
         (lightning_callbacks.StochasticWeightAveraging(0.1), "WeightAveraging"),
-        (lightning_callbacks.GradientAccumulationScheduler({0: 2}), "trainer.accumulate_grad_batches"),
         (lightning_callbacks.BackboneFinetuning(), "add_param_group"),
         (lightning_callbacks.ModelPruning("l1_unstructured"), "prune before fit"),
         (lightning_callbacks.BatchSizeFinder(), "the batch size"),
         (lightning_callbacks.LearningRateFinder(), "the rate"),
-        (torch, "not a Lightning callback"),
+        (torch, "no callback"),
     )
 ] + [_row(linear(configure_callbacks=lambda self: _KeepsPath()), ConfigurationError, "_KeepsPath")]
 

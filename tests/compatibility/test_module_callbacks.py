@@ -146,6 +146,10 @@ def test_base_finetuning(tmp_path: Path) -> None:
     assert not torch.equal(several.backbone.weight, make(Finetuned).backbone.weight)
 
 
+class _Writes(lightning_callbacks.BasePredictionWriter):
+    """Would write predictions."""
+
+
 def _brings(callback: Any) -> type[Any]:
     return linear("Brings", configure_callbacks=lambda self: [callback])
 
@@ -153,15 +157,12 @@ def _brings(callback: Any) -> type[Any]:
 @pytest.mark.parametrize(
     ("callback", "instead"),
     [
-        (lightning_callbacks.EarlyStopping("val_loss"), "self.trainer.should_stop"),
-        (pytorch_lightning.callbacks.EarlyStopping("val_loss"), "self.trainer.should_stop"),
         (lightning_callbacks.ModelCheckpoint(), "lightning_fl.callbacks.ModelCheckpoint"),
         (lightning_callbacks.OnExceptionCheckpoint("."), "lightning_fl.callbacks.ModelCheckpoint"),
-        (lightning_callbacks.LearningRateMonitor(), "self.log the rate"),
-        (lightning_callbacks.DeviceStatsMonitor(), "trainer.profile"),
-        (lightning_callbacks.Timer(), "trainer.max_rounds"),
+        (pytorch_lightning.callbacks.ModelCheckpoint(), "lightning_fl.callbacks.ModelCheckpoint"),
+        (lightning_callbacks.ThroughputMonitor(len), "trainer.profile"),
         (lightning_callbacks.TQDMProgressBar(), "trainer.enable_progress_bar"),
-        (lightning_callbacks.RichModelSummary(), "print it before fit"),
+        (_Writes(), "trainer.predict"),
     ],
 )
 def test_what_the_run_does_in_its_own_way_is_left_out(callback: Any, instead: str, tmp_path: Path) -> None:

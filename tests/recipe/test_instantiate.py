@@ -1,9 +1,13 @@
 """From a parsed recipe to its objects."""
 
 from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Timer
 from numpy.typing import ArrayLike
 
+from lightning_fl.callbacks import ModelCheckpoint, ProgressDisplay
+from lightning_fl.cli import make_parser
 from lightning_fl.recipe.instantiate import instantiate
+from lightning_fl.recipe.parser import parse
 
 
 class Weighted:
@@ -23,3 +27,15 @@ def test_real_numbers_stay_real_where_an_annotation_also_takes_complex_ones():
         assert type(made.weights) is float
         assert made.weights == weights
         assert made.rotation == 1j
+
+
+def test_short_names_of_callbacks_are_of_this_package_and_then_lightnings():
+    words = ["--trainer.callbacks=[ModelCheckpoint]", "--trainer.callbacks+=EarlyStopping"]
+    words += ["--trainer.callbacks.monitor=val/rmse"]
+    words += ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"]
+    words += ["--trainer.callbacks+={class_path: lightning.pytorch.callbacks.LearningRateMonitor}"]
+    parser = make_parser("fit")
+    made = instantiate(parser, parse("fit", parser, ["--config", "drflm_esol", *words])).trainer
+    assert {type(one) for one in made.callbacks} == {ProgressDisplay, ModelCheckpoint}
+    assert [type(one) for one in made.lightning_callbacks] == [EarlyStopping, Timer, LearningRateMonitor]
+    assert made.lightning_callbacks[0].monitor == "val/rmse"

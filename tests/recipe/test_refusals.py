@@ -73,8 +73,12 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
             "trainer.callbacks[0].class_path='DROClientSamplin': there is no such",
         ),
         (
-            "--trainer.callbacks=[lightning.pytorch.callbacks.EarlyStopping]",
-            "trainer.callbacks[0].class_path='lightning.pytorch.callbacks.EarlyStopping': not a subclass of",
+            "--trainer.callbacks=[lightning.pytorch.loggers.CSVLogger]",
+            "trainer.callbacks[0].class_path='lightning.pytorch.loggers.CSVLogger': not a subclass of",
+        ),
+        (
+            "--trainer.callbacks=[EarlyStoppin]",
+            "trainer.callbacks[0].class_path='EarlyStoppin': there is no such class (did you mean 'EarlyStopping'?)",
         ),
         (
             "--trainer.callbacks=[{class_path: DROClientSampling, init_args: {flor: 1}}]",

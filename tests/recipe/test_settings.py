@@ -14,11 +14,11 @@ from lightning_fl.strategies import FederatedStrategy
 KEYS = Keys(
     ["seed_everything", "model", "data", "trainer.callbacks", "trainer.compile", "trainer.strategy"],
     {
-        "model": object,
-        "data": object,
-        "trainer.callbacks": Callback,
-        "data.partitioner": Partitioner,
-        "trainer.strategy": FederatedStrategy,
+        "model": [object],
+        "data": [object],
+        "trainer.callbacks": [Callback],
+        "data.partitioner": [Partitioner],
+        "trainer.strategy": [FederatedStrategy],
     },
     {"trainer.strategy": str | FederatedStrategy},
 )

@@ -20,7 +20,7 @@ from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.strategies import FedAvg
 
 #: What a module's trainer asks of a federated trainer.
-NO_TRAINER = SimpleNamespace(loggers=[], callbacks=[], profiler=None)
+NO_TRAINER = SimpleNamespace(loggers=[], callbacks=[], lightning_callbacks=[], profiler=None, should_stop=False)
 
 
 def make_loop(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import BatchSizeFinder
 from test_federate import Whole, _stacked
 from test_trainer import trainer
 from tiny import TinyClients, TinyModule, regression_set, same_bits, weights_of
@@ -41,7 +41,7 @@ TRAINERS: list[tuple[dict[str, Any], str]] = [
     ({"accelerator": "cpu", "devices": "two"}, "trainer.devices=two: .*CPU cores"),
     ({"callbacks": [DROClientSampling(), DROClientSampling(cohort_size=2)]}, "both decide the participation"),
     ({"callbacks": [Everybody(), DROClientSampling()]}, "Everybody and DROClientSampling both select the clients"),
-    ({"callbacks": [EarlyStopping("val_loss")]}, "EarlyStopping .*lightning_fl.callbacks.Callback"),
+    ({"callbacks": [BatchSizeFinder()]}, "trainer.callbacks has BatchSizeFinder"),
 ]
 ROWS = list(regression_set(30, seed=1))
 LISTS = [list(row) for row in ROWS]

@@ -1,6 +1,6 @@
-"""Client states of a module's callbacks (``configure_callbacks``), by Lightning's checkpoint hooks."""
+"""States of Lightning's callbacks, of each client or of the run, by Lightning's checkpoint hooks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from lightning_fl.core.lightning_types import rank_seen
 from lightning_fl.engine.client import packed
 from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.turn.module_callbacks import LIGHTNING, OF_STATE
+from lightning_fl.engine.turn.module_callbacks import LIGHTNING, OF_STATE, is_of_run
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
 
-__all__ = ["CallbackStates", "averaged_weights"]
+__all__ = ["CallbackStates", "averaged_weights", "load_states", "saved_states"]
 
 #: Name of the client store, which holds checkpoints with only what the callbacks saved.
 _STORE = "callback_states"
@@ -29,7 +29,7 @@ _PRISTINE = "_state_before_fit"
 
 
 class CallbackStates:
-    """Loads and saves the states of callbacks around each client's turn, as Lightning does around a restart.
+    """Loads and saves clients' states of callbacks around each turn, as Lightning does around a restart.
 
     The state at the start of the fit is the initial one of every client. As in Lightning, an evaluation without a
     checkpoint does not change callbacks that were never in a fit.
@@ -47,25 +47,27 @@ class CallbackStates:
         self._trainer, self._flat, self._federation = module_trainer, flat, federation
         watching = module_trainer.watching
         found = {id(callback): callback for hook in OF_STATE for callback in watching.get(hook, ())}
-        self.callbacks: dict[str, Any] = {f"{n} {one.state_key}": one for n, one in enumerate(found.values())}
+        self.callbacks: dict[str, Any] = {
+            f"{n} {one.state_key}": one for n, one in enumerate(found.values()) if not is_of_run(one)
+        }
         self._numbers = {  # plain attributes that callbacks do not save
             name: {key: value for key, value in vars(callback).items() if isinstance(value, int | float | str | None)}
             for name, callback in self.callbacks.items()
         }
         self._in_turn = False
-        if found and module_trainer.state.fn == TrainerFn.FITTING:
+        if self.callbacks and module_trainer.state.fn == TrainerFn.FITTING:
             pristine = self._saved() | {"state_dict": _OF_MODULE}
-            for callback in found.values():
+            for callback in self.callbacks.values():
                 setattr(callback, _PRISTINE, pristine)
-        self._pristine: dict[str, Any] = next((getattr(one, _PRISTINE, {}) for one in found.values()), {})
+        self._pristine: dict[str, Any] = next((getattr(one, _PRISTINE, {}) for one in self.callbacks.values()), {})
 
     @property
     def averages(self) -> bool:
         """Whether one of the callbacks is Lightning's ``WeightAveraging``, see :func:`averaged_weights`."""
         return _AVERAGE in self._pristine
 
-    def of_run(self, hook: str) -> bool:
-        """Whether a callback with a state has a hook that is otherwise called once for all clients."""
+    def watch(self, hook: str) -> bool:
+        """Whether a callback with clients' states has a hook that is otherwise called once for all clients."""
         return any(callback in self.callbacks.values() for callback in self._trainer.watching.get(hook, ()))
 
     @contextmanager
@@ -95,36 +97,56 @@ class CallbackStates:
                 self._load(outer)
 
     def _saved(self) -> dict[str, Any]:
-        """A checkpoint with plain values and copied tensors on the CPU."""
-        weights = self._trainer.lightning_module.state_dict()
-        own = dict(weights)
-        states = {name: callback.state_dict() for name, callback in self.callbacks.items()}
-        now = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
-        checkpoint: dict[str, Any] = {**now, "state_dict": weights, "callbacks": states}
-        self._call("on_save_checkpoint", checkpoint)
-        kept = {name: _OF_MODULE if _same(value, own) else value for name, value in checkpoint.items()}
-        names = ", ".join(type(callback).__name__ for callback in self.callbacks.values())
-        return packed(_copied(kept, "cpu"), f"the module's {names}")
+        return saved_states(self._trainer, self.callbacks)
 
     def _load(self, state: dict[str, Any]) -> None:
         for name, callback in self.callbacks.items():
             vars(callback).update(self._numbers[name])
-        present, module = self._flat.collect().clone(), self._trainer.lightning_module
-        state = {
-            name: module.state_dict() if isinstance(value, str) and value == _OF_MODULE else value
-            for name, value in state.items()
-        }
-        self._call("on_load_checkpoint", _copied(state, module.device))
-        self._flat.load(present)
-        for name, callback in self.callbacks.items():
-            callback.load_state_dict(_copied(state["callbacks"].get(name, {}), module.device))
+        present = self._flat.collect().clone()
+        load_states(self._trainer, self.callbacks, state, lambda: self._flat.load(present))
 
-    def _call(self, hook: str, checkpoint: dict[str, Any]) -> None:
-        for callback in self.callbacks.values():
-            method = getattr(callback, hook)
-            # Lightning's own callbacks log on rank zero, which is too much in every turn.
-            with rank_seen(int(method.__module__.startswith(LIGHTNING))):
-                method(self._trainer, self._trainer.lightning_module, checkpoint)
+
+def saved_states(trainer: ModuleTrainer, callbacks: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint with what some callbacks save: plain values and copied tensors on the CPU.
+
+    Raises:
+        ConfigurationError: a checkpoint cannot hold it.
+    """
+    weights = trainer.lightning_module.state_dict()
+    own = dict(weights)
+    states = {name: callback.state_dict() for name, callback in callbacks.items()}
+    now = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
+    checkpoint: dict[str, Any] = {**now, "state_dict": weights, "callbacks": states}
+    _call(trainer, callbacks, "on_save_checkpoint", checkpoint)
+    kept = {name: _OF_MODULE if _same(value, own) else value for name, value in checkpoint.items()}
+    names = ", ".join(type(callback).__name__ for callback in callbacks.values())
+    return packed(_copied(kept, "cpu"), f"the module's {names}")
+
+
+def load_states(
+    trainer: ModuleTrainer,
+    callbacks: Mapping[str, Any],
+    state: Mapping[str, Any],
+    restore_module: Callable[[], object] = lambda: None,
+) -> None:
+    """Load what :func:`saved_states` returned; hooks may change the module, which is then restored."""
+    module = trainer.lightning_module
+    state = {
+        name: module.state_dict() if isinstance(value, str) and value == _OF_MODULE else value
+        for name, value in state.items()
+    }
+    _call(trainer, callbacks, "on_load_checkpoint", _copied(state, module.device))
+    restore_module()
+    for name, callback in callbacks.items():
+        callback.load_state_dict(_copied(state["callbacks"].get(name, {}), module.device))
+
+
+def _call(trainer: ModuleTrainer, callbacks: Mapping[str, Any], hook: str, checkpoint: dict[str, Any]) -> None:
+    for callback in callbacks.values():
+        method = getattr(callback, hook)
+        # Lightning's own callbacks log on rank zero, which is too much in every turn.
+        with rank_seen(int(method.__module__.startswith(LIGHTNING))):
+            method(trainer, trainer.lightning_module, checkpoint)
 
 
 def averaged_weights(federation: Federation, client: int) -> Mapping[str, Tensor]:

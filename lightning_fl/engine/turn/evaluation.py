@@ -51,7 +51,8 @@ class Evaluator:
         the two, both are called in each client's turn instead. A call with a shared model shows whether weights change.
         """
         services, start, end = self._services, f"on_{word}_start", f"on_{word}_end"
-        self._swapping = any(map(services.callback_states.of_run, (start, end)))
+        services.call_apart(start)
+        self._swapping = any(map(services.callback_states.watch, (start, end)))
         if services.overridden(start) and not self._swapping:
             shared = services.federation.models[0]
             services.flat.load(shared)
@@ -64,6 +65,7 @@ class Evaluator:
             yield
             if not self._swapping:
                 services.call(end)
+            services.call_apart(end)
         finally:
             self._swapping = False
 

@@ -53,7 +53,7 @@ class TurnGradients:
         try:
             with preserve_metrics(services.module) if services.metric_states.metrics else nullcontext():
                 losses = self._losses(training.step_batches, part)
-                found = gradient.of(losses, 1 / services.settings.accumulate_grad_batches)
+                found = gradient.of(losses, 1 / services.module_trainer.accumulate_grad_batches)
             if buffers is not None:
                 copy_spans_(buffers, flat.collect(), turn.buffers)
             return found

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fl.core.lightning_types import is_overridden, own_lightning, rank_seen
-from lightning_fl.core.metrics import lightning_names
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.factory import BatchFactory
@@ -31,7 +30,8 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.client_datamodule import ClientDataModule
-from lightning_fl.engine.turn.module_callbacks import module_callbacks
+from lightning_fl.engine.turn.logged_metrics import LoggedMetrics
+from lightning_fl.engine.turn.module_callbacks import RunCallbacks, TurnLogger, call_callbacks
 from lightning_fl.engine.turn.module_loops import restrict_loops
 from lightning_fl.engine.turn.module_strategy import make_strategy
 from lightning_fl.engine.turn.results import EarlyLog, LogCollector
@@ -75,7 +75,7 @@ _LOADERS = {
 }
 
 
-class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     """Mixin of Lightning's Trainer with what a federated run answers otherwise, see :func:`make_module_trainer`.
 
     Args:
@@ -96,6 +96,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     checkpoint_callback: Any = None
     log_dir: str | None = None
     global_step = 0
+    _ends_round = False
     num_training_batches: float = float("inf")
 
     def __init__(
@@ -128,7 +129,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
                 enable_model_summary=False,
                 max_epochs=settings.max_rounds,
                 min_epochs=0,
-                check_val_every_n_epoch=settings.check_val_every_n_rounds,
+                check_val_every_n_epoch=settings.check_val_every_n_rounds or 1,  # as where nothing is validated
                 gradient_clip_val=settings.gradient_clip_val,
                 gradient_clip_algorithm=settings.gradient_clip_algorithm,
                 accumulate_grad_batches=settings.accumulate_grad_batches,
@@ -143,7 +144,6 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         module.trainer = self  # reaches modules inside the module, too
         restrict_loops(self)
         self.checkpoint_callback, self.log_dir = checkpoint_callback, log_dir
-        self.callbacks = FixedList(federated.callbacks)
         # Others than rank zero have none: what user code writes there goes nowhere, as in Lightning.
         self.loggers = list(federated.loggers) if fabric.is_global_zero else [DummyLogger()]
         self.state.status = TrainerStatus.RUNNING
@@ -162,9 +162,13 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
         #: Called between the gradients and the optimiser's step: the module's hook, and clipping.
         self.before_optimizer_step: Callable[[Optimizer], None] = lambda optimizer: None
-        #: Hook -> the module's own callbacks that define it.
-        self.watching: dict[str, list[Any]] = {}
-        self.watching = module_callbacks(module)
+        #: The same for callbacks in a client's turn, which may be on any rank.
+        keep = (lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers))  # once
+        self._turn_loggers: list[Any] = [TurnLogger(*of) for of in zip(self.loggers, keep, strict=False)]
+        self.lightning_callbacks = RunCallbacks(module, federated.lightning_callbacks)
+        self.callbacks = FixedList([*federated.callbacks, *self.lightning_callbacks.all])
+        #: Hook -> Lightning's callbacks that are called before the module.
+        self.watching = self.lightning_callbacks.watching
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -174,8 +178,17 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @property
     def current_epoch(self) -> int:
-        # Lightning validates inside an epoch; here the round's number has moved on by then.
-        return self._federation.current_round - (self.validating and self.state.fn == _FIT)
+        # Lightning validates and ends an epoch inside of it; here the round's number has moved on by then.
+        return self._federation.current_round - ((self.validating and self.state.fn == _FIT) or self._ends_round)
+
+    @property
+    def should_stop(self) -> bool:
+        return self.federated.should_stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if vars(self).get("is_made"):
+            self.federated.should_stop = stop
 
     @property
     def num_clients(self) -> int:
@@ -292,6 +305,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             num_batches: of each evaluated loader.
         """
         self.client, self.global_step, self._took_turns = client, global_step, True
+        self.__dict__["accumulate_grad_batches"] = self._settings.accumulate_grad_batches
         self._evaluated_split = evaluated or "test"
         if evaluated is None:
             self._num_batches["val"] = None
@@ -308,13 +322,18 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self.collector.begin()
         self.replay(self.collector)
 
+    def may_set(self, name: str) -> bool:
+        """Whether a setting can be changed now: a turn's accumulation of gradients at its start."""
+        begins = self.client is not None and self._module._current_fx_name == "on_train_epoch_start"
+        return begins and name == "accumulate_grad_batches"
+
     def end_turn(self) -> None:
         """End the client's turn."""
         self.client = None
 
     def begin_hook_of_run(self) -> None:
         """Begin a hook of the run (``on_validation_start``), whose logs are kept for the turns that follow."""
-        self.client, self._took_turns = None, True
+        self.client, self._took_turns, self.global_step = None, True, self._federation.global_step
         self._between_turns.begin(self._moment)
 
     def replay(self, collector: LogCollector) -> None:
@@ -337,11 +356,27 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         before, module._current_fx_name = module._current_fx_name, name
         try:
             with nullcontext() if self.client is None else rank_seen(0):
-                for callback in self.watching.get(name, ()):
-                    getattr(callback, name)(self, module, *args, **kwargs)
+                if name in self.watching:
+                    self.call_callbacks(self.watching, name, *args, **kwargs)
                 return getattr(module, name)(*args, **kwargs)
         finally:
             module._current_fx_name = before
+
+    def call_callbacks(self, hooks: Mapping[str, Sequence[Any]], name: str, *args: Any, **kwargs: Any) -> None:
+        """Call Lightning's callbacks that define a hook."""
+        own: list[Any] = self.loggers
+        self.loggers = own if self.client is None else self._turn_loggers
+        try:
+            call_callbacks(hooks.get(name, ()), name, self, *args, **kwargs)
+        finally:
+            self.loggers = own
+
+    def call_apart(self, name: str) -> None:
+        """Call a hook of the callbacks of the run: ``on_train_epoch_end`` when the round is over."""
+        self.client, self.global_step = None, self._federation.global_step
+        self._ends_round = name == "on_train_epoch_end"
+        self.call_callbacks(self.lightning_callbacks.apart, name)
+        self._ends_round = False
 
     def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
         """Take the optimisers and schedulers of the client whose turn begins."""
@@ -354,45 +389,11 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             rate = groups[0].get("lr")
             self.rates.append(1.0 if rate is None else float(rate))
 
-    # -- what was logged -----------------------------------------------------------------------------------------
-
-    @property
-    def _results(self) -> Any:
-        if self.predicting:
-            return None
-        return self._between_turns if self.client is None else self.collector
-
-    @property
-    def callback_metrics(self) -> dict[str, Tensor]:
-        """The latest means over clients; within a turn, what the client logged until now comes first."""
-        means = self._federation.latest_means()
-        return means if self.client is None else means | self._so_far()
-
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        return self._logged_with("to_logger")
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
-
-    def _logged_with(self, destination: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for metrics in self._federation.metrics.values():
-            wanted = {name: metric for name, metric in metrics.items() if getattr(metric, destination)}
-            means = lightning_names(wanted, steps=True, single=True)
-            found |= {name: torch.tensor(mean) for name, mean in means.items()}
-        return found if self.client is None else found | self._so_far(destination)
-
-    def _so_far(self, destination: str | None = None) -> dict[str, Tensor]:
-        ended = (self._module._current_fx_name or "").endswith("_epoch_end")
-        return self.collector.so_far(training=self.training, ended=ended, destination=destination)
-
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and "is_made" in vars(self):
+        if name in _SETTINGS and "is_made" in vars(self) and not self.may_set(name):
             raise AttributeError(fixed(name, value, _SETTINGS[name]))
         super().__setattr__(name, value)
 

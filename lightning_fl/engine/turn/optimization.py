@@ -252,7 +252,7 @@ class Optimization:
         if not self._module.automatic_optimization:
             return compute()
         optimizer = self._trainer.optimizers[0]
-        accumulate = self._settings.accumulate_grad_batches
+        accumulate = self._trainer.accumulate_grad_batches
         result: list[tuple[Tensor | None, STEP_OUTPUT]] = []
 
         def closure() -> Tensor | None:

@@ -173,6 +173,16 @@ class LogCollector:
         entry.weights.append(float(batch_size))
         entry.at_steps.append(self.step)
 
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keep a value that a callback gave the loggers: all count alike, and none says anything of batch sizes."""
+        entry = self._entries.setdefault(
+            name, _Entry("mean", to_logger=True, prog_bar=False, on_step=True, on_epoch=False)
+        )
+        entry.last = value
+        entry.values.append(value)
+        entry.weights.append(1.0)
+        entry.at_steps.append(self.step)
+
     def reduce(self, num_samples: float, of_loaders: Sequence[float] = ()) -> dict[str, LoggedValue]:
         """One :class:`LoggedValue` per name.
 

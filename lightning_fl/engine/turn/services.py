@@ -158,6 +158,15 @@ class TurnServices:
         with self.profiler.profile(HOOKS):
             return self._call(name, *args)
 
+    def call_apart(self, name: str) -> None:
+        """Call a hook of Lightning's callbacks that act once for all clients."""
+        trainer = self.module_trainer
+        if name in trainer.lightning_callbacks.apart:
+            fn, stage = _HOOKS_OF_RUN.get(name, _TRAINING)
+            trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+            with self.profiler.profile(HOOKS):
+                trainer.call_apart(name)
+
     def _call(self, name: str, *args: Any) -> Any:
         trainer = self.module_trainer
         if name not in _HOOKS_OF_RUN:

@@ -204,6 +204,9 @@ class TrainingLoop:
             self.optimization.begin(state, correct_)
         if overridden("on_train_epoch_start"):
             call("on_train_epoch_start")
+            if trainer.accumulate_grad_batches != length.accumulate:
+                length = self.turn_length(batches, work)
+                self._set_length(length)
             services.refuse_new("in on_train_epoch_start", client)
         collector, progress = trainer.collector, trainer.progress
         trainer.fit_loop.epoch_progress.increment_started()
@@ -256,7 +259,7 @@ class TrainingLoop:
                 losses.append(loss.detach())
                 sizes.append(collector.step_size())
             if not left_out and overridden("on_train_batch_end"):
-                outputs = _batch_outputs(output, services.settings.accumulate_grad_batches)
+                outputs = _batch_outputs(output, length.accumulate)
                 call("on_train_batch_end", outputs, whole, index)
             progress.increment_completed()
             if stepping and own:
@@ -278,7 +281,7 @@ class TrainingLoop:
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
         """The length of a client's turn."""
         settings = self._services.settings
-        accumulate = settings.accumulate_grad_batches
+        accumulate = self._trainer.accumulate_grad_batches
         work = work or self._services.round.work or LocalWork(settings.local_steps, settings.local_epochs)
         if work.steps is not None:
             return TurnLength(accumulate, work.steps * accumulate, None, work.steps)
