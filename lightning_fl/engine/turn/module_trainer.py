@@ -96,7 +96,7 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
     checkpoint_callback: Any = None
     log_dir: str | None = None
     global_step = 0
-    _ends_round = False
+    _took_turns = _ends_round = False
     num_training_batches: float = float("inf")
 
     def __init__(
@@ -155,15 +155,14 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         self.rates: list[float] | None = None
         self.client: int | None = None
         self.progress: Any = self.fit_loop.epoch_loop.batch_progress
-        self._took_turns = False
         self._between_turns = EarlyLog()
         self._estimated_stepping_batches: float | None = None
         self._evaluated_split: Split = "test"
         self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
         #: Called between the gradients and the optimiser's step: the module's hook, and clipping.
         self.before_optimizer_step: Callable[[Optimizer], None] = lambda optimizer: None
-        #: The same for callbacks in a client's turn, which may be on any rank.
-        keep = (lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers))  # once
+        #: The loggers as callbacks see them in a client's turn, which may be on any rank; the first keeps the values.
+        keep = (lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers))
         self._turn_loggers: list[Any] = [TurnLogger(*of) for of in zip(self.loggers, keep, strict=False)]
         self.lightning_callbacks = RunCallbacks(module, federated.lightning_callbacks)
         self.callbacks = FixedList([*federated.callbacks, *self.lightning_callbacks.all])
@@ -322,11 +321,6 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         self.collector.begin()
         self.replay(self.collector)
 
-    def may_set(self, name: str) -> bool:
-        """Whether a setting can be changed now: a turn's accumulation of gradients at its start."""
-        begins = self.client is not None and self._module._current_fx_name == "on_train_epoch_start"
-        return begins and name == "accumulate_grad_batches"
-
     def end_turn(self) -> None:
         """End the client's turn."""
         self.client = None
@@ -392,8 +386,12 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
+    def _accumulates_from_here(self, name: str) -> bool:
+        # GradientAccumulationScheduler sets it at the start of an epoch, which is a turn here.
+        return name == "accumulate_grad_batches" and self._module._current_fx_name == "on_train_epoch_start"
+
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and "is_made" in vars(self) and not self.may_set(name):
+        if name in _SETTINGS and "is_made" in vars(self) and not self._accumulates_from_here(name):
             raise AttributeError(fixed(name, value, _SETTINGS[name]))
         super().__setattr__(name, value)
 
