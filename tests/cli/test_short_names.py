@@ -19,7 +19,7 @@ BASES = {
     "strategies": (FederatedStrategy,),
 }
 #: Not named in recipes: bases of callbacks and models, and the partition that data of domains bring along.
-UNNAMED = {"DomainPartition", "FigureCallback", "HeldOutFigure", "Model"}
+UNNAMED = {"DomainPartition", "FigureCallback", "HeldOutFigure", "Model", "PersonalMixtures"}
 
 
 def test_every_class_that_a_recipe_may_name_is_exported_by_its_package():

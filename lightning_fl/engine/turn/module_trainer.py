@@ -164,12 +164,10 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         #: The loggers as callbacks see them in a client's turn, which may be on any rank; the first keeps the values.
         keep = (lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers))
         self._turn_loggers: list[Any] = [TurnLogger(*of) for of in zip(self.loggers, keep, strict=False)]
+        self.watching: dict[str, list[Any]] = {}  # hook -> Lightning's callbacks that are called before the module
         self.lightning_callbacks = RunCallbacks(module, federated.lightning_callbacks)
         self.callbacks = FixedList([*federated.callbacks, *self.lightning_callbacks.all])
-        #: Hook -> Lightning's callbacks that are called before the module.
         self.watching = self.lightning_callbacks.watching
-
-    # -- the run -------------------------------------------------------------------------------------------------
 
     @property
     def current_round(self) -> int:
