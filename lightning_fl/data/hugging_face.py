@@ -87,8 +87,6 @@ class HFDataset(SharedDataModule):
 
     classes = class_names
 
-    # -- reading -------------------------------------------------------------------------------------------------
-
     def _open(self, *, allow_download: bool) -> OpenedData:
         from datasets import concatenate_datasets
 
@@ -199,8 +197,6 @@ class HFDataset(SharedDataModule):
         if not chosen:
             raise DataError(f"{self.path} has no input column next to the target {self.target!r}: drop fewer.")
         return chosen
-
-    # -- encoding ------------------------------------------------------------------------------------------------
 
     def _targets(self, table: Any, classes: list[str] | None) -> Tensor:
         values = _values(table, self.target)

@@ -80,8 +80,6 @@ class CommunicationAccount:
         self._known: WeakKeyDictionary[Weights, _Known] = WeakKeyDictionary()
         self._structure: _Structure | None = None
 
-    # -- for callbacks -------------------------------------------------------------------------------------------
-
     def receive(self, clients: Iterable[int], models: Iterable[Weights]) -> None:
         """Record that clients receive models, unless they hold them."""
         wanted, size = set(clients), self.model_bytes
@@ -113,8 +111,6 @@ class CommunicationAccount:
         """Record other vectors that clients receive and send: client -> bytes."""
         self.bytes_received.update(received)
         self.bytes_sent.update(sent)
-
-    # -- for the engine ------------------------------------------------------------------------------------------
 
     def begin(self, initial: Weights) -> None:
         """Record the initial model, which clients that train alone do not receive."""
@@ -209,8 +205,6 @@ class CommunicationAccount:
         if self._structure is None or self._structure.collaboration is not collaboration:
             self._structure = _Structure(collaboration)
         return self._structure
-
-    # -- the record ----------------------------------------------------------------------------------------------
 
     def curves(self) -> dict[str, float]:
         """Totals of all clients since the run began."""

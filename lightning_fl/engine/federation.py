@@ -206,8 +206,6 @@ class Federation:
             current_round=current_round,
         )
 
-    # -- the collaboration -----------------------------------------------------------------------------------------
-
     @property
     def collaboration(self) -> Collaboration:
         """Which clients build and use which models.
@@ -330,15 +328,11 @@ class Federation:
     def _count_bytes(self, flat: FlatModule) -> None:
         self.communication.model_bytes = shared_bytes(flat, self.personal, self.constant)
 
-    # -- what was measured -----------------------------------------------------------------------------------------
-
     def latest_means(self) -> dict[str, Tensor]:
         """Metric -> its latest mean over clients."""
         means = lightning_names(self.metrics.get("train", {}), steps=True)
         self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
         return self.means
-
-    # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint. Called on every rank.

@@ -157,9 +157,6 @@ def _after_kernels(device: torch.device) -> Callable[[], float]:
     return clock
 
 
-# -- tables ------------------------------------------------------------------------------------------------------
-
-
 def profile_of_ranks(profiler: Profiler, processes: Processes) -> "pd.DataFrame | None":
     """Seconds by rank, round and category; ``None`` without timed rounds. Every rank must call it."""
     if not isinstance(profiler, RoundProfiler) or not profiler.rounds:

@@ -39,9 +39,6 @@ __all__ = [
 _VERSION = re.compile(r"version_(\d+)$")
 
 
-# -- writing -------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
     """Context in which a file that cannot be written is a CheckpointError."""
@@ -133,9 +130,6 @@ def remove_old_client_files(folder: Path, name: str, processes: Processes, keep:
         found = folder.glob(f"{name}.client-{client}.round-*.ckpt")
         for path in sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))[:-keep]:
             path.unlink()
-
-
-# -- reading -------------------------------------------------------------------------------------------------------
 
 
 def resolve_checkpoint(

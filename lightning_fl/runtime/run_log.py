@@ -116,8 +116,6 @@ class RunLog:
             self.discard()
             raise
 
-    # -- curves, tables and figures ---------------------------------------------------------------------------------
-
     def log_round(
         self, federation: Federation, logged: Mapping[str, float], *, evaluated: bool, names: Sequence[str] | None
     ) -> None:
@@ -204,8 +202,6 @@ class RunLog:
                 " some are missing. Free some space, then run again with --ckpt_path last."
             ) from error
 
-    # -- resuming ---------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the record: how many rows the curves have, and those that no file has yet."""
         state: dict[str, Any] = {"summary": json.loads(json.dumps(self.summary, default=str))}
@@ -236,8 +232,6 @@ class RunLog:
         if self.loggers:
             rows = rows_before(folder / "metrics.csv", current_round, state or {})
             self._log([({name: value for name, value in row.items() if name != "step"}, row["step"]) for row in rows])
-
-    # -- the end ----------------------------------------------------------------------------------------------------
 
     def finish(
         self,

@@ -139,8 +139,6 @@ class TrainerSurface(Settings):
         """Whether a run has begun, so that ``module`` and ``datamodule`` are known."""
         return "datamodule" in vars(self)
 
-    # -- clients and processes -----------------------------------------------------------------------------------
-
     @property
     def present_clients(self) -> list[int]:
         """Clients that have joined."""
@@ -150,8 +148,6 @@ class TrainerSurface(Settings):
     def active_clients(self) -> list[int]:
         """Clients that have joined and do not rest."""
         return sorted(set(range(self.num_clients)) - self.federation.absent_clients - self.federation.resting_clients)
-
-    # -- models and data -----------------------------------------------------------------------------------------
 
     def client_weights(self) -> Weights:
         """Live weights of the present client (not a copy)."""
@@ -235,8 +231,6 @@ class TrainerSurface(Settings):
         """Generator for one purpose in the current round, the same on every rank."""
         return generator(self.seed, self.federation.current_round, *path)
 
-    # -- the run -------------------------------------------------------------------------------------------------
-
     def callback(self, kind: type[T]) -> T | None:
         """The first callback of a class, if there is one."""
         return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
@@ -297,8 +291,6 @@ class TrainerSurface(Settings):
             named.append((name if seen[name] == 1 else f"{name}-{seen[name]}", callback))
         return named
 
-    # -- what is logged ------------------------------------------------------------------------------------------
-
     def log(self, name: str, value: float) -> None:
         """Log one number of the round, for a callback."""
         self.round.logged[name] = float(value)
@@ -334,8 +326,6 @@ class TrainerSurface(Settings):
     def logs_clients(self) -> bool:
         """Whether every client has its own curves."""
         return self.num_clients <= _MANY_CLIENTS if self.log_per_client is None else self.log_per_client
-
-    # -- setting up ----------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
         """Start the processes (once), as ``fit`` does; call it earlier to share the work before it."""

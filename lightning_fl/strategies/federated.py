@@ -135,8 +135,6 @@ class FederatedStrategy(Learner, RankExchange):
                 **({"start_method": start_method} if takes else {}),
             )
 
-    # -- Fabric's interface: nothing is synchronised inside a client's steps --------------------------------------
-
     @property
     def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
         """``None``: a client's data belong to one rank, so Fabric must not shard its loaders."""
@@ -186,8 +184,6 @@ class FederatedStrategy(Learner, RankExchange):
     def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
         """Run several processes on each of these devices of this machine; call it before Fabric is made."""
         self.parallel_devices = [*devices] * processes_per_device
-
-    # -- the other ranks ------------------------------------------------------------------------------------------
 
     @property
     def timeout(self) -> timedelta:
@@ -317,8 +313,6 @@ class FederatedStrategy(Learner, RankExchange):
             while peers.absent():
                 time.sleep(0.002)
 
-    # -- placing clients on ranks --------------------------------------------------------------------------------
-
     def place_clients(
         self, num_clients: int, sizes: Sequence[int] | None = None, pinned: bool = False, block: int = 1
     ) -> list[int]:
@@ -354,8 +348,6 @@ class FederatedStrategy(Learner, RankExchange):
             ranks[place] = rank
             load[rank] += of_blocks[place]
         return [ranks[client // block] for client in range(num_clients)]
-
-    # -- custom training loops -----------------------------------------------------------------------------------
 
     def average(self, module: nn.Module, num_samples: float = 1.0) -> None:
         """Replace the module's weights, on every rank, with the average over ranks weighted by ``num_samples``.

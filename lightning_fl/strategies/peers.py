@@ -149,8 +149,6 @@ class Peers:
     def _gone(self, *ranks: int) -> LostPeerError:
         return LostPeerError(f"{self.name(*ranks)} is gone: its process ended, or is stopped, without a word.")
 
-    # -- the thread ------------------------------------------------------------------------------------------------
-
     def _watch(self) -> None:
         store = self._store
         try:

@@ -163,8 +163,6 @@ class Cell:
                 return True
         return False
 
-    # -- progress ------------------------------------------------------------------------------------------------
-
     def versions(self) -> list[Path]:
         """Folders of its runs, the latest last."""
         if not self.folder.is_dir():
@@ -204,8 +202,6 @@ class Cell:
             if path.is_file():
                 return _last_step(path)
         return None
-
-    # -- attempts ------------------------------------------------------------------------------------------------
 
     def attempts(self) -> list[Attempt]:
         """All executions so far, in order."""

@@ -134,9 +134,6 @@ class LocalWorkers:
             job.join()
 
 
-# -- in the worker processes -----------------------------------------------------------------------------------------
-
-
 def _start_worker(output: Path) -> None:
     """Set up a worker: it ends with the study, ignores Ctrl-C, and appends its output to a file."""
     threading.Thread(target=_end_with_parent, daemon=True).start()

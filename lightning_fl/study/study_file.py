@@ -102,8 +102,6 @@ class _Reader:
             self.faults.append(f"scale {chosen} has no cells: check exclude and scales.{chosen}.")
         return study
 
-    # -- arms, grid, scales --------------------------------------------------------------------------------------
-
     def _arm(self, name: str, value: object) -> Arm:
         entry = {"recipe": value} if isinstance(value, str) else value
         where = f"arms.{name}"
@@ -176,8 +174,6 @@ class _Reader:
             if key in value or (last and isinstance(nested, dict) and last in nested):
                 self.faults.append(f"{where}: {key} is set by the study: remove it.")
         return value
-
-    # -- table, published, claims --------------------------------------------------------------------------------
 
     def _table(self, entry: dict[str, Any]) -> TableLayout:
         self._known(entry, ("rows", "columns", "statistics", "percent", "digits"), "table")
@@ -269,8 +265,6 @@ class _Reader:
                     f"{where}.seeds: the study also runs {', '.join(map(str, same))}: choose settings on other seeds."
                 )
             yield Chosen(str(entry.get("setting")), value, tuple(map(str, candidates)), by, seeds)
-
-    # -- values --------------------------------------------------------------------------------------------------
 
     def _known(self, entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in entry:

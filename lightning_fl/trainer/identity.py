@@ -59,9 +59,6 @@ _MOST_DIFFERENCES = 5
 _MOST_CHARACTERS = 200
 
 
-# -- ranks of a run ------------------------------------------------------------------------------------------------
-
-
 def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -> None:
     """Refuse ranks whose recipe, data set or model (``what``) differ. Called on every rank.
 
@@ -111,9 +108,6 @@ def layout_of(weights: Weights, module: Any) -> dict[str, str]:
     shapes = {f"the shape of {name}": list(value.shape) for name, value in module.state_dict().items()}
     count = sum(vector.numel() for vector in weights.vectors.values())
     return dict(_comparable({"the number of weights": count, **shapes}))
-
-
-# -- a checkpoint and the run that resumes from it -------------------------------------------------------------------
 
 
 def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
@@ -235,9 +229,6 @@ def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]
 def _now(old: str, new: str, split: Split) -> str:
     count, before = new.partition(",")[0], old.partition(",")[0]
     return f"{count if count != before else count.replace(' ', ' other ', 1)} ({split})"
-
-
-# -- values as text --------------------------------------------------------------------------------------------------
 
 
 def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:

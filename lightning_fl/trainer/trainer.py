@@ -145,8 +145,6 @@ class FederatedTrainer(TrainerSurface):
             return None
         return "best"
 
-    # -- fit -----------------------------------------------------------------------------------------------------
-
     def fit(
         self, module: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | os.PathLike[str] | None = None
     ) -> None:
@@ -262,8 +260,6 @@ class FederatedTrainer(TrainerSurface):
                     f" {self.num_clients} clients and {models} models, counted from 0."
                 )
         return cohort
-
-    # -- evaluation ----------------------------------------------------------------------------------------------
 
     def validate(
         self, module: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | os.PathLike[str] | None = None

@@ -23,12 +23,11 @@ from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.seeding import generator
+from lightning_fl.core.seeding import generator, seed_default_generators
 from lightning_fl.core.validation import Count, Positive, checked
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
-from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.engine.weights.initial_models import reinitialised
+from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -157,7 +156,7 @@ class IFCA(ClientClusters):
         for model in range(1, self.num_clusters):
             path = ("first models", model)
             if self.initial_noise is None:
-                models.append(reinitialised(flat, own, spans, trainer.seed, *path))
+                models.append(_reinitialised(flat, own, spans, trainer.seed, *path))
             else:
                 models.append(_noisy(own, spans, self.initial_noise, generator(trainer.seed, *path)))
             if any(models[-1].equal(other) for other in models[:-1]):
@@ -175,6 +174,19 @@ class IFCA(ClientClusters):
 def _part(models: list[int]) -> dict[str, Any]:
     """Model that a client trains, or the models whose average it trains."""
     return {"model": models[0]} if len(models) == 1 else {"feeds": tuple(models)}
+
+
+def _reinitialised(flat: FlatModule, start: Weights, spans: Sequence[Span], seed: int, *path: int | str) -> Weights:
+    """Weights drawn again by ``reset_parameters``, inner modules first; those of modules without it stay."""
+    flat.load(start)
+    seed_default_generators(seed, *path)
+    with torch.no_grad():
+        for submodule in reversed(list(flat.module.modules())):
+            # Attention layers have a private one.
+            reset = getattr(submodule, "reset_parameters", None) or getattr(submodule, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+    return copy_spans_(start.clone(), flat.collect(), spans)
 
 
 def _noisy(own: Weights, spans: Sequence[Span], scale: float, draws: torch.Generator) -> Weights:

@@ -95,8 +95,6 @@ class SharedModels:
             loop.federation.forget_changed(loop.learner.kept_for_model)
         return collaboration is not None
 
-    # -- weights of the participants -------------------------------------------------------------------------------
-
     def _planned_parts(self) -> dict[Participant, dict[int, float]]:
         cohort = self._cohort.participants
         clients = [participant.client for participant in cohort]

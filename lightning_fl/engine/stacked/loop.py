@@ -58,8 +58,6 @@ class StackedLoop:
         with self._view.replace_module_trainer():
             refuse_unstackable(loop)
 
-    # -- a group's turns -----------------------------------------------------------------------------------------
-
     def train(
         self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
@@ -206,8 +204,6 @@ class StackedLoop:
             tensors = [rows_of.unflatten(0, shape) for rows_of in rows[0].pack.rows(samples)]
         return self._loop.move(tensors, True, rows[0].turn.client)
 
-    # -- a step --------------------------------------------------------------------------------------------------
-
     def _forward(
         self, weights: StackedWeights, trained: list[Tensor], kept: list[Tensor], batch: list[Tensor], index: int
     ) -> tuple[Tensor, list[Tensor]]:
@@ -266,8 +262,6 @@ class StackedLoop:
                     " freeze it (requires_grad_(False)), or set trainer.stacked_clients=1."
                 )
         return gradients
-
-    # -- reports -------------------------------------------------------------------------------------------------
 
     def _reports(self, rows: Sequence[Row]) -> list[ClientReport | FederatedError]:
         if self._losses:

@@ -101,9 +101,6 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
         yield reason
 
 
-# -- in the first step ----------------------------------------------------------------------------------------------
-
-
 def explain(what: str, error: Exception) -> str:
     """Explain an error that ``torch.vmap`` or its gradient raised in a step."""
     text = str(error).strip().split("\n")[0]

@@ -135,8 +135,6 @@ class StackedWeights:
         """Device of the rows."""
         return next(iter(self._flat.weights.vectors.values())).device
 
-    # -- rows and the module's weights ---------------------------------------------------------------------------
-
     def take(self, row: int) -> None:
         """Copy the module's present weights to a row."""
         vectors = self._flat.collect().vectors
@@ -151,8 +149,6 @@ class StackedWeights:
 
     def _columns(self) -> list[tuple[Place, Tensor]]:
         return [*((one.place, one.matrix) for one in self._runs), *self._kept.items()]
-
-    # -- a step --------------------------------------------------------------------------------------------------
 
     def parts(self, rows: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """The trained parameters of some rows, as leaves of a graph, and all other tensors.

@@ -184,8 +184,6 @@ class LocalLoop(TurnServices):
         finally:
             self.flat.load(present)
 
-    # -- training ------------------------------------------------------------------------------------------------
-
     def take_turn(self, turn: ClientTurn) -> ClientReport:
         """Train the client of a turn; leaves its new weights in ``flat``.
 
@@ -263,8 +261,6 @@ class LocalLoop(TurnServices):
             self.flat.set_trainable(before)
             for part in norms:
                 part.train()
-
-    # -- services for strategies, see ClientTurn -------------------------------------------------------------------
 
     def train_again(
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None

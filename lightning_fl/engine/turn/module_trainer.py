@@ -239,8 +239,6 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         """Enter a stage, as Lightning's loops do."""
         self.state.fn, self.state.stage = fn, stage
 
-    # -- a client's loaders --------------------------------------------------------------------------------------
-
     def loader(self, word: str, name: str) -> Any:
         """The client's own loader of a split, with draws that depend only on the turn; ``None`` without such data.
 
@@ -280,8 +278,6 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
             loaders = [] if loader is None else CombinedLoader(loader, "sequential").flattened
             found = self._num_batches[word] = [sized_len(each) or float("inf") for each in loaders]
         return found
-
-    # -- a turn --------------------------------------------------------------------------------------------------
 
     def begin_turn(
         self,

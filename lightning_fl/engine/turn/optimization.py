@@ -115,8 +115,6 @@ class Optimization:
         self._end_flat()
         self._pristine.restore()
 
-    # -- a turn --------------------------------------------------------------------------------------------------
-
     def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
         """Create optimisers and schedulers for a client's turn, and restore their states.
 
@@ -237,8 +235,6 @@ class Optimization:
         late = set(self._flat_module.late_names)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [parameter for parameter in group["params"] if self._names.get(id(parameter)) not in late]
-
-    # -- a step --------------------------------------------------------------------------------------------------
 
     def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
         """Process one batch: loss, backward and, if ``stepping``, the optimiser's step.

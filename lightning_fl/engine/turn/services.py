@@ -91,8 +91,6 @@ class TurnServices:
         self.callback_states = CallbackStates(self.module_trainer, self.flat, self.federation)
         self.held_generators = held_generators(*self.module.modules())
 
-    # -- clients -------------------------------------------------------------------------------------------------
-
     def path(self, client: int, purpose: str) -> tuple[int, int, int, str]:
         """Seed path of a client's draws for one purpose in the current round."""
         return self.settings.seed, self.federation.current_round, client, purpose
@@ -142,8 +140,6 @@ class TurnServices:
                 f"{', '.join(map(repr, new))} appeared {where}, after training started: create it in __init__,"
                 " configure_model, on_fit_start or on_train_start, frozen if it is to be trained later."
             )
-
-    # -- the module's methods ------------------------------------------------------------------------------------
 
     def overridden(self, name: str) -> bool:
         """Whether the module, or a callback of its ``configure_callbacks``, defines a hook."""

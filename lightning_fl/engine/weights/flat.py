@@ -317,8 +317,6 @@ class FlatModule:
                 slot.tensor.data = slot.view
                 slot.owner[slot.key] = slot.tensor
 
-    # -- parameters that hooks create ------------------------------------------------------------------------------
-
     def new_tensors(self) -> list[str]:
         """Names of parameters and buffers that were created since the views."""
         return self._watch.new()
@@ -358,8 +356,6 @@ class FlatModule:
         """Names of the resumed run's layout that the module lacks."""
         own = {slot.name for slot in self._slots}
         return [name for name, *_ in self._entries if name not in own]
-
-    # -- trainable parameters --------------------------------------------------------------------------------------
 
     def trainable(self) -> list[bool]:
         """``requires_grad`` of every parameter and buffer."""
