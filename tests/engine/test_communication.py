@@ -335,9 +335,9 @@ def test_distances_cost_the_weights_of_discriminators(monkeypatch: pytest.Monkey
     run = fit(FedCollab(capacity=1e4, discriminator=small, warm_up_rounds=1, layer="linear"), max_rounds=3)
     (found,) = measured
     # the warm-up's model is the encoder: in round 2 everybody holds it
-    assert run.communication.bytes_received == {i: 3 * SIZE + int(found.bytes_received[i]) for i in range(N)}
-    assert run.communication.bytes_sent == {i: 3 * SIZE + int(found.bytes_sent[i]) for i in range(N)}
-    assert min(found.bytes_sent.tolist()) > 0
+    assert run.communication.bytes_received == {i: 3 * SIZE + int(found.bytes_each_way[i]) for i in range(N)}
+    assert run.communication.bytes_sent == {i: 3 * SIZE + int(found.bytes_each_way[i]) for i in range(N)}
+    assert min(found.bytes_each_way.tolist()) > 0
 
 
 def test_a_callback_declares_other_vectors() -> None:
