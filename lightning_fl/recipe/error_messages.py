@@ -99,7 +99,8 @@ def compact(message: str) -> str:
     chosen = [line[deepest:].removeprefix("- ").rstrip(".") for line in reasons if not line[:deepest].strip()]
     # For a union, a reason beyond the types that were expected tells more; else the value does.
     plain = [re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", reason) for reason in chosen if "<class" in reason]
-    specific = [reason for reason in chosen if "<class" not in reason]
+    literal = r"Expected a typing.Literal\[(.*)\]. Got value: "
+    specific = [re.sub(literal, r"expected one of \1, got ", reason) for reason in chosen if "<class" not in reason]
     given = re.findall(r"Given value: (.*)", message)
     text = "; ".join(dict.fromkeys(specific or plain)) + (f"; got {given[0]}" if given and not specific else "")
     return f"{path}{path and ': '}{cut(_without_long_words(text), _MOST_OF_WORD)}."

@@ -482,7 +482,7 @@ def test_clients_without_labels(tmp_path):
     assert [everybody.num_samples(split)[:2] for split in ("train", "val")] == [
         data.num_samples(split) for split in ("train", "val")
     ]
-    with pytest.raises(DataError, match="none of the 2 clients has a target in its training molecules"):
+    with pytest.raises(DataError, match="none of the 2 clients has a target in its training samples"):
         data._leave_out_unlabelled(
             [{"train": torch.tensor([0])}, {"train": torch.tensor([1])}], torch.full((2, 2), NAN)
         )
