@@ -98,7 +98,8 @@ def test_what_is_written_and_shown(tmp_path):
     narrow = Console(record=True, width=40)
     print_report(run, narrow)
     text = narrow.export_text()
-    assert "local/" not in text  # where it does not fit, the lines below the table compare
+    # where it does not fit, a line says so, and those below the table compare
+    assert "local/loss ↓: see them in summary.json" in " ".join(text.split())
     assert "gain over local training" in text
     assert all(name in text for name in data.client_names())
 
