@@ -14,6 +14,8 @@ PACKAGE = Path(lightning_fl.__file__).parent
 UNPICKLES = {PACKAGE / "data" / "images" / "torchvision_files.py"}
 #: All files of tensors and arrays are read there.
 READER = PACKAGE / "files" / "tensors.py"
+#: The package's own processes that parse SMILES answer with arrays.
+CODES = PACKAGE / "data" / "molecules" / "codes.py"
 SAFELY = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
 NEVER = (
     *("pickle.loads", "pickle.Unpickler", "marshal.loads", "joblib.load", "yaml.unsafe_load", "yaml.full_load"),
@@ -36,7 +38,8 @@ def found():
 def test_nothing_that_is_read_is_executed():
     everything = found()
     assert len(everything) > 5000
-    assert {(path, name) for path, name, _ in everything if name in SAFELY} == {(READER, name) for name in SAFELY}
+    readers = {(READER, "torch.load"), (READER, "np.load"), (CODES, "np.load")}
+    assert {(path, name) for path, name, _ in everything if name in SAFELY} == readers
     for path, name, node in everything:
         where = f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}"
         given = {word.arg: getattr(word.value, "value", None) for word in node.keywords}

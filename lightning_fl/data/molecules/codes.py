@@ -114,7 +114,7 @@ class Codes(NamedTuple):
     @classmethod
     def of_line(cls, line: bytes) -> "Codes":
         """Read a line of :meth:`to_line`."""
-        return cls(**np.load(BytesIO(b64decode(line))))
+        return cls(**np.load(BytesIO(b64decode(line)), allow_pickle=False))
 
 
 def read_molecule(smiles: str) -> Mol | None:
