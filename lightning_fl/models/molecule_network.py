@@ -158,9 +158,9 @@ class MoleculeNetwork(nn.Module):
 
 
 def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:
-    from torch_geometric.nn.aggr import MaxAggregation, Set2Set
+    from torch_geometric.nn.aggr import MaxAggregation
 
-    from lightning_fl.models.readouts import LinearReadout
+    from lightning_fl.models.readouts import LinearReadout, Set2Set
 
     if name == "attentivefp":
         from lightning_fl.models.attentive_fp import AttentiveFPReadout

@@ -1,14 +1,16 @@
 """Readouts from atom vectors to one vector per molecule."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch_geometric.nn import aggr
 from torch_geometric.utils import scatter
 
 from lightning_fl.models.segments import SparseMatrix, molecule_matrix, multiplies
 
-__all__ = ["LinearReadout"]
+__all__ = ["LinearReadout", "Set2Set"]
 
 
 class LinearReadout(nn.Module):
@@ -51,3 +53,12 @@ class LinearReadout(nn.Module):
     def extra_repr(self) -> str:
         """Return the reduction."""
         return repr(self.reduce)
+
+
+class Set2Set(aggr.Set2Set):
+    """PyG's set2set, on a CPU in the precision of its weights: not every CPU has an LSTM in bfloat16."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the vectors [G, 2 D] of the molecules from those [V, D] of the atoms."""
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.to(self.lstm.weight_ih_l0.dtype), *args, **kwargs)

@@ -6,6 +6,7 @@ function in the forks only, so that the trainer of this process would have no re
 """
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ class ForkedProcess(Popen):
 
     def _launch(self, process_obj: object) -> None:
         self.pid = os.fork()
+        if not self.pid:
+            gc.freeze()  # an earlier run's process group, freed here, would wait for threads that only its process has
 
 
 class ForkLauncher(_SubprocessScriptLauncher):
