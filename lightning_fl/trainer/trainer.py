@@ -209,6 +209,7 @@ class FederatedTrainer(TrainerSurface):
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
         self.round.begin()
+        self.loop.call_apart("on_train_epoch_start")
         self.call("on_round_start")
         cohort = self._select_clients()
         with self.profiler.profile(AGGREGATION):  # less what happens in the clients' turns, which is timed there

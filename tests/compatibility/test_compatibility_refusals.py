@@ -359,7 +359,6 @@ BROUGHT = [
         instead,
     )
     for callback, instead in (
-        (lightning_callbacks.StochasticWeightAveraging(0.1), "WeightAveraging"),
         (lightning_callbacks.BackboneFinetuning(), "add_param_group"),
         (lightning_callbacks.ModelPruning("l1_unstructured"), "prune before fit"),
         (lightning_callbacks.BatchSizeFinder(), "the batch size"),

@@ -259,7 +259,6 @@ REFUSED = [
     lightning_callbacks.BatchSizeFinder(),
     lightning_callbacks.LearningRateFinder(),
     lightning_callbacks.BackboneFinetuning(),
-    lightning_callbacks.StochasticWeightAveraging(0.1),
     lightning_callbacks.ThroughputMonitor(len),
     pytorch_lightning.callbacks.ModelCheckpoint(),
     object(),

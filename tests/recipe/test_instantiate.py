@@ -1,7 +1,7 @@
 """From a parsed recipe to its objects."""
 
 from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Timer
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, StochasticWeightAveraging, Timer
 from numpy.typing import ArrayLike
 
 from lightning_fl.callbacks import ModelCheckpoint, ProgressDisplay
@@ -34,8 +34,10 @@ def test_short_names_of_callbacks_are_of_this_package_and_then_lightnings():
     words += ["--trainer.callbacks.monitor=val/rmse"]
     words += ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"]
     words += ["--trainer.callbacks+={class_path: lightning.pytorch.callbacks.LearningRateMonitor}"]
+    words += ["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.02"]
     parser = make_parser("fit")
     made = instantiate(parser, parse("fit", parser, ["--config", "drflm_esol", *words])).trainer
     assert {type(one) for one in made.callbacks} == {ProgressDisplay, ModelCheckpoint}
-    assert [type(one) for one in made.lightning_callbacks] == [EarlyStopping, Timer, LearningRateMonitor]
+    kinds = [EarlyStopping, Timer, LearningRateMonitor, StochasticWeightAveraging]
+    assert [type(one) for one in made.lightning_callbacks] == kinds
     assert made.lightning_callbacks[0].monitor == "val/rmse"

@@ -58,6 +58,8 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
         yield f"it overrides {', '.join(hooks)}"
     for callback in loop.callback_states.callbacks.values():
         yield f"its callback {type(callback).__name__} has a state"
+    if loop.module_trainer.lightning_callbacks.averages is not None:
+        yield "StochasticWeightAveraging sets learning rates"
     for hook in ("around_training_step", "correct_gradient_", "on_client_step_end"):
         for watching in loop.hooks.of(hook):
             yield f"{watching.owner} takes part in every step ({hook})"

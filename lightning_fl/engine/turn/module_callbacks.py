@@ -14,6 +14,7 @@ from torch import Tensor, as_tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import is_overridden
+from lightning_fl.engine.turn.shared_averages import SharedAverages
 
 __all__ = [
     "LIGHTNING",
@@ -34,13 +35,13 @@ _REPLACED = {
     "BasePredictionWriter": "trainer.predict returns every client's outputs",
 }
 _REFUSED = {
-    "StochasticWeightAveraging": "use lightning.pytorch.callbacks.WeightAveraging",
     "BackboneFinetuning": "unfreeze and add_param_group in on_train_epoch_start, or derive from BaseFinetuning",
     "ModelPruning": "prune before fit",
     "BatchSizeFinder": "set the batch size",
     "LearningRateFinder": "set the rate",
     "SpikeDetection": "set trainer.gradient_clip_val, or return None from training_step to leave a batch out",
 }
+_SWA = "StochasticWeightAveraging"
 #: Those that are of the run, although they have hooks of a turn.
 _OF_RUN = ("EarlyStopping", "Timer")
 #: Those that do not change what is learned in a round.
@@ -53,8 +54,8 @@ _EVALUATION = [f"on_{word}_{moment}" for word in ("validation", "test", "predict
 #: Hooks that are called once for all clients.
 _ONCE = {"setup", "teardown", "on_exception", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end"}
 _ONCE |= {*_EVALUATION, *OF_STATE, "state_key", "on_sanity_check_start", "on_sanity_check_end"}
-#: Those that a callback of the run gets apart from the module's: around all evaluations, and after the round.
-_APART = {*_EVALUATION, "on_train_epoch_end"}
+#: Those that a callback of the run gets apart from the module's: around all evaluations, before and after the round.
+_APART = {*_EVALUATION, "on_train_epoch_start", "on_train_epoch_end"}
 
 
 class RunCallbacks:
@@ -68,6 +69,7 @@ class RunCallbacks:
         all: in the order of their calls.
         watching: hook -> callbacks whose method is called before the module's.
         apart: hook -> callbacks of the run whose method is called once for all clients.
+        averages: what stands for Lightning's ``StochasticWeightAveraging``, if it is given.
 
     Raises:
         ConfigurationError: a callback is not supported.
@@ -75,7 +77,9 @@ class RunCallbacks:
 
     def __init__(self, module: LightningModule, given: Sequence[Any]) -> None:
         own = _of_module(module)
-        self.all = [one for one in given if not any(issubclass(type(each), type(one)) for each in own)] + own
+        every = [one for one in given if not any(issubclass(type(each), type(one)) for each in own)] + own
+        self.all = [one if _class_of(one, [_SWA]) is None else SharedAverages(one) for one in every]
+        self.averages = next((one for one in self.all if isinstance(one, SharedAverages)), None)
         self.watching: dict[str, list[Any]] = {}
         self.apart: dict[str, list[Any]] = {}
         for callback in self.all:
@@ -122,6 +126,8 @@ def check_callback(callback: object, where: str) -> None:
             " lightning_fl.callbacks.Callback."
         )
     remedies = _REFUSED | _REPLACED
+    if type(callback).__name__ != _SWA or not type(callback).__module__.startswith(LIGHTNING):
+        remedies |= {_SWA: "use Lightning's own class; avg_fn averages in another way"}
     if (kind := _class_of(callback, remedies)) is not None:
         remedy = remedies[kind.__name__]
         raise ConfigurationError(f"{where} has {name}, which is not supported in a federated run: {remedy}.")
@@ -130,7 +136,9 @@ def check_callback(callback: object, where: str) -> None:
 def is_of_run(callback: object) -> bool:
     """Whether all clients share a callback's state: it has no hook of a turn, or is one of Lightning's that stop."""
     hooks = set(_hooks(callback))
-    return _class_of(callback, _OF_RUN) is not None or (not hooks.isdisjoint(OF_STATE) and hooks <= _ONCE)
+    if isinstance(callback, SharedAverages) or _class_of(callback, _OF_RUN) is not None:
+        return True
+    return not hooks.isdisjoint(OF_STATE) and hooks <= _ONCE
 
 
 def only_watches(callback: object) -> bool:

@@ -129,6 +129,11 @@ class Optimization:
         if state.parameters:
             self._regroup(optimizers, state)
         self._group_sizes = _group_sizes(optimizers)
+        self._trainer.take_optimizers(optimizers, schedulers)
+        schedulers, averages = self._trainer.lr_scheduler_configs, self._trainer.lightning_callbacks.averages
+        if averages is not None and state.schedulers and state.rounds_seen >= averages.start:
+            averages.replace_schedulers(self._trainer)  # as in its last turn
+            averages = None
         if state.optimizers:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
                 optimizer.load_state_dict(saved)
@@ -139,16 +144,18 @@ class Optimization:
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
-        self._trainer.take_optimizers(optimizers, schedulers)
         self._end_flat()
         self._flat_is_due = True  # created at the first step, because hooks may change groups until then
-        if schedulers and self._module.automatic_optimization:
+        if (schedulers or averages) and self._module.automatic_optimization:
             with warnings.catch_warnings():
                 # The fresh optimiser's steps were taken in earlier rounds.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                for done in range(state.rounds_seen, self._federation.current_round):
-                    latest = done + 1 == self._federation.current_round
-                    self._schedulers.step("round", done + 1, latest=latest)
+                now = self._federation.current_round
+                for done in range(state.rounds_seen, now + 1):
+                    if averages is not None and done == averages.start:
+                        averages.replace_schedulers(self._trainer)
+                    if done < now:
+                        self._schedulers.step("round", done + 1, latest=done + 1 == now)
         state.rounds_seen = self._federation.current_round
 
     def end(self, state: ClientState) -> None:

@@ -318,7 +318,7 @@ class TrainingLoop:
         loss = self._services.loss(output)
         return self._learner.client_loss(loss, self._services.module) if by_strategy and loss is not None else loss
 
-    def mean_loss(self, client: int, weights: Weights, num_batches: int, purpose: str) -> float:
+    def mean_loss(self, client: int, weights: Weights, num_batches: float, purpose: str) -> float:
         """The mean loss of some training batches in training mode (dropout, mixup), without training.
 
         Callbacks choose or weigh clients by it, so it excludes terms that the strategy adds.
@@ -326,7 +326,7 @@ class TrainingLoop:
         Args:
             client: a hosted client.
             weights: of the evaluated model.
-            num_batches: number of drawn batches, at most all.
+            num_batches: number of drawn batches, at most all; infinite for all.
             purpose: of the draws.
         """
         services, trainer = self._services, self._trainer
@@ -342,7 +342,8 @@ class TrainingLoop:
         losses: list[Tensor] = []
         sizes: list[float] = []
         with torch.no_grad():
-            chosen = batches.shuffled(path, num_batches if length is None else min(num_batches, length))
+            num_batches = num_batches if length is None else min(num_batches, length)
+            chosen = batches.once(path) if num_batches == math.inf else batches.shuffled(path, int(num_batches))
             for index, (batch, size) in enumerate(chosen):
                 batch = services.move(batch, batches.on_device, client)
                 trainer.collector.begin_step(batch, size)
