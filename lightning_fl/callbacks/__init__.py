@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.collaboration.ifca import IFCA as IFCA
     from lightning_fl.callbacks.collaboration.kmeans import KMeans as KMeans
     from lightning_fl.callbacks.collaboration.pfedgraph import PFedGraph as PFedGraph
+    from lightning_fl.callbacks.figures.figures import CoalitionFigure as CoalitionFigure
+    from lightning_fl.callbacks.figures.figures import CollaborationFigure as CollaborationFigure
+    from lightning_fl.callbacks.figures.figures import ContributionFigure as ContributionFigure
+    from lightning_fl.callbacks.figures.figures import Figures as Figures
+    from lightning_fl.callbacks.figures.figures import GainFigure as GainFigure
+    from lightning_fl.callbacks.figures.figures import GraphFigure as GraphFigure
+    from lightning_fl.callbacks.figures.figures import LearningCurves as LearningCurves
+    from lightning_fl.callbacks.figures.figures import SamplingWeightsFigure as SamplingWeightsFigure
+    from lightning_fl.callbacks.figures.figures import TierFigures as TierFigures
     from lightning_fl.callbacks.figures.held_out import CalibrationFigure as CalibrationFigure
     from lightning_fl.callbacks.figures.held_out import ParityFigure as ParityFigure
     from lightning_fl.callbacks.figures.held_out import PrecisionRecallFigure as PrecisionRecallFigure
     from lightning_fl.callbacks.figures.held_out import ROCFigure as ROCFigure
-    from lightning_fl.callbacks.figures.of_callbacks import CollaborationFigure as CollaborationFigure
-    from lightning_fl.callbacks.figures.of_callbacks import ContributionFigure as ContributionFigure
-    from lightning_fl.callbacks.figures.of_callbacks import GainFigure as GainFigure
-    from lightning_fl.callbacks.figures.of_callbacks import GraphFigure as GraphFigure
-    from lightning_fl.callbacks.figures.of_callbacks import TierFigures as TierFigures
-    from lightning_fl.callbacks.figures.over_rounds import CoalitionFigure as CoalitionFigure
-    from lightning_fl.callbacks.figures.over_rounds import LearningCurves as LearningCurves
-    from lightning_fl.callbacks.figures.over_rounds import SamplingWeightsFigure as SamplingWeightsFigure
     from lightning_fl.callbacks.group_agreement import GroupAgreement as GroupAgreement
     from lightning_fl.callbacks.last_rounds import LastRounds as LastRounds
     from lightning_fl.callbacks.local_data.label_noise import LabelNoise as LabelNoise

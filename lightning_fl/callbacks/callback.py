@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -16,7 +16,13 @@ from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["RENAMED_HOOKS", "Callback", "method_of"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["RENAMED_HOOKS", "Callback", "Drawings", "method_of"]
+
+#: Names of figures, each with the function that draws it.
+Drawings = Iterable[tuple[str, "Callable[[], Figure]"]]
 
 #: Former names of hooks -> names.
 RENAMED_HOOKS = {
@@ -54,8 +60,8 @@ class Callback:
     :meth:`state_dict`: plain values and tensors, so that a run that was killed resumes to the same result.
     """
 
-    #: Callbacks that share a role exclude each other: "collaboration", "participation", "fine-tuning", "contribution",
-    #: "calibration".
+    #: Callbacks that share a role exclude each other, unless they may be :attr:`several`: "collaboration",
+    #: "participation", "fine-tuning", "contribution", "calibration", "figures".
     role: str | None = None
     #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how
@@ -203,6 +209,18 @@ class Callback:
 
     def on_round_end(self, trainer: _Trainer) -> None:
         """The round is over and logged."""
+
+    def figures(self, trainer: _Trainer, stage: Literal["fit", "val", "test"]) -> Drawings:
+        """Figures of the run, which the callback ``Figures`` draws. Called on every rank.
+
+        Args:
+            trainer: of the run.
+            stage: "fit" after a fit, "val" after ``validate``, "test" after ``test``.
+
+        Returns:
+            Name, for ``figures/NAME.png``, and function that draws; matplotlib is best imported in the function.
+        """
+        return ()
 
     def on_exception(self, trainer: _Trainer, exception: BaseException) -> None:
         """The run ends with an exception."""

@@ -5,7 +5,6 @@ import math
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.callbacks.collaboration.coalition_tracking import coalition_of
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.surface import TrainerSurface
@@ -60,7 +59,7 @@ class GroupAgreement(Callback):
         from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # takes seconds to import
 
         present = trainer.present_clients
-        found = [coalition_of(trainer, client) for client in present]
+        found = [trainer.federation.collaboration.partition[client] for client in present]
         self.history.append(float(adjusted_rand_score([self._known[client] for client in present], found)))
         trainer.log("coalitions/ari", self.history[-1])
 

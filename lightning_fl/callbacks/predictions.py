@@ -1,5 +1,6 @@
 """Predictions of a module beside their targets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,7 +8,10 @@ from torch import Tensor
 
 from lightning_fl.core.errors import DataError
 
-__all__ = ["pair_outputs"]
+__all__ = ["Pairs", "pair_outputs"]
+
+#: client -> predictions [n, ...] and targets [n, ...].
+Pairs = Mapping[int, tuple[Tensor, Tensor]]
 
 
 def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:

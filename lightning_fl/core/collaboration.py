@@ -144,6 +144,12 @@ class Collaboration:
         model = int(row.argmax())
         return model if row[model] == 1 else None
 
+    @property
+    def partition(self) -> list[int]:
+        """Every client's coalition, length N: the model that it uses most; one that contributes to none is alone."""
+        own = self.num_models + torch.arange(self.num_clients)
+        return torch.where(self.aggregation.any(0), self.personalisation.argmax(1), own).tolist()
+
     def identities(self, absent: Collection[int] = ()) -> list[str]:
         """Identity of each model by its clients and their shares; its number if no client uses it alone.
 

@@ -1,9 +1,9 @@
 """Steps of clients and server in a round that a strategy may override."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -218,6 +218,10 @@ class Learner:
                 layers; ``turn.kept`` is its state. Both are read only.
         """
         return turn.start
+
+    def figures(self, trainer: Any, stage: Literal["fit", "val", "test"]) -> Iterable[tuple[str, Callable[[], Any]]]:
+        """Figures of the run, which the callback ``Figures`` draws, as ``Callback.figures``. Called on every rank."""
+        return ()
 
 
 def changes(learner: Learner, step: str) -> bool:

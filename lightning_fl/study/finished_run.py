@@ -25,7 +25,7 @@ __all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"
 ONLY_SHOW = frozenset(
     {
         *("Calibration", "CalibrationFigure", "CoalitionFigure", "CollaborationFigure", "ContributionFigure"),
-        *("ForestReference", "GainFigure", "GraphFigure", "GroupAgreement", "LastRounds", "LearningCurves"),
+        *("Figures", "ForestReference", "GainFigure", "GraphFigure", "GroupAgreement", "LastRounds", "LearningCurves"),
         *("LocalReference", "ParityFigure", "PrecisionRecallFigure", "ProgressDisplay", "ROCFigure"),
         *("SamplingWeightsFigure", "SaveConfig", "Snapshots", "TierFigures"),
     }

@@ -183,7 +183,7 @@ def complete_callbacks(
                     f"{type(callback).__name__}.{name} is not a hook and is never called{did_you_mean(name, known)}."
                     f" {page('extending#which-hook')} lists all hooks."
                 )
-        if callback.role:
+        if callback.role and not callback.several:
             decided[f"decide the {callback.role} of clients"].append(type(callback).__name__)
         if overrides(callback, "select_clients", Callback):
             decided["select the clients of a round"].append(type(callback).__name__)
@@ -202,8 +202,8 @@ def complete_callbacks(
     if checkpointing and not present:
         given.append(ModelCheckpoint())
     # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
-    # every other callback's state is that of the round's end, and before them what measures the final models.
-    places = {"arrival": 0, "contribution": 1, "calibration": 3}
+    # every other callback's state is that of the round's end, and before them what measures and draws the final models.
+    places = {"arrival": 0, "contribution": 1, "calibration": 3, "figures": 3}
     order = sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 2)))
     return order, of_lightning
 

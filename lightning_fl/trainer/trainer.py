@@ -319,6 +319,7 @@ class FederatedTrainer(TrainerSurface):
                 means = self.federation.latest_means()
                 found = lightning_names(metrics, steps=False)
                 means.update({name: torch.tensor(mean) for name, mean in found.items()})
+            self.federation.metrics[split] = metrics
             self.call("on_evaluate_end", split, metrics)
             return metrics
 

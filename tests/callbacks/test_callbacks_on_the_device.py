@@ -35,6 +35,7 @@ SETTINGS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "FedCollab": (lambda: {"discriminator": room.DiscriminatorSettings(max_train=12)}, ()),
     "FedSoft": (lambda: {"num_models": 2, "lam": 0.1}, ()),
     "FineTuning": (lambda: {"steps": 2}, ()),
+    "Figures": (dict, ("CollaborationGraph", "LocalReference")),
     "GainFigure": (dict, ("LocalReference",)),
     "GraphFigure": (dict, ("CollaborationGraph",)),
     "GroupAgreement": (lambda: {"groups": None}, ()),

@@ -25,7 +25,7 @@ def test_what_is_drawn_of_hcct(tmp_path):
     original = run.run_log.log_figure
     run.run_log.log_figure = lambda name, figure, step: drawn.append((name, step)) or original(name, figure, step)
     run.fit(TinyModule(), TinyClients())
-    assert drawn == [("merge_tree", 2), ("partition", 2)]
+    assert drawn == [("partition", 2), ("merge_tree", 2)]
     figures = {path.name for path in (tmp_path / "version_0" / "figures").iterdir()}
     assert figures == {"merge_tree.png", "partition.png"}
 

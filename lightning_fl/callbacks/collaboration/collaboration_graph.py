@@ -11,12 +11,13 @@ refers to at most B_c at once.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
@@ -305,6 +306,13 @@ class CollaborationGraph(Callback):
         ]
         columns = ("round", "client", "received_from", "models", "bytes", "chosen")
         trainer.write_table("communication.csv", columns, rows)
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        """The choices of up to six rounds, from the first to the last."""
+        from lightning_fl.callbacks.figures.plots.run import draw_graph
+
+        if stage == "fit" and self.chosen:
+            yield "graph", partial(draw_graph, self.rounds, self.chosen, self.candidates, trainer.client_names)
 
 
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:

@@ -10,6 +10,7 @@ of the discriminators are in the module named above.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +19,7 @@ from annotated_types import Ge, doc
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.callbacks.collaboration.coalition_files import (
     distance_table,
@@ -181,6 +182,17 @@ class FedCollab(ClientClusters):
         """Write the files, also in a resumed run."""
         if max(self.clusters) >= 0:
             self._write(trainer)
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        """Distances between clients, ordered by coalition."""
+        from lightning_fl.callbacks.figures.plots.coalitions import draw_distances
+
+        present = trainer.present_clients
+        if stage == "fit" and len(self.distances) == trainer.num_clients:  # else not measured yet
+            labels = [trainer.federation.collaboration.partition[client] for client in present]
+            names = [trainer.client_names[client] for client in present]
+            title = "Distances between clients, by coalition"
+            yield "distances", partial(draw_distances, self.distances[present][:, present], labels, names, title)
 
     def _known_distances(self, trainer: TrainerSurface) -> Tensor:
         """Known distances [N, N], NaN for the others."""

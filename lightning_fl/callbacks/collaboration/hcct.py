@@ -17,12 +17,14 @@ average.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked, warn_beyond_end
@@ -37,6 +39,7 @@ from lightning_fl.functional.hcct import (
     partition_from_gram,
     partition_utility,
 )
+from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
 __all__ = ["HCCT"]
@@ -246,6 +249,18 @@ class HCCT(ClientClusters):
             for layer, spans in by_layer.items()
         }
         return most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        """The merges of the last partition."""
+        from lightning_fl.callbacks.figures.plots.coalitions import draw_merge_tree
+
+        if stage == "fit" and self.merged_clients:
+            groups = dict(enumerate(range(len(self.merged_clients))))
+            for merge in self.merges:
+                groups |= dict.fromkeys(merge.first + merge.second, min(merge.first + merge.second))
+            names = [trainer.client_names[client] for client in self.merged_clients]
+            title = f"Hierarchical partition, round {self.partition_round}"
+            yield "merge_tree", partial(draw_merge_tree, self.merges, in_order(groups.values()), names, title)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,22 +1,21 @@
 """Figures of held-out data: parity plots, and ROC, precision-recall and calibration curves."""
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_fl.callbacks.figures.figure import Drawings, FigureCallback
-from lightning_fl.callbacks.figures.plots.classification import CurveKind, draw_classification
-from lightning_fl.callbacks.figures.plots.run import Pairs, draw_parities, draw_parity
-from lightning_fl.callbacks.predictions import pair_outputs
+from lightning_fl.callbacks.callback import Drawings
+from lightning_fl.callbacks.figures.figures import FigureCallback
+from lightning_fl.callbacks.predictions import Pairs, pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
-from lightning_fl.core.metrics import ClientMetrics
 from lightning_fl.core.validation import Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["CalibrationFigure", "HeldOutFigure", "ParityFigure", "PrecisionRecallFigure", "ROCFigure", "present"]
 
@@ -35,47 +34,22 @@ class HeldOutFigure(FigureCallback):
         target: number from 0 or name of a target; ``None`` for a panel of each.
     """
 
-    several = True  # one for each split and target
     #: File name.
-    picture: str
+    picture: ClassVar[str]
 
     @checked
     def __init__(self, *, split: Literal["test", "val"] = "test", target: Size | str | None = None) -> None:
         self.split: Split = split
         self.target = target
 
-    @abstractmethod
-    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
-        """Draw targets.
-
-        Args:
-            panels: target -> client -> predictions and targets, n >= 1.
-            units: target -> unit; "" if unknown.
-            names: of the clients.
-            source: of the data.
-
-        Raises:
-            DataError: the values cannot be drawn.
-        """
-
-    def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Draw after ``test`` or ``validate``, not after a fit's validations."""
-        if split == self.split and not trainer.round.fitting:
-            self.draw(trainer, self.figures(trainer))
-
-    def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Draw the validation data with the last models, if requested."""
-        if self.split == "val":
-            self.draw(trainer, self.figures(trainer))
-
-    def figures(self, trainer: TrainerSurface) -> Drawings:
-        """The figure of all clients' data, collected here."""
+    def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
+        if self.split != ("val" if stage == "fit" else stage):
+            return
         own = {client: self._collect(trainer, client) for client in trainer.hosted_clients}
         collected, data = trainer.strategy.exchange(own), trainer.datamodule
-        counts = [found[1].shape[1] for found in collected.values() if isinstance(found, tuple)]
+        count = next((found[1].shape[1] for found in collected.values() if isinstance(found, tuple)), 1)
         # Optional attributes of data modules.
         known, units = getattr(data, "target_names", None), getattr(data, "target_units", None)
-        count = counts[0] if counts else 1
         named = list(known) if known else ["target"] if count == 1 else [f"target {number}" for number in range(count)]
         number = named.index(self.target) if self.target in named else self.target
         of_target = dict(zip(named, ["" if unit == "not given" else unit for unit in units or []], strict=False))
@@ -84,9 +58,13 @@ class HeldOutFigure(FigureCallback):
             partial(self._draw, collected, named, of_target, trainer.client_names, data.source),
         )
 
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> "Figure":
+        """Draw targets: of each its clients' predictions and measured values, and its unit ("" if unknown)."""
+        raise NotImplementedError
+
     def _draw(
         self, collected: dict[int, Any], named: list[str], units: dict[str, str], names: list[str], source: str
-    ) -> Figure:
+    ) -> "Figure":
         problem = next((found for found in collected.values() if isinstance(found, str)), None)
         if problem is not None:
             raise DataError(problem)
@@ -140,7 +118,9 @@ class ParityFigure(HeldOutFigure):
     def __init__(self, *, split: Literal["test", "val"] = "test", target: int | str | None = 0) -> None:
         super().__init__(split=split, target=target)
 
-    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> "Figure":
+        from lightning_fl.callbacks.figures.plots.run import draw_parities, draw_parity
+
         truth = "computed" if source == "stand-in" else "measured"
         if self.target is None and len(panels) > 1:
             return draw_parities(panels, units, truth=truth)
@@ -148,14 +128,16 @@ class ParityFigure(HeldOutFigure):
         return draw_parity(points, names, quantity=name, unit=units.get(name, ""), truth=truth)
 
 
-class _ClassificationFigure(HeldOutFigure):
-    """Base for predicted probabilities: of class 1 [n] or [n, T], or of all classes [n, C] or [n, T, C].
+class ROCFigure(HeldOutFigure):
+    """ROC curves of every client and of all together, with AUROC.
 
-    Draws a panel per target, or per class of a target against the others. Clients with a single class have no curve;
-    panels without curves are left out.
+    Predictions are probabilities: of class 1 [n] or [n, T], or of all classes [n, C] or [n, T, C]. There is a panel for
+    each target, or for each class of a target against the others. Clients with a single class have no curve; panels
+    without curves are left out. Arguments and privacy: see
+    :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
     """
 
-    picture: CurveKind
+    picture: ClassVar[Literal["roc", "precision_recall", "calibration"]] = "roc"
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         predictions, labels = pair_outputs(outputs, targets, classes=True)
@@ -167,7 +149,9 @@ class _ClassificationFigure(HeldOutFigure):
             raise DataError(f"the targets are not classes from 0 to {most - 1}.")
         return predictions, labels
 
-    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> Figure:
+    def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> "Figure":
+        from lightning_fl.callbacks.figures.plots.classification import draw_classification
+
         binary: dict[str, Pairs] = {}
         for target, points in panels.items():
             classes = next(iter(points.values()))[0]
@@ -182,34 +166,19 @@ class _ClassificationFigure(HeldOutFigure):
         return draw_classification(self.picture, binary, names)
 
 
-class ROCFigure(_ClassificationFigure):
-    """ROC curves of every client and of all together, with AUROC.
-
-    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-    """
-
-    picture = "roc"
-
-
-class PrecisionRecallFigure(_ClassificationFigure):
-    """Precision-recall curves of every client and of all together, with average precision and the chance rate (dashed).
-
-    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-    """
+class PrecisionRecallFigure(ROCFigure):
+    """Precision-recall curves as in :class:`ROCFigure`, with average precision and the chance rate (dashed)."""
 
     picture = "precision_recall"
 
 
-class CalibrationFigure(_ClassificationFigure):
-    """Calibration curves with ten bins of equal width, of every client and of all together.
-
-    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-    """
+class CalibrationFigure(ROCFigure):
+    """Calibration curves as in :class:`ROCFigure`, with ten bins of equal width."""
 
     picture = "calibration"
 
 
-def present(points: Mapping[int, tuple[Tensor, Tensor]], number: int) -> dict[int, tuple[Tensor, Tensor]]:
+def present(points: Pairs, number: int) -> dict[int, tuple[Tensor, Tensor]]:
     """Predictions and measured values of one target, for clients with any."""
     found = {}
     for client, (predictions, targets) in points.items():

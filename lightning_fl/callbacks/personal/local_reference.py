@@ -7,12 +7,13 @@ ICML 2023 (https://arxiv.org/abs/2306.06508), equations 11 and 12, for both meas
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
 from lightning_fl.data.module import Split
@@ -101,6 +102,32 @@ class LocalReference(Callback):
             if name in reference
         }
         metrics.update({f"{split}/local/{metric_name(name, split)}": found for name, found in reference.items()})
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        """Each client's metric, that of its local model and the gain: the first metric that is not a loss, if any."""
+        from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
+
+        split: Split = "test" if stage == "test" else "val"
+        metrics, collaboration = (
+            trainer.federation.metrics.get(split, ClientMetrics()),
+            trainer.federation.collaboration,
+        )
+        names = {metric_name(name, split): name for name in trainer.federation.gains.get(split, {})}
+        for chosen in sorted(names, key=lambda short: "loss" in short)[:1]:
+            metric = metrics[names[chosen]]
+            yield (
+                f"gain_{split}",
+                partial(
+                    draw_gains,
+                    metric.clients,
+                    metrics[f"{split}/local/{chosen}"].clients,
+                    trainer.client_names,
+                    metric=chosen,
+                    higher_is_better=metric.higher_is_better,
+                    title=f"Gain over local training, {split}, round {trainer.federation.current_round}",
+                    labels=collaboration.personalisation.argmax(1).tolist() if collaboration.num_models > 1 else None,
+                ),
+            )
 
     def _reference(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
         if self.run is not None:

@@ -9,9 +9,10 @@ normalised values are the same as for models, and unnormalised ones sum to the f
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal
 
-from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked, warn_beyond_end
 from lightning_fl.engine.probes.on_hosts import clients_without
@@ -216,6 +217,26 @@ class ShapleyRewards(Callback):
                 for rank, client in enumerate(order, start=1)
             },
         }
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        """Cumulated values over rounds and as sorted bars; of several models, also the sums of each."""
+        import pandas as pd
+
+        from lightning_fl.callbacks.figures.plots import run, tiers
+
+        if stage != "fit" or not any(self.by_model):
+            return
+        clients, names = range(trainer.num_clients), trainer.client_names
+        method = f"{self.method.replace('_', ' ')}{', normalised' if self.normalized else ''}"
+        title, unit = f"Contributions up to round {trainer.federation.current_round}", "(units of the loss)"
+        table = pd.DataFrame(self.values).reindex(columns=clients).cumsum().ffill()  # NaN before the first value
+        words = {"title": f"{title}: Shapley values, {method}", "ylabel": f"cumulated contribution {unit}"}
+        yield "contributions", partial(run.draw_contributions, self.rounds, table, names, **words)
+        if trainer.federation.collaboration.num_models > 1:
+            by_model = pd.concat(map(pd.DataFrame, self.by_model)).groupby(level=0).sum(min_count=1)
+            sums = by_model.reindex(index=clients, columns=range(trainer.federation.collaboration.num_models))
+            words = {"title": title, "label": f"cumulated Shapley value {unit}"}
+            yield "tier_contributions", partial(tiers.draw_tier_contributions, sums, names, **words)
 
     def _due(self, trainer: TrainerSurface) -> bool:
         return (trainer.federation.current_round + 1) % self.every_n_rounds == 0

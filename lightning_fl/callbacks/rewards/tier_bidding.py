@@ -21,11 +21,12 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
 from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
-from lightning_fl.callbacks.rewards.tier_round import TIER_COLUMNS, TierRound, tier_rows, tier_summary
+from lightning_fl.callbacks.rewards.tier_round import TIER_COLUMNS, TierRound, tier_figures, tier_rows, tier_summary
 from lightning_fl.callbacks.rewards.tokens import TOKEN_COLUMNS, Ledger, Tokens
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
@@ -267,6 +268,9 @@ class TierBidding(PersonalMixtures):
                 "unaffordable_bids": sum(len(tiers) for one in self.rounds for tiers in one.unaffordable.values()),
                 **self.ledger.summary(names),
             }
+
+    def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        return tier_figures(trainer, self.rounds, self.ledger) if stage == "fit" and self.rounds else ()
 
     def state_dict(self) -> dict[str, Any]:
         return {

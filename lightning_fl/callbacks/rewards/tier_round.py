@@ -1,14 +1,22 @@
-"""Record of a PI-FL round, and the tables of a run."""
+"""Record of a PI-FL round, and the tables and figures of a run."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["TIER_COLUMNS", "TierRound", "tier_rows", "tier_summary"]
+from lightning_fl.callbacks.callback import Drawings
+from lightning_fl.callbacks.rewards.tokens import Ledger
+from lightning_fl.core.metrics import ClientMetrics, metric_name
+from lightning_fl.functional.tokens import UNITS_PER_TOKEN
+from lightning_fl.runtime.surface import TrainerSurface
+
+__all__ = ["TIER_COLUMNS", "TierRound", "tier_figures", "tier_rows", "tier_summary"]
 
 TIER_COLUMNS = ("round", "client", "tier", "importance", "share", "bid", "unaffordable", "role")
 
@@ -83,3 +91,31 @@ def tier_summary(rounds: Sequence[TierRound], names: Sequence[str]) -> dict[str,
             for client, name in enumerate(names)
         },
     }
+
+
+def tier_figures(trainer: TrainerSurface, rounds: Sequence[TierRound], ledger: Ledger | None) -> Drawings:
+    """Who trained which tier, how well tiers fit clients' data, tokens, and the clients' validation results."""
+    from lightning_fl.callbacks.figures.plots import tiers as plots
+
+    numbers, last, names = [one.number for one in rounds], rounds[-1], trainer.client_names
+    cohorts, title = [one.cohorts for one in rounds], "Who trained which tier"
+    yield "tier_membership", partial(plots.draw_tier_membership, numbers, cohorts, names, title=title)
+    series = {"best tier of each client": last.importance.amax(1).tolist()}
+    series |= {f"tier {tier}": last.importance[:, tier].tolist() for tier in range(len(last.accuracies))}
+    title = f"How well tiers fit clients' data, round {last.number}"
+    yield "tier_importance", partial(plots.draw_cdf, series, quantity="importance weight υ", title=title)
+    if ledger is not None:
+        balances = [{client: units / UNITS_PER_TOKEN for client, units in one.balances.items()} for one in rounds]
+        yield "token_balances", partial(plots.draw_balances, numbers, balances, names, title="Balances of tokens")
+        if payments := [one for one in ledger.transactions if one.tier is not None]:
+            yield "token_payments", partial(plots.draw_payments, payments, title="Payments by tier and round")
+    metrics = trainer.federation.metrics.get("val", ClientMetrics())
+    own = [name for name in metrics if not name.startswith("val/local/")]
+    # An accuracy rather than a loss, as in the paper.
+    for leading in sorted(own, key=lambda name: not metrics[name].higher_is_better)[:1]:
+        short = metric_name(leading, "val")
+        compared = {"personal": leading, "local training": f"val/local/{short}"}
+        series = {label: list(metrics[name].clients.values()) for label, name in compared.items() if name in metrics}
+        title = f"Clients' own models after round {trainer.federation.current_round}"
+        if any(map(math.isfinite, itertools.chain(*series.values()))):
+            yield f"personal_{short}", partial(plots.draw_cdf, series, quantity=f"{short} (validation)", title=title)

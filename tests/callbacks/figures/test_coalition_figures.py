@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import same_color, to_rgb
 
-from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
 from lightning_fl.callbacks.figures.plots.coalitions import (
     coalition_colors,
+    coalitions,
     draw_distances,
     draw_gains,
     draw_merge_tree,
     draw_partition,
+    track_coalitions,
 )
 from lightning_fl.runtime.drawing import BAD, GOOD
 

@@ -21,6 +21,7 @@ from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, to_unit
 
 WORDS = {"title": "title"}
 BLUE, ORANGE = palette(2)
+TIERS = ("contributions", "importance", "membership")
 
 
 class TestBalances:
@@ -163,11 +164,11 @@ class TestCallback:
         tiers = TierBidding(num_tiers=2, num_best=1, num_samples=None, tokens=Tokens(initial_balance=5))
         fit(Record(), tiers, ShapleyRewards(), TierFigures())
         names = [
-            *("tier_membership", "tier_importance", "token_balances", "token_payments", "tier_contributions"),
+            *("tier_contributions", "tier_membership", "tier_importance", "token_balances", "token_payments"),
             "personal_acc",
         ]
         assert [(name, step) for name, step, _ in drawn] == [(name, 3) for name in names]
-        lines, total = drawn[2][2].axes  # the balances at the end
+        lines, total = drawn[3][2].axes  # the balances at the end
         shown = {line.get_label(): line.get_ydata() for line in lines.lines}
         for client in range(len(SIZES)):
             units = [one.balances[client] for one in tiers.rounds]
@@ -176,6 +177,7 @@ class TestCallback:
 
     @pytest.mark.slow
     def test_files(self, tmp_path):
-        run = fit(ShapleyRewards(), TierFigures(), default_root_dir=tmp_path)
+        tiers = TierBidding(num_tiers=2, num_best=1, num_samples=None)
+        run = fit(TierFigures(), tiers, ShapleyRewards(), default_root_dir=tmp_path)
         files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())
-        assert files == ["personal_acc.png", "tier_contributions.png"]
+        assert files == [f"{name}.png" for name in ("personal_acc", *(f"tier_{one}" for one in TIERS))]

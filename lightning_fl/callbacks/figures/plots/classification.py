@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots import canvas
-from lightning_fl.callbacks.figures.plots.run import Pairs
+from lightning_fl.callbacks.predictions import Pairs
 from lightning_fl.core.errors import DataError, listed
 
 __all__ = ["CurveKind", "classification_curve", "draw_classification"]

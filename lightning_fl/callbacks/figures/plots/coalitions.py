@@ -3,6 +3,7 @@
 A coalition of several clients has the same colour in every figure of a partition; clients alone are grey.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,15 +16,23 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
-from torch import Tensor
+from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
 
-from lightning_fl.callbacks.collaboration.coalition_tracking import coalitions, track_coalitions
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import summarize_gains
 from lightning_fl.runtime.drawing import BAD, GOOD
 
-__all__ = ["coalition_colors", "draw_distances", "draw_gains", "draw_merge_tree", "draw_partition"]
+__all__ = [
+    "coalition_colors",
+    "coalitions",
+    "draw_distances",
+    "draw_gains",
+    "draw_merge_tree",
+    "draw_partition",
+    "track_coalitions",
+]
 
 #: A merge as (clients of the one group, clients of the other, gain in total utility).
 MergeStep = tuple[Sequence[int], Sequence[int], float]
@@ -32,11 +41,11 @@ _MOST_NAMED = 20
 _ALONE = "0.72"
 
 
-def draw_distances(distances: Tensor, labels: Sequence[int], names: Sequence[str], title: str) -> Figure:
+def draw_distances(distances: ArrayLike, labels: Sequence[int], names: Sequence[str], title: str) -> Figure:
     """Draw distances [N, N] between clients as a heat map, ordered and framed by coalition, length N."""
     count = len(names)
     order = sorted(range(count), key=lambda client: (labels[client], client))
-    values = distances.detach().cpu().double().numpy()[np.ix_(order, order)]
+    values = np.asarray(distances, dtype=float)[np.ix_(order, order)]
     side = min(4.0 + 0.2 * count, 11.0)
     highest = max([1.0, *values[np.isfinite(values)].tolist()])  # distances of distributions are in [0, 1]
     figure, axes = canvas.heat_map(values, title, (side + 1.2, side), "distance", cmap="Blues", vmin=0.0, vmax=highest)
@@ -112,7 +121,7 @@ def draw_partition(
     """Draw coalitions over rounds: a row per client, a column per round, a colour per coalition.
 
     A coalition keeps its colour while it keeps most of its clients, see
-    :func:`~lightning_fl.callbacks.collaboration.coalition_tracking.track_coalitions`. Rows are ordered by the final
+    :func:`track_coalitions`. Rows are ordered by the final
     coalition.
 
     Args:
@@ -219,6 +228,54 @@ def coalition_colors(labels: Sequence[int]) -> dict[int, tuple[float, float, flo
     """Coalition -> colour; grey for a single client."""
     several = coalitions(labels)
     return dict.fromkeys(labels, to_rgb(_ALONE)) | dict(zip(several, canvas.palette(len(several)), strict=True))
+
+
+def coalitions(labels: Sequence[int]) -> dict[int, set[int]]:
+    """The clients of each coalition of several, by ascending label."""
+    several = sorted(label for label, count in Counter(labels).items() if count > 1)
+    return {label: {client for client, own in enumerate(labels) if own == label} for label in several}
+
+
+def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Renumber coalitions so that each keeps its number over rounds.
+
+    The last round keeps its numbers, as in other figures of that round. Going backwards, a round's coalitions are
+    matched one to one with those of later rounds, in their nearest form, so that most clients keep their coalition; of
+    equal matches the next round's is taken. Coalitions without a match get a new number. Single clients are not
+    matched: their numbers differ between rounds.
+
+    Args:
+        assignments: every client's coalition in each round, [R][N].
+
+    Returns:
+        The same partitions, renumbered, [R][N].
+    """
+    if not assignments:
+        return []
+    tracked = [list(assignments[-1])]
+    used = set(assignments[-1])
+    known = coalitions(assignments[-1])
+    for labels in reversed(assignments[:-1]):
+        own, near = coalitions(labels), set(tracked[-1])
+        # Numbers of common clients; being near decides between equal ones, as it adds less than one client.
+        overlap = np.array(
+            [
+                [len(members & other) * (len(labels) + 1) + (number in near) for number, other in known.items()]
+                for members in own.values()
+            ]
+        ).reshape(len(own), len(known))
+        matched: dict[int, int] = {}
+        for row, column in zip(*linear_sum_assignment(overlap, maximize=True), strict=True):
+            if overlap[row, column] > len(labels):
+                matched[list(own)[row]] = list(known)[column]
+        free = (number for number in itertools.count() if number not in used)
+        matched |= {label: next(free) for label in sorted(own.keys() - matched.keys())}
+        known |= {matched[label]: members for label, members in own.items()}
+        used.update(matched.values())
+        free = (number for number in itertools.count() if number not in used)
+        matched |= {label: next(free) for label in sorted(set(labels) - matched.keys())}
+        tracked.append([matched[label] for label in labels])
+    return tracked[::-1]
 
 
 def _place_merges(

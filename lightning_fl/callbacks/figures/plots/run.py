@@ -11,13 +11,14 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots import canvas
+from lightning_fl.callbacks.predictions import Pairs
 from lightning_fl.runtime.drawing import BAD, GOOD
 
 __all__ = [
-    "Pairs",
     "draw_client_curves",
     "draw_contributions",
     "draw_graph",
@@ -27,18 +28,15 @@ __all__ = [
     "draw_parity",
 ]
 
-#: client -> (predictions [n] or [n, C], targets [n]) of one target, without missing values.
-Pairs = Mapping[int, tuple[Tensor, Tensor]]
-
 #: Colour -> what it means for two clients of a graph.
 _CHOICES = {"white": "", "#f6d55c": "may be chosen", "#20639b": "chosen", "0.6": "itself"}
 #: Panels of a graph, and clients whose names fit into one.
 _MOST_ROUNDS, _MOST_NAMED = 6, 30
 
 
-def draw_matrix(matrix: Tensor, names: Sequence[str], title: str) -> Figure:
+def draw_matrix(matrix: ArrayLike, names: Sequence[str], title: str) -> Figure:
     """Draw a matrix [N, N] as a heat map; row i has the share of each client's update in client i's model."""
-    values = matrix.detach().cpu().numpy()
+    values = np.asarray(matrix)
     side = min(5.0 + 0.2 * len(names), 10.0)
     highest = float(values.max())
     figure, axes = canvas.heat_map(values, title, (side + 1.0, side), "weight", cmap="viridis", vmin=0.0, vmax=highest)
@@ -52,7 +50,7 @@ def draw_matrix(matrix: Tensor, names: Sequence[str], title: str) -> Figure:
 
 def draw_client_curves(
     rounds: Sequence[int],
-    values: Tensor,
+    values: ArrayLike,
     names: Sequence[str],
     *,
     title: str,
@@ -67,7 +65,7 @@ def draw_client_curves(
         ylabel: the quantity and its unit.
         reference: name and height of a dotted line.
     """
-    table = values.detach().cpu().numpy()
+    table = np.asarray(values)
     figure = canvas.make_figure(title, (7.5, 4.5))
     axes = figure.add_subplot()
     named = sorted(np.argsort(-table.mean(0), kind="stable")[: canvas.MOST_NAMES].tolist())
@@ -82,7 +80,7 @@ def draw_client_curves(
 
 
 def draw_contributions(
-    rounds: Sequence[int], cumulated: Tensor, names: Sequence[str], *, title: str, ylabel: str
+    rounds: Sequence[int], cumulated: ArrayLike, names: Sequence[str], *, title: str, ylabel: str
 ) -> Figure:
     """Draw cumulated contributions over rounds, and the totals as sorted bars.
 
@@ -93,7 +91,7 @@ def draw_contributions(
         cumulated: [R, N]; NaN before a client's first value.
         ylabel: the quantity and its unit.
     """
-    table = cumulated.detach().cpu().numpy()
+    table = np.asarray(cumulated)
     clients = [client for client in range(len(names)) if np.isfinite(table[-1, client])]
     order = sorted(clients, key=lambda client: (-table[-1, client], client))
     named = {client: number for number, client in enumerate(sorted(canvas.both_ends(order)))}

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
+from numpy.typing import ArrayLike
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
@@ -108,14 +108,14 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str) -> Figure:
     return figure
 
 
-def draw_tier_contributions(cumulated: Tensor, names: Sequence[str], *, title: str, label: str) -> Figure:
+def draw_tier_contributions(cumulated: ArrayLike, names: Sequence[str], *, title: str, label: str) -> Figure:
     """Draw each client's contribution to each tier as a heat map, ordered by its main tier.
 
     Args:
         cumulated: [N, K]; NaN if a client never trained a tier.
         label: the quantity and its unit.
     """
-    values = cumulated.detach().cpu().double().numpy()
+    values = np.asarray(cumulated, dtype=float)
     count, num_tiers = values.shape
     known = np.nan_to_num(values, nan=-np.inf)
     best = np.where(np.isfinite(known.max(1)), known.argmax(1), num_tiers)  # clients without a tier come last
