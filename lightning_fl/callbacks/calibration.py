@@ -20,8 +20,6 @@ from lightning_fl.functional.probability_calibration import fit_isotonic, fit_pl
 from lightning_fl.runtime.calibration_file import TargetCalibration, write_calibration
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["Calibration"]
-
 #: Predictions and targets [n, T] of a client's validation data.
 _Pair = tuple[Tensor, Tensor]
 

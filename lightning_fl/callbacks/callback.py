@@ -19,8 +19,6 @@ from lightning_fl.engine.weights.flat import Weights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["RENAMED_HOOKS", "Callback", "Drawings", "method_of"]
-
 #: Names of figures, each with the function that draws it.
 Drawings = Iterable[tuple[str, "Callable[[], Figure]"]]
 

@@ -9,8 +9,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["GroupAgreement"]
-
 
 class GroupAgreement(Callback):
     """Compares coalitions with known groups by the adjusted Rand index (Hubert and Arabie 1985).

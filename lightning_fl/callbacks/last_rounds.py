@@ -10,8 +10,6 @@ from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["LastRounds"]
-
 _SPLIT: Split = "test"
 
 

@@ -20,8 +20,6 @@ from lightning_fl.runtime.checkpoint import copy_checkpoint, load_state, remove_
 from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ModelCheckpoint"]
-
 #: What clients kept in the best round: client -> name -> value.
 _STORE = "best_round"
 

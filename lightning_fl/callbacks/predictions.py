@@ -8,8 +8,6 @@ from torch import Tensor
 
 from lightning_fl.core.errors import DataError
 
-__all__ = ["Pairs", "pair_outputs"]
-
 #: client -> predictions [n, ...] and targets [n, ...].
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
 

@@ -4,7 +4,6 @@ import io
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -23,8 +22,6 @@ from lightning_fl.core.terminal import terminal
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.surface import TrainerSurface
-
-__all__ = ["ProgressDisplay", "RoundClock", "displayed_metric"]
 
 _REFRESH_SECONDS = 0.1
 _PLAIN_SECONDS = 10.0
@@ -49,7 +46,7 @@ class ProgressDisplay(Callback):
     def __init__(self, *, every_n_rounds: Count = 1) -> None:
         self.every_n_rounds = every_n_rounds
         self._live: Live | _NotebookDisplay | None = None
-        self._clock: RoundClock | None = None
+        self._started: tuple[int, float] | None = None  # rounds done, and seconds of a monotonic clock
         self._clients_done, self._doing = 0, ""
         self._line_round, self._line_time = 0, 0.0
 
@@ -57,7 +54,7 @@ class ProgressDisplay(Callback):
         """Start the display."""
         if not trainer.is_global_zero:
             return
-        if self._clock is None:
+        if self._started is None:
             self._start(trainer)
         self._clients_done, self._doing = 0, ""
 
@@ -72,26 +69,24 @@ class ProgressDisplay(Callback):
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Show the round."""
-        if self._clock is None:
+        if self._started is None:
             return
         now, done = time.monotonic(), trainer.federation.current_round
-        self._clock.round_done(now)
         self._clients_done, self._doing = 0, ""
         self._refresh(trainer)
-        first_or_last = done == trainer.max_rounds or self._clock.rounds_done == 1
+        first_or_last = done == trainer.max_rounds or done == self._started[0] + 1
         late = (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
         if self._live is None and (first_or_last or (done % self.every_n_rounds == 0 and late)):
             self._line_round, self._line_time = done, now
             clients = f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"
-            times = [f"{_duration(self._clock.elapsed(now))} elapsed", f"{self._left(trainer, now)} left"]
-            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *times]
+            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *self._times(trainer)]
             _print_plain(" | ".join(parts))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Show the final state."""
-        if self._clock is None:
+        if self._started is None:
             return
-        elapsed = _duration(self._clock.elapsed(time.monotonic()))
+        elapsed = self._times(trainer)[0].removesuffix(" elapsed")
         done, rounds = trainer.federation.current_round, trainer.max_rounds
         how = "interrupted" if trainer.federation.interrupted_by else "stopped"
         if self._live is not None:
@@ -104,13 +99,14 @@ class ProgressDisplay(Callback):
         self.teardown(trainer, "fit")
 
     def teardown(self, trainer: TrainerSurface, stage: str) -> None:
-        live, self._live, self._clock = self._live, None, None
+        live, self._live, self._started = self._live, None, None
         if live is not None:
             live.stop()
 
     def _start(self, trainer: TrainerSurface) -> None:
         now, done = time.monotonic(), trainer.federation.current_round
-        self._clock = RoundClock(now, trainer.federation.wall_time_seconds)
+        self._started = done, now
+        self._before = trainer.federation.wall_time_seconds  # of earlier processes of a resumed run
         self._names = trainer.client_names
         self._line_round, self._line_time, self._next_refresh = done, now, 0.0
         console = terminal()
@@ -131,7 +127,7 @@ class ProgressDisplay(Callback):
             self._next_refresh = now + _REFRESH_SECONDS
 
     def _renderable(self, trainer: TrainerSurface, ended: bool = False) -> Group:
-        now, done, rounds = time.monotonic(), trainer.federation.current_round, trainer.max_rounds
+        done, rounds = trainer.federation.current_round, trainer.max_rounds
         title = Text(_title(trainer), style="bold")
         if trainer.datamodule.source == "stand-in":
             title = Text.assemble((f" {STAND_IN_LABEL} ", "bold black on yellow"), " ", title)
@@ -139,8 +135,7 @@ class ProgressDisplay(Callback):
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        elapsed = _duration(self._clock.elapsed(now)) if self._clock is not None else "?"
-        times = f"{elapsed} elapsed, {self._left(trainer, now)} left"
+        times = ", ".join(self._times(trainer))
         bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
         lines: list[Any] = [title, bar]
         if not ended and done < rounds:  # also between clients, so that the display does not jump
@@ -149,10 +144,17 @@ class ProgressDisplay(Callback):
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
         return Group(*lines, *map(Text, self._metrics(trainer)))
 
-    def _left(self, trainer: TrainerSurface, now: float) -> str:
-        rounds = trainer.max_rounds - trainer.federation.current_round
-        seconds = None if self._clock is None else self._clock.remaining(rounds, now)
-        return "?" if seconds is None else _duration(seconds)
+    def _times(self, trainer: TrainerSurface) -> list[str]:
+        """Elapsed and remaining time, the latter at the mean pace of this process's rounds."""
+        assert self._started is not None
+        at_start, began = self._started
+        seconds, rounds = time.monotonic() - began, trainer.federation.current_round
+        left = (
+            str(timedelta(seconds=round(seconds * (trainer.max_rounds - rounds) / (rounds - at_start))))
+            if rounds > at_start
+            else "?"
+        )
+        return [f"{timedelta(seconds=round(self._before + seconds))} elapsed", f"{left} left"]
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
         """Texts of the training loss, the monitored validation metric, and those logged with ``prog_bar``."""
@@ -198,40 +200,6 @@ class _NotebookDisplay:
         """Keep the output."""
 
 
-class RoundClock:
-    """Elapsed and remaining time, from the ends of the last rounds.
-
-    Args:
-        now: start time in seconds of a monotonic clock, which all methods use.
-        elapsed_before_seconds: time of earlier processes of a resumed run.
-    """
-
-    #: Number of rounds for the estimate of the remaining time, including some with evaluations and checkpoints.
-    window = 50
-
-    def __init__(self, now: float, elapsed_before_seconds: float = 0.0) -> None:
-        self._began = now
-        self._before = elapsed_before_seconds
-        self._ends: deque[float] = deque([now], maxlen=self.window + 1)
-        self.rounds_done = 0
-
-    def round_done(self, now: float) -> None:
-        """Count a round."""
-        self._ends.append(now)
-        self.rounds_done += 1
-
-    def elapsed(self, now: float) -> float:
-        """Seconds since the start of the run, including earlier processes."""
-        return self._before + now - self._began
-
-    def remaining(self, rounds_left: int, now: float) -> float | None:
-        """Seconds to the end at the mean pace of the last rounds; ``None`` before the end of the first round."""
-        if len(self._ends) < 2:
-            return None
-        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        return max(0.0, pace * rounds_left - (now - self._ends[-1]))
-
-
 def displayed_metric(metrics: Mapping[str, MetricSummary], monitor: str | None = None) -> str | None:
     """The metric to show: the monitored one (NAME, "NAME/mean" or "NAME/worst"), else the first loss or metric."""
     if monitor is not None:
@@ -245,10 +213,6 @@ def _title(trainer: TrainerSurface) -> str:
     method = method_of(type(trainer.strategy).__name__, trainer.callbacks)
     source = trainer.datamodule.source
     return f"{type(trainer.module).__name__} by {method} on {trainer.num_clients} clients, data: {source}"
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def _print_plain(text: str) -> None:

@@ -10,8 +10,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["Snapshots"]
-
 
 class Snapshots(Callback):
     """Saves the shared models of several rounds as ``models/snapshots/round_R/shared_K.ckpt`` after fit.

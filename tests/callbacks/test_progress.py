@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hooks import StopAfter
 
-from lightning_fl.callbacks.progress import ProgressDisplay, RoundClock, displayed_metric
+from lightning_fl.callbacks.progress import ProgressDisplay, displayed_metric
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.metrics import MetricSummary
 from lightning_fl.data.source import STAND_IN_LABEL
@@ -50,25 +50,6 @@ class Terminal:
 
 def rounds_shown(output: str) -> list[int]:
     return [int(number) for number in re.findall(r"^round (\d+)/", output, flags=re.MULTILINE)]
-
-
-class TestRoundClock:
-    def test_mean_pace_of_the_rounds_so_far(self):
-        clock = RoundClock(10.0, elapsed_before_seconds=100.0)
-        assert clock.remaining(10, 11.0) is None
-        for end in (12.0, 14.0, 20.0):
-            clock.round_done(end)
-        assert clock.elapsed(20.0) == 110.0
-        assert clock.remaining(7, 20.0) == pytest.approx(7 * 10 / 3)
-        assert clock.remaining(7, 21.0) == pytest.approx(7 * 10 / 3 - 1)
-
-    def test_old_rounds_are_forgotten(self):
-        clock = RoundClock(0.0)
-        ends = [float(i) for i in range(1, 101)] + [100.0 + 3 * i for i in range(1, clock.window + 1)]
-        for end in ends:
-            clock.round_done(end)
-        assert clock.remaining(2, ends[-1]) == pytest.approx(6.0)
-        assert clock.remaining(1, ends[-1] + 50.0) == 0.0
 
 
 class TestLeadingMetric:

@@ -25,8 +25,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.cfl import Bipartition, split_cluster
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["CFL", "ClusterSplit"]
-
 
 @dataclass(frozen=True)
 class ClusterSplit:

@@ -8,8 +8,6 @@ from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
 from lightning_fl.core.validation import Count, checked, warn_beyond_end
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ClientArrivals"]
-
 
 class ClientArrivals(Callback):
     """Keeps clients absent before a given round: they neither train nor are evaluated.

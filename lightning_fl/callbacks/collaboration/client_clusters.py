@@ -16,8 +16,6 @@ from lightning_fl.functional.gram import gram_matrix, join_most_similar
 from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ClientClusters", "check_at_most_clients"]
-
 
 class ClientClusters(Callback):
     """Puts clients into clusters; a cluster's clients use their average, weighted by samples.

@@ -11,8 +11,6 @@ from lightning_fl.core.escaping import csv_table, csv_value
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.files.tensors import read_numpy, read_torch
 
-__all__ = ["distance_table", "read_coalitions", "read_distances", "read_model"]
-
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
     """Read distances [N, N] from a file, NaN for missing pairs.

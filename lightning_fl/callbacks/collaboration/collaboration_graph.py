@@ -29,8 +29,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.dpfl import Collaborators, Model, batched_greedy_collaborators
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["CollaborationGraph"]
-
 #: Models that a client without a budget holds at a time.
 _BATCH = 16
 

@@ -28,7 +28,7 @@ from lightning_fl.callbacks.collaboration.coalition_files import (
     read_model,
 )
 from lightning_fl.callbacks.collaboration.discriminators.distances import pairwise_distances
-from lightning_fl.callbacks.collaboration.discriminators.features import LayerOutput, client_features
+from lightning_fl.callbacks.collaboration.discriminators.inputs import LayerOutput, client_features
 from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
@@ -40,8 +40,6 @@ from lightning_fl.functional.fedcollab import (
     solve_coalitions,
 )
 from lightning_fl.runtime.surface import TrainerSurface
-
-__all__ = ["FedCollab"]
 
 #: Share of draws with the same coalitions below which a run warns.
 _STABLE = 0.8

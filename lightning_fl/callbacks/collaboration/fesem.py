@@ -25,8 +25,6 @@ from lightning_fl.functional.gram import squared_distances
 from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["FeSEM"]
-
 
 class FeSEM(ClientClusters):
     """A fixed number of clusters by k-means of the clients' weights, one step per round.

@@ -12,8 +12,6 @@ from lightning_fl.callbacks.collaboration.ifca import IFCA
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Positive, checked
 
-__all__ = ["FLSC"]
-
 
 class FLSC(IFCA):
     """A fixed number of models; every client uses and trains the n models with its least losses.

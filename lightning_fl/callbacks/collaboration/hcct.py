@@ -42,8 +42,6 @@ from lightning_fl.functional.hcct import (
 from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["HCCT"]
-
 # Cosines of real tasks are below 0.7, even on IID data.
 _HIGH_COSINE = 0.9
 

@@ -31,8 +31,6 @@ from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spa
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["IFCA"]
-
 
 class IFCA(ClientClusters):
     """A fixed number of clusters with a model each; participants choose their cluster again in every round.

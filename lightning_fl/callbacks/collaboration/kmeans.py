@@ -25,8 +25,6 @@ from lightning_fl.functional.gram import gram_matrix
 from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["KMeans"]
-
 
 class KMeans(ClientClusters):
     """Clients train alone, then k-means groups clients with similar weights for the rest of the run.

@@ -35,8 +35,6 @@ from lightning_fl.functional.pfedgraph import (
 )
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PFedGraph"]
-
 #: Name of the client store of z_i.
 _STORE = "pfedgraph"
 

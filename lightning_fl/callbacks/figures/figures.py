@@ -14,19 +14,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.runtime.drawing import drawing, show_source
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = [
-    "CoalitionFigure",
-    "CollaborationFigure",
-    "ContributionFigure",
-    "FigureCallback",
-    "Figures",
-    "GainFigure",
-    "GraphFigure",
-    "LearningCurves",
-    "SamplingWeightsFigure",
-    "TierFigures",
-]
-
 
 class FigureCallback(Callback):
     """Base of callbacks that draw after a fit and after evaluations, in TensorBoard and as ``figures/NAME.png``."""

@@ -17,8 +17,6 @@ from lightning_fl.runtime.surface import TrainerSurface
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CalibrationFigure", "HeldOutFigure", "ParityFigure", "PrecisionRecallFigure", "ROCFigure", "present"]
-
 
 class HeldOutFigure(FigureCallback):
     """Figure of predictions against held-out targets, each client's own model on its own data.

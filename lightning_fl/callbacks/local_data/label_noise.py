@@ -24,8 +24,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["LabelNoise", "flip_labels", "perturb_targets"]
-
 
 def perturb_targets(targets: Tensor, std: float, probability: float, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise of standard deviation ``std`` to each entry with a probability; shape and type are kept."""

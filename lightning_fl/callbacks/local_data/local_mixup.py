@@ -34,8 +34,6 @@ from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.functional.drflm import mix, sample_gamma
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["LocalMixup"]
-
 
 class LocalMixup(Callback):
     """Trains every client on mixtures of its own samples.

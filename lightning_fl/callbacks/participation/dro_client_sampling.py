@@ -43,8 +43,6 @@ from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["DROClientSampling"]
-
 #: Most draws per client and round.
 _MOST_DRAWS = 100
 

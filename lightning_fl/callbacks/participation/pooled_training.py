@@ -6,8 +6,6 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PooledTraining"]
-
 
 class PooledTraining(Callback):
     """Trains one model on the training samples of all clients together.

@@ -13,8 +13,6 @@ from lightning_fl.core.seeding import shuffled
 from lightning_fl.core.validation import Positive, checked
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["UniformSampling"]
-
 
 class UniformSampling(Callback):
     """Draws each round's clients without replacement from those that are present.

@@ -13,8 +13,6 @@ from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["BestClientModels"]
-
 
 class BestClientModels(Callback):
     """Keeps each client's model of its own best round, in contrast to ``ModelCheckpoint`` with one best round for all.

@@ -29,8 +29,6 @@ from lightning_fl.engine.weights.flat import Span, Weights, linear_combination
 from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["FedSoft"]
-
 
 class FedSoft(SoftAveraging):
     """Soft clusters: clients contribute to cluster models and keep personal models close to those that fit their data.

@@ -12,8 +12,6 @@ from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["FineTuning"]
-
 
 class FineTuning(Callback):
     """Trains every client's model further on its own data, such as in FedAvg + fine-tuning.

@@ -17,8 +17,6 @@ from lightning_fl.data.targets import dataset_targets
 from lightning_fl.functional.task_metrics import TaskName, task_scores
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ForestReference"]
-
 
 class ForestReference(Callback):
     """Trains scikit-learn's random forest on Morgan counts for every client, on its own training molecules.

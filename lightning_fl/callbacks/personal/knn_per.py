@@ -25,8 +25,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Neighbors, Task, task_of
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["KNNPer"]
-
 #: Task names of molecule models.
 _TASKS: dict[object, Task] = {"regression": "values", "classification": "binary"}
 

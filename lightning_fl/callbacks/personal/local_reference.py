@@ -21,8 +21,6 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["LocalReference"]
-
 _STORE = "local_reference"
 
 

@@ -4,8 +4,6 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["LocalTraining"]
-
 
 class LocalTraining(Callback):
     """Trains N models from one initial model, each by its own client; see also ``LocalReference``."""

@@ -16,8 +16,6 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PersonalLayers"]
-
 
 class PersonalLayers(Callback):
     """Excludes layers from averaging; each client keeps its own, for evaluation and export as well.

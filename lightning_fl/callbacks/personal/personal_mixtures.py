@@ -8,8 +8,6 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PersonalMixtures"]
-
 
 class PersonalMixtures(Callback):
     """Base of callbacks with K shared models that set P of the collaboration before evaluations and at the end.

@@ -15,8 +15,6 @@ from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PretrainedWeights", "pretrained_state"]
-
 _REMEDY = "Use a state dict or a Lightning checkpoint written by torch.save."
 
 

@@ -16,8 +16,6 @@ from lightning_fl.engine.federation import PERSONAL_LAYERS
 from lightning_fl.engine.probes.statistics import client_statistics
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["PrivateHeads"]
-
 #: Buffers with the scale of a model's targets.
 _SCALE = ["target_mean", "target_scale"]
 

@@ -32,8 +32,6 @@ from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["SoftAveraging"]
-
 
 class SoftAveraging(PersonalMixtures):
     """Shared models that every client uses and contributes to, weighted by the share of its data that each fits best.

@@ -13,8 +13,6 @@ from lightning_fl.core.seeding import shuffled
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.functional.pifl import choose_bids
 
-__all__ = ["BidView", "BiddingPolicy", "HonestBidding", "RandomBidding"]
-
 
 @dataclass(frozen=True)
 class BidView:

@@ -23,8 +23,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.shapley import Permutations, shapley_exact, shapley_permutations
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["ShapleyRewards"]
-
 #: 2^10 coalitions at most, each a pass over every participant's held-out samples.
 _MOST_EXACT = 10
 _PERMUTATIONS = 100

@@ -40,8 +40,6 @@ from lightning_fl.functional.pifl import schedule, standings
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["TierBidding"]
-
 
 class TierBidding(PersonalMixtures):
     """K tier models; in every round clients bid for tiers by the models' scores on their data.

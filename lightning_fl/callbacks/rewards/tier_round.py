@@ -16,8 +16,6 @@ from lightning_fl.core.metrics import ClientMetrics, metric_name
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.runtime.surface import TrainerSurface
 
-__all__ = ["TIER_COLUMNS", "TierRound", "tier_figures", "tier_rows", "tier_summary"]
-
 TIER_COLUMNS = ("round", "client", "tier", "importance", "share", "bid", "unaffordable", "role")
 
 

@@ -17,8 +17,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Fraction, Positive, check_fields
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, settle_round, to_units
 
-__all__ = ["TOKEN_COLUMNS", "Ledger", "Tokens"]
-
 TOKEN_COLUMNS = ("number", "round", "kind", "tier", "sender", "recipient", "units")
 
 

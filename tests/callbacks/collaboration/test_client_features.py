@@ -8,8 +8,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import Callback
-from lightning_fl.callbacks.collaboration.discriminators.features import LayerOutput, client_features
-from lightning_fl.callbacks.collaboration.discriminators.inputs import morgan_fingerprints, random_projection
+from lightning_fl.callbacks.collaboration.discriminators.inputs import (
+    LayerOutput,
+    client_features,
+    morgan_fingerprints,
+    random_projection,
+)
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data import MoleculeNet, Scaffold

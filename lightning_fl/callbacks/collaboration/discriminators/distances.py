@@ -29,8 +29,6 @@ from lightning_fl.callbacks.collaboration.discriminators.rounds import Lane, Out
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
 
-__all__ = ["PairwiseDistances", "distance", "distance_error", "pairwise_distances", "spread_order", "training_size"]
-
 Pair = tuple[int, int]
 
 _MIN_SAMPLES = 4

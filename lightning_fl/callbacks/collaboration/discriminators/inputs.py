@@ -1,4 +1,4 @@
-"""A client's samples as vectors for a client discriminator: features and the encoded label.
+"""Clients' samples as vectors for client discriminators: features and the encoded label.
 
 FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1) discriminates clients by pairs (x, y),
 so that shifts of features, of labels, and of labels given features are visible. A sample's vector is
@@ -11,48 +11,139 @@ Only sums leave a client: the squared norms of its features, and for real-valued
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from lightning_fl.core.errors import DataError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.lightning_private import eval_mode
+from lightning_fl.core.seeding import generator
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
+from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.probes.layer_records import named_layer
+from lightning_fl.engine.probes.statistics import target_statistics
+from lightning_fl.engine.turn.loop import LocalLoop
 
 if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
-
-__all__ = [
-    "batch_features",
-    "client_samples",
-    "count_classes",
-    "dataset_smiles",
-    "discriminator_inputs",
-    "encode_targets",
-    "morgan_fingerprints",
-    "random_projection",
-    "sample_classes",
-    "squared_norms",
-]
 
 #: Wider features are projected to this number.
 MAX_FEATURES = 128
 #: Of Morgan fingerprints; a radius of 2 bonds is known as ECFP4.
 _BITS, _RADIUS = 1024, 2
-#: Converts a batch, given whether it is on the device, to the input of a training step.
-Transfer = Callable[[Any, bool], Any]
+
+
+class LayerOutput(nn.Module):
+    """The output of a submodule when a module is called, in evaluation mode.
+
+    Args:
+        module: called with a batch's inputs.
+        layer: name of the submodule, whose output is a tensor [B, ...].
+
+    Raises:
+        ConfigurationError: there is no such submodule; in a call, it did not run once or returned no tensor.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        self._held = (module, named_layer(module, layer))  # in a tuple, which does not become a submodule
+        self._layer = layer
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The submodule's output for a batch's inputs."""
+        module, submodule = self._held
+        outputs: list[Any] = []
+        handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
+        try:
+            with eval_mode(module):
+                module(*inputs, **named)
+        finally:
+            handle.remove()
+        if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
+            raise ConfigurationError(
+                f"layer={self._layer!r} returned {len(outputs)} outputs for a batch: name a submodule that runs once"
+                " and returns a tensor."
+            )
+        return outputs[0]
+
+
+def client_features(
+    loop: LocalLoop, clients: Collection[int], encoder: nn.Module | None = None, label_weight: float = 2.0
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Discriminator inputs of hosted clients. Every rank must call it.
+
+    Features are the flattened inputs of the module's steps (normalised, never augmented), an ``encoder``'s output for
+    them, or Morgan fingerprints of molecules with SMILES. Ranks exchange sums of squares, numbers of classes and
+    moments of targets.
+
+    Returns:
+        Client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
+
+    Raises:
+        ConfigurationError: clients' features differ in size, or some have classes and others real targets.
+        DataError: inputs or targets cannot be read.
+    """
+    trainer, processes, seed = loop.module_trainer, loop.processes, loop.settings.seed
+    trainer.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
+    try:
+        samples = {client: _samples(loop, client, encoder) for client in processes.hosted if client in clients}
+    finally:
+        trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
+    told = processes.exchange(
+        {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
+    )
+    first = next(iter(told))
+    for client, (width, _, classes) in told.items():
+        if width != told[first][0]:
+            raise ConfigurationError(
+                f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}: give an"
+                " encoder that maps both to the same size."
+            )
+        if (classes == 0) != (told[first][2] == 0):
+            raise ConfigurationError(
+                f"the targets of clients {client} and {first} are classes and real numbers: use the same kind for all"
+                " clients."
+            )
+    total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
+    num_classes = max(classes for _, _, classes in told.values())
+    mean, std = (None, None) if num_classes else target_statistics(loop.factory, processes, seed)
+    features = {
+        client: discriminator_inputs(
+            random_projection(x, generator(seed, "feature projection")),
+            encode_targets(y, num_classes=num_classes, mean=mean, std=std),
+            total,
+            label_weight,
+        )
+        for client, (x, y) in samples.items()
+    }
+    return features, {client: sample_classes(y) for client, (_, y) in samples.items()}
+
+
+def _samples(loop: LocalLoop, client: int, encoder: nn.Module | None) -> tuple[Tensor, Tensor]:
+    batches = loop.factory.batches(client, "train")
+    assert batches is not None
+    smiles = None
+    if encoder is not None:
+        encoder.to(loop.processes.device)
+    elif isinstance(batches, PackedBatches):  # in the order of the data set
+        data = loop.data.client_data(client, "train")
+        smiles = dataset_smiles(data.dataset if isinstance(data, DataLoader) else data)
+    path = (loop.settings.seed, "client features", client)
+    return client_samples(batches, path, transfer=partial(loop.move, client=client), encoder=encoder, smiles=smiles)
 
 
 def client_samples(
     batches: ClientBatches,
     seed_path: tuple[int | str, ...],
     *,
-    transfer: Transfer | None = None,
+    transfer: Callable[[Any, bool], Any] = lambda batch, on_device: batch,
     encoder: nn.Module | None = None,
     smiles: Sequence[str] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -61,7 +152,7 @@ def client_samples(
     Args:
         batches: the client's batches.
         seed_path: randomness of the pass.
-        transfer: moves a batch to the device and through the transfer hooks; ``None`` uses it as stored.
+        transfer: converts a batch, given whether it is on the device, to the input of a training step.
         encoder: see :func:`batch_features`; on the device of the batches.
         smiles: the samples' SMILES strings in the same order, whose fingerprints replace batch features.
     """
@@ -71,7 +162,7 @@ def client_samples(
         found = batch_targets(batch).detach()
         targets.append(found.reshape(len(found), -1) if found.ndim else found.reshape(1, 1))
         if smiles is None:
-            features.append(batch_features(batch if transfer is None else transfer(batch, batches.on_device), encoder))
+            features.append(batch_features(transfer(batch, batches.on_device), encoder))
     labels = torch.cat(targets)
     x = torch.cat(features) if smiles is None else morgan_fingerprints(smiles).to(labels.device)
     if len(x) != len(labels):
@@ -79,6 +170,7 @@ def client_samples(
     return x, labels
 
 
+@torch.no_grad()
 def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
     """The features of a batch, float32 [B, d]: its flattened inputs, or an encoder's output for them.
 
@@ -88,28 +180,27 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         encoder: a frozen network or transform, called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs,
             ``encoder(batch)``, in evaluation mode and without gradients; returns a tensor [B, ...].
     """
-    with torch.no_grad():
-        inputs: list[Any] = []
-        named: dict[Any, Any] = {}
-        if is_graph(batch):
-            inputs = [batch]
-        elif isinstance(batch, Mapping):
-            named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
-        else:
-            inputs = [_from_bytes(value) for value in batch[:-1]]
-        if encoder is not None:
-            with eval_mode(encoder):
-                return _as_vectors(encoder(*inputs, **named))
-        if is_graph(batch):
-            return _as_vectors(_pooled(batch))
-        inputs += named.values()
-        if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
-            kinds = ", ".join(_kind(value) for value in inputs) or "none"
-            raise DataError(
-                f"the inputs of a {type(batch).__name__} are {kinds}: use floating tensors, or give an `encoder`, for"
-                " distances of clients."
-            )
-        return torch.cat([_as_vectors(value) for value in inputs], 1)
+    inputs: list[Any] = []
+    named: dict[Any, Any] = {}
+    if is_graph(batch):
+        inputs = [batch]
+    elif isinstance(batch, Mapping):
+        named = {key: _from_bytes(value) for key, value in batch.items() if key not in TARGET_KEYS}
+    else:
+        inputs = [_from_bytes(value) for value in batch[:-1]]
+    if encoder is not None:
+        with eval_mode(encoder):
+            return _as_vectors(encoder(*inputs, **named))
+    if is_graph(batch):
+        return _as_vectors(_pooled(batch))
+    inputs += named.values()
+    if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
+        kinds = ", ".join(map(_kind, inputs)) or "none"
+        raise DataError(
+            f"the inputs of a {type(batch).__name__} are {kinds}: use floating tensors, or give an `encoder`, for"
+            " distances of clients."
+        )
+    return torch.cat([_as_vectors(value) for value in inputs], 1)
 
 
 def _from_bytes(value: Any) -> Any:
@@ -171,11 +262,11 @@ def morgan_fingerprints(smiles: Sequence[str]) -> Tensor:
 
 def count_classes(targets: Tensor) -> int:
     """The largest class of integer targets [n, T] plus 1; 0 for real values."""
-    if targets.is_floating_point():
+    if targets.is_floating_point() or not len(targets):
         return 0
-    if len(targets) and int(targets.min()) < 0:
+    if int(targets.min()) < 0:
         raise DataError(f"the class {int(targets.min())} is negative: number classes from 0.")
-    return int(targets.max()) + 1 if len(targets) else 0
+    return int(targets.max()) + 1
 
 
 def sample_classes(targets: Tensor) -> Tensor:
@@ -188,10 +279,10 @@ def sample_classes(targets: Tensor) -> Tensor:
 def encode_targets(
     targets: Tensor, *, num_classes: int = 0, mean: Tensor | None = None, std: Tensor | None = None
 ) -> Tensor:
-    """Encode labels as vectors with a norm of about 1, the same at all clients.
+    """Encode labels [n, T] as vectors with a norm of about 1, the same at all clients.
 
     Args:
-        targets: classes (integers) or real values, NaN if missing, [n, T].
+        targets: classes (integers) or real values, NaN if missing.
         num_classes: number of classes over all clients, for classes.
         mean: of every target over all clients, for real values, [T].
         std: their standard deviations, [T]; 0 for a constant target.

@@ -17,8 +17,6 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Positive, check_fields
 
-__all__ = ["DiscriminatorSettings", "Monitor", "evaluate", "first_weights", "layers", "local_step_"]
-
 Monitor = Literal["loss", "balanced_accuracy"]
 # Samples whose hidden units are held at once, in all stacked networks.
 _EVALUATED_AT_ONCE = 1024

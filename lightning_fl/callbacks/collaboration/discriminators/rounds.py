@@ -14,8 +14,6 @@ from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings, evaluate, local_step_
 
-__all__ = ["Lane", "Outcome", "Reduce", "Survey"]
-
 #: Adds a tensor over all processes and returns the sum to each.
 Reduce = Callable[[Tensor], Tensor]
 

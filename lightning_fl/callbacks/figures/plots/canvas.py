@@ -16,21 +16,6 @@ from matplotlib.typing import ColorType
 
 from lightning_fl.runtime.drawing import BAD, PALETTE, marked
 
-__all__ = [
-    "both_ends",
-    "client_lines",
-    "heat_map",
-    "hide_spines",
-    "legend_beside",
-    "make_figure",
-    "name_clients",
-    "name_rounds",
-    "palette",
-    "panels_of",
-    "round_axis",
-    "write_values",
-]
-
 #: Clients with a colour and a legend entry; the others are grey.
 MOST_NAMES = 12
 #: Panels of a figure.

@@ -13,8 +13,6 @@ from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.callbacks.predictions import Pairs
 from lightning_fl.core.errors import DataError, listed
 
-__all__ = ["CurveKind", "classification_curve", "draw_classification"]
-
 CurveKind = Literal["roc", "precision_recall", "calibration"]
 
 _BINS = 10

@@ -24,16 +24,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import summarize_gains
 from lightning_fl.runtime.drawing import BAD, GOOD
 
-__all__ = [
-    "coalition_colors",
-    "coalitions",
-    "draw_distances",
-    "draw_gains",
-    "draw_merge_tree",
-    "draw_partition",
-    "track_coalitions",
-]
-
 #: A merge as (clients of the one group, clients of the other, gain in total utility).
 MergeStep = tuple[Sequence[int], Sequence[int], float]
 

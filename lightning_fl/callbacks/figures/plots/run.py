@@ -18,16 +18,6 @@ from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.callbacks.predictions import Pairs
 from lightning_fl.runtime.drawing import BAD, GOOD
 
-__all__ = [
-    "draw_client_curves",
-    "draw_contributions",
-    "draw_graph",
-    "draw_learning_curves",
-    "draw_matrix",
-    "draw_parities",
-    "draw_parity",
-]
-
 #: Colour -> what it means for two clients of a graph.
 _CHOICES = {"white": "", "#f6d55c": "may be chosen", "#20639b": "chosen", "0.6": "itself"}
 #: Panels of a graph, and clients whose names fit into one.

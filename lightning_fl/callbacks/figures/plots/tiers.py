@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
 
-__all__ = ["draw_balances", "draw_cdf", "draw_payments", "draw_tier_contributions", "draw_tier_membership"]
-
 #: Kind of transaction -> label and colour, none of which is a tier's.
 _FLOWS = {
     "bid": ("bids", "#4c5b7a"),
