@@ -33,29 +33,11 @@ _Trainer = Any
 
 
 class Callback:
-    """Base of all callbacks: every hook does nothing until it is overridden.
-
-    A round runs through the hooks in this order::
-
-        setup, on_fit_start
-          on_round_start
-            select_clients                 the cohort (at most one callback defines it)
-          assign_models                  which shared model each of the cohort trains (at most one defines it)
-            on_client_start
-              around_training_step         every local batch
-              correct_gradient_            every local optimiser step
-              on_client_step_end           every local optimiser step
-            on_client_end
-            select_collaboration           who collaborates, from what the clients learned (at most one defines it)
-            on_aggregate_end               updates are averaged; set the next Collaboration here
-            on_evaluate_end                every check_val_every_n_rounds
-          on_round_end
-        on_fit_end
+    """Base of all callbacks: every hook does nothing until it is overridden. ``docs/extending.md`` has their order.
 
     Hooks of clients run on the rank that hosts the client, all others on every rank. What must be known on all ranks
     goes through ``trainer.strategy.exchange``. What clients on machines of their own would receive and send besides the
-    models of their turns goes into the account ``trainer.communication``. State that crosses a round belongs in
-    :meth:`state_dict`: plain values and tensors, so that a run that was killed resumes to the same result.
+    models of their turns goes into the account ``trainer.communication``.
     """
 
     #: Callbacks that share a role exclude each other, unless they may be :attr:`several`: "collaboration",
@@ -124,48 +106,28 @@ class Callback:
     def correct_gradient_(self, trainer: _Trainer, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Change the gradient of a step, in place, after the strategy (:meth:`Learner.correct_gradient_`).
 
-        Args:
-            trainer: of the run.
-            turn: of the step; ``turn.steps`` is 0 in its first one.
-            gradient: in the layout of the weights. Only entries of shared parameters in the optimiser have an effect.
-            weights: the client's present weights; read only.
+        Only entries of shared parameters in the optimiser have an effect. ``weights`` are the client's present ones,
+        read only; ``turn.steps`` is 0 in the first step of a turn.
         """
 
     def around_evaluation(self, trainer: _Trainer, client: int, weights: Weights) -> AbstractContextManager[None]:
-        """What surrounds a client's evaluation and prediction in the run, inside and outside of a fit.
-
-        Args:
-            trainer: of the run.
-            client: hosted by this rank.
-            weights: what it is evaluated with.
-        """
+        """What surrounds a hosted client's evaluation and prediction with some weights, inside and outside of a fit."""
         return nullcontext()
 
     def evaluated(self, trainer: _Trainer, model: str) -> str:
-        """Description of the evaluated models for tables and summaries (:meth:`Learner.evaluated`).
-
-        Args:
-            trainer: of the run.
-            model: description without this callback, such as "the shared model".
-        """
+        """Description of the evaluated models for tables and summaries, from that without this callback."""
         return model
 
     def evaluation_weights(self, trainer: _Trainer, turn: ClientTurn) -> Weights:
         """The weights that a client is evaluated and predicts with, and gets at the end, in and outside of a fit.
 
-        Args:
-            trainer: of the run.
-            turn: outside of a round. ``turn.start`` are the weights by the collaboration and the strategy
-                (:meth:`Learner.evaluation_weights`), with the client's personal layers; read only.
+        ``turn.start`` are the weights by the collaboration and the strategy (:meth:`Learner.evaluation_weights`), with
+        the client's personal layers; read only.
         """
         return turn.start
 
     def around_training_step(
-        self,
-        trainer: _Trainer,
-        batch: Any,
-        compute: Callable[[Any], STEP_OUTPUT],
-        generator: torch.Generator,
+        self, trainer: _Trainer, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
         """Run ``compute(batch)``, the module's ``training_step``, on a changed batch or with a changed result.
 
@@ -189,10 +151,8 @@ class Callback:
         ``on_fit_start``, and row k of A has the weights of the models that client k averages. All ranks then get the
         weights of all participants. They are overwritten in every round: clone those to keep.
 
-        Args:
-            trainer: ``trainer.shared_model(i)`` is the model from which client i started the round, unless it is its
-                own.
-            weights: hosted participant -> its weights after its turn, without its personal layers.
+        ``weights`` are those of hosted participants after their turns, without their personal layers.
+        ``trainer.shared_model(i)`` is the model from which client i started the round, unless it is its own.
         """
         raise NotImplementedError
 
@@ -211,12 +171,8 @@ class Callback:
     def figures(self, trainer: _Trainer, stage: Literal["fit", "val", "test"]) -> Drawings:
         """Figures of the run, which the callback ``Figures`` draws. Called on every rank.
 
-        Args:
-            trainer: of the run.
-            stage: "fit" after a fit, "val" after ``validate``, "test" after ``test``.
-
-        Returns:
-            Name, for ``figures/NAME.png``, and function that draws; matplotlib is best imported in the function.
+        ``stage`` is "fit" after a fit, "val" after ``validate``, "test" after ``test``. Each figure is a name, for
+        ``figures/NAME.png``, and a function that draws it from data.
         """
         return ()
 

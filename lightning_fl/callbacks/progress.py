@@ -149,12 +149,10 @@ class ProgressDisplay(Callback):
         assert self._started is not None
         at_start, began = self._started
         seconds, rounds = time.monotonic() - began, trainer.federation.current_round
-        left = (
-            str(timedelta(seconds=round(seconds * (trainer.max_rounds - rounds) / (rounds - at_start))))
-            if rounds > at_start
-            else "?"
-        )
-        return [f"{timedelta(seconds=round(self._before + seconds))} elapsed", f"{left} left"]
+        elapsed, left = timedelta(seconds=round(self._before + seconds)), "?"
+        if rounds > at_start:
+            left = str(timedelta(seconds=round(seconds * (trainer.max_rounds - rounds) / (rounds - at_start))))
+        return [f"{elapsed} elapsed", f"{left} left"]
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
         """Texts of the training loss, the monitored validation metric, and those logged with ``prog_bar``."""
