@@ -57,6 +57,9 @@ class ModelCheckpoint(Callback):
         self.monitor = monitor
         self.mode = mode
         self.save_models = save_models
+        self._reset()
+
+    def _reset(self) -> None:
         self.best_value: float | None = None
         self.best_round: int | None = None
         self.last_round: int | None = None
@@ -65,8 +68,7 @@ class ModelCheckpoint(Callback):
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit":
-            self.best_value = self.best_round = self._best = self.last_round = None
-            self._improved = self._resumed = False
+            self._reset()
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         self._restore_best(trainer)
@@ -166,11 +168,7 @@ class ModelCheckpoint(Callback):
     def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
         """Shared models and collaboration of the best round."""
         assert self._best is not None
-        models = []
-        for saved in self._best["models"]:
-            model = trainer.federation.models[0].clone()
-            model.load_state_dict(saved)
-            models.append(model)
+        models = [Weights.from_state_dict(saved, trainer.fabric.device) for saved in self._best["models"]]
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,14 +217,11 @@ class ModelCheckpoint(Callback):
     def _is_best(self, state: dict[str, Any]) -> bool:
         """Whether a checkpoint is of the best round."""
         assert self._best is not None
-        kept, found = (
-            [(name, tensor) for one in models for name, tensor in sorted(one.items())]
-            for models in (self._best["models"], state["models"])
-        )
+        kept, found = self._best["models"], state["models"]
         return (
             state["round"] == self.best_round
-            and len(kept) == len(found)
-            and all(a == b and torch.equal(one, other) for (a, one), (b, other) in zip(kept, found, strict=True))
+            and [one.keys() for one in kept] == [one.keys() for one in found]
+            and all(torch.equal(one[key], other[key]) for one, other in zip(kept, found, strict=True) for key in one)
         )
 
     def _monitored(self, metrics: ClientMetrics) -> tuple[float, bool]:

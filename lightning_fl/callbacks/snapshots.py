@@ -1,8 +1,8 @@
 """Snapshots of the shared models, whose disagreement measures the uncertainty of predictions."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.validation import Count, checked
@@ -24,46 +24,31 @@ class Snapshots(Callback):
     """
 
     only_shows = True
+    saved = ("_kept",)
 
     @checked
     def __init__(self, *, num: Count = 5, every_n_rounds: Count = 1) -> None:
         self.num = num
         self.every_n_rounds = every_n_rounds
-        self._kept: dict[int, Sequence[Weights]] = {}
-        self._loaded: dict[int, list[dict[str, Any]]] = {}
+        #: Round -> states of the shared models.
+        self._kept: dict[int, list[dict[str, Tensor]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._kept, self._loaded = {}, {}
+        self._kept = {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         """Keep the round's models and drop the oldest snapshot if there are too many."""
         if trainer.federation.current_round % self.every_n_rounds == 0:
-            self._restore_loaded(trainer)
-            self._kept[trainer.federation.current_round] = [model.clone() for model in trainer.federation.models]
+            states = [model.clone().state_dict() for model in trainer.federation.models]
+            self._kept[trainer.federation.current_round] = states
             self._kept = dict(sorted(self._kept.items())[-self.num :])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         """Write them."""
-        self._restore_loaded(trainer)
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.log_dir) / "models" / "snapshots"
-        for number, models in self._kept.items():
-            of_round = trainer.federation.with_models(list(models), trainer.federation.collaboration, {}, number)
+        for number, states in self._kept.items():
+            models = [Weights.from_state_dict(state, trainer.fabric.device) for state in states]
+            of_round = trainer.federation.with_models(models, trainer.federation.collaboration, {}, number)
             export_models(of_round, trainer.module, trainer.loop.flat, [], folder / f"round_{number}")
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {number: [model.state_dict() for model in models] for number, models in self._kept.items()}
-        return {"kept": kept | self._loaded}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loaded = dict(state["kept"])
-
-    def _restore_loaded(self, trainer: TrainerSurface) -> None:
-        """Convert loaded states to models, once their layout is known."""
-        loaded, self._loaded = self._loaded, {}
-        for number, saved in sorted(loaded.items()):
-            models = [trainer.federation.models[0].clone() for _ in saved]
-            for model, state in zip(models, saved, strict=True):
-                model.load_state_dict(state)
-            self._kept[number] = models

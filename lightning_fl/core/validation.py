@@ -93,6 +93,18 @@ def check_fields(record: Any, owner: str = "") -> None:
     _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
 
 
+def number_or_share(name: str, value: float) -> float:
+    """Check an option that is a number of clients, or a share of them below 1; returns the value."""
+    if value > 1 and not float(value).is_integer():
+        raise ConfigurationError(f"{name}={value}: give a number of clients, or a share of them below 1.")
+    return value
+
+
+def number_of(value: float, total: int) -> int:
+    """A number of clients from :func:`number_or_share`; at least 1 for a share above 0."""
+    return int(value) if value >= 1 or value == 0 else max(1, round(value * total))
+
+
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Check a constructor's arguments like :func:`checked`, but from inside.
 

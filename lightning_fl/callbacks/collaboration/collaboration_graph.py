@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, NonNegative, Size, checked
+from lightning_fl.core.validation import Count, NonNegative, Size, checked, number_of, number_or_share
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
@@ -79,13 +80,9 @@ class CollaborationGraph(Callback):
         loners: list[Size] | None = None,
         watched: list[Size] | None = None,
     ) -> None:
-        if budget is not None and budget > 1 and budget != int(budget):
-            raise ConfigurationError(
-                f"CollaborationGraph.budget={budget}: give a number of clients, a share of them below 1, or null."
-            )
         if graph == "random" and budget is None:
             raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
-        self.budget = budget
+        self.budget = None if budget is None else number_or_share("CollaborationGraph.budget", budget)
         self.graph = graph
         self.every_n_rounds = every_n_rounds
         self.init_epochs = init_epochs
@@ -108,9 +105,7 @@ class CollaborationGraph(Callback):
 
     def num_collaborators(self, num_clients: int) -> int | None:
         """B_c as a number of clients."""
-        if self.budget is None or self.budget == 0 or self.budget >= 1:
-            return None if self.budget is None else int(self.budget)
-        return max(1, round(self.budget * num_clients))
+        return None if self.budget is None else number_of(self.budget, num_clients)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Give every client a model; read a given graph; check the validation data."""
@@ -333,10 +328,9 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
             f"{path}: no row or column of client {missing[0]}. Give a row and a column for each client."
         )
     matrix = table.loc[list(names), list(names)]
-    for k, row in matrix.iterrows():
-        for j, entry in row.items():
-            if entry not in (0, 1):
-                raise ConfigurationError(
-                    f"{path}: row {k}, column {j} is {entry!s}. Give 1 for a collaborator, else 0."
-                )
+    for (k, j), entry in np.ndenumerate(matrix.to_numpy()):
+        if entry not in (0, 1):
+            raise ConfigurationError(
+                f"{path}: row {names[k]}, column {names[j]} is {entry}. Give 1 for a collaborator, else 0."
+            )
     return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

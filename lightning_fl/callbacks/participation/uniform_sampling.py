@@ -8,9 +8,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import Positive, checked
+from lightning_fl.core.validation import Positive, checked, number_of, number_or_share
 from lightning_fl.runtime.surface import TrainerSurface
 
 
@@ -28,11 +27,7 @@ class UniformSampling(Callback):
 
     @checked
     def __init__(self, *, cohort_size: Positive) -> None:
-        if cohort_size > 1 and not float(cohort_size).is_integer():
-            raise ConfigurationError(
-                f"UniformSampling.cohort_size={cohort_size}: give a number of clients, or a share of them below 1."
-            )
-        self.cohort_size = cohort_size
+        self.cohort_size = number_or_share("UniformSampling.cohort_size", cohort_size)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Warn if every cohort has all clients."""
@@ -44,9 +39,7 @@ class UniformSampling(Callback):
 
     def num_participants(self, num_clients: int) -> int:
         """The cohort's size as a number of clients."""
-        if self.cohort_size >= 1:
-            return int(self.cohort_size)
-        return max(1, round(self.cohort_size * num_clients))
+        return number_of(self.cohort_size, num_clients)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         size = self.num_participants(trainer.num_clients)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
@@ -118,7 +117,7 @@ class PretrainedWeights(Callback):
 
 
 def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None = None) -> dict[str, Tensor]:
-    """Read the state dict of a submodule and its ``name`` from a file; ``prefix`` as for :class:`PretrainedWeights`.
+    """Read the state dict of a submodule and its ``name`` from a file, and load it; ``prefix`` as above.
 
     Raises:
         ConfigurationError: the file is missing or has no tensors, or keys or shapes do not match.
@@ -134,29 +133,14 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
     prefixes = [prefix] if prefix is not None else [f"{name}." if name else "", ""]
     begin = next((p for p in prefixes if any(str(key).startswith(p) for key in content)), prefixes[-1])
     given = {str(key)[len(begin) :]: value for key, value in content.items() if str(key).startswith(begin)}
-    expected = part.state_dict()
-    words = [
-        f"{verb} {listed(sorted(names), 5)}"
-        for verb, names in (
-            ("the file lacks", expected.keys() - given.keys()),
-            ("it also has", given.keys() - expected.keys()),
-        )
-        if names
-    ]
-    words += [
-        f"{key} has shape {_shape(given[key])} in the file and {_shape(expected[key])} in the model"
-        for key in expected
-        if key in given and _shape(given[key]) != _shape(expected[key])
-    ][:3]
-    if words:
+    try:
+        part.load_state_dict(given)
+    except (RuntimeError, TypeError) as error:
+        reasons = " ".join(str(error).split()[:60])
         raise ConfigurationError(
-            f"{place} does not fit {name or type(part).__name__}: {'; '.join(words)}. Give the model the"
-            " sizes of the file, or name another PretrainedWeights.module or prefix."
-        )
+            f"{place} does not fit {name or type(part).__name__}: {reasons}. Give the model the sizes of the file, or"
+            " name another PretrainedWeights.module or prefix."
+        ) from error
     if wrong := [key for key, value in given.items() if value.is_floating_point() and not value.isfinite().all()]:
         raise ConfigurationError(f"{place}: {listed(wrong, 5)} have values that are not finite. Use another file.")
     return given
-
-
-def _shape(value: Any) -> list[int] | str:
-    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__

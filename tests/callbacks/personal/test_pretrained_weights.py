@@ -149,9 +149,9 @@ def test_the_record_has_the_files_sum(tmp_path, file):
 @pytest.mark.parametrize(
     ("width", "change", "message"),
     [
-        (4, {}, r"does not fit encoder: 0.weight has shape \[3, 3\] in the file and \[4, 3\] in the model"),
-        (3, {"2.bias": None}, r"does not fit encoder: the file lacks '?2.bias'?\. Give"),
-        (3, {"4.weight": torch.zeros(1)}, r"does not fit encoder: it also has '?4.weight'?\. Give"),
+        (4, {}, r"does not fit encoder: .*0\.weight.*\[3, 3\].*\[4, 3\]"),
+        (3, {"2.bias": None}, r"does not fit encoder: .*Missing.*2\.bias"),
+        (3, {"4.weight": torch.zeros(1)}, r"does not fit encoder: .*Unexpected.*4\.weight"),
         (3, {"2.bias": torch.full((3,), float("nan"))}, r"2.bias'? .*finite"),
     ],
 )
