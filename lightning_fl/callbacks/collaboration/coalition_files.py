@@ -13,11 +13,7 @@ from lightning_fl.files.tensors import read_numpy, read_torch
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
-    """Read distances [N, N] from a file, NaN for missing pairs.
-
-    Args:
-        path: a CSV file with the clients' names in the first row and column, or a ``.npy`` matrix in their order.
-        names: the clients.
+    """Read distances [N, N], NaN for missing pairs: CSV by clients' names, or ``.npy`` in their order.
 
     Raises:
         ConfigurationError: the file cannot be read, or is not a matrix of distances of these clients.
@@ -63,11 +59,7 @@ def distance_table(names: Sequence[str], distances: Tensor) -> str:
 
 
 def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
-    """Read the coalitions of a finished run: client -> label.
-
-    Args:
-        run: folder of the run.
-        names: clients of this run.
+    """Read client -> coalition of a finished run.
 
     Raises:
         ConfigurationError: ``coalitions.csv`` cannot be read, or has clients that this run lacks.
@@ -91,13 +83,7 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:
-    """Read the exported model of a coalition.
-
-    Args:
-        run: folder of the run.
-        label: of the coalition.
-        module: of the same kind; its weights are overwritten.
-        flat: weights of ``module``.
+    """Read the exported model of a run's coalition into ``module``, with its weights ``flat``.
 
     Raises:
         ConfigurationError: there is no such file, or its model does not fit.

@@ -22,10 +22,7 @@ class PersonalMixtures(Callback):
     personal_round = 0
 
     def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
-        """The clients' rows of P on a split, float64 [N, K]; NaN for absent clients and those without samples.
-
-        Called on every rank.
-        """
+        """The clients' rows of P on a split, float64 [N, K]; NaN for absent clients and those without samples."""
         raise NotImplementedError
 
     def set_mixtures_where_evaluated(self, trainer: TrainerSurface, by_split: Tensor) -> None:

@@ -163,14 +163,9 @@ def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor
 
 
 def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:
-    """Share ``u_s`` of samples for which model s has the smallest loss; ties share a sample.
+    """Share of samples for which model s has the smallest of losses [S, n], float64 [S]; ties share a sample.
 
-    Args:
-        losses: shape [S, n].
-        num_samples: weights of the losses, shape [n]; default 1.
-
-    Returns:
-        float64, shape [S], sums to 1.
+    ``num_samples`` [n] are weights of the losses, 1 by default.
     """
     smallest = (losses == losses.amin(0)).double()
     each = torch.ones(losses.shape[1], dtype=torch.float64) if num_samples is None else num_samples.double()

@@ -39,12 +39,10 @@ class BidView:
 
     @property
     def num_tiers(self) -> int:
-        """K."""
         return len(self.importance)
 
     @property
     def num_affordable(self) -> int:
-        """Number of bids that it can pay."""
         if self.balance is None or not self.price:
             return self.num_tiers
         return min(self.num_tiers, self.balance // self.price)
@@ -55,15 +53,10 @@ class BiddingPolicy(ABC):
 
     @abstractmethod
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """Choose tiers to bid for, on the rank of the client.
+        """Choose distinct tiers 0..K-1 in order of preference, on the rank of the client; empty for no bid.
 
-        Args:
-            view: the client's information.
-            generator: source of all randomness, of this client and round, on the CPU.
-
-        Returns:
-            Distinct tiers 0..K-1 in order of preference; empty for no bid. Bids at the end that the client cannot pay
-            are dropped.
+        Bids at the end that the client cannot pay are dropped. ``generator`` is the source of all randomness, of this
+        client and round, on the CPU.
         """
 
 
@@ -80,7 +73,6 @@ class HonestBidding(BiddingPolicy):
         self.at_least_one = at_least_one
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """Tiers with υ above the threshold; otherwise the first one with the largest υ."""
         bids = choose_bids(view.importance, view.past_rewards, view.threshold)
         if bids or not self.at_least_one:
             return bids
@@ -99,5 +91,4 @@ class RandomBidding(BiddingPolicy):
         self.num_bids = num_bids
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
-        """The first tiers of a random order."""
         return shuffled(range(view.num_tiers), generator)[: self.num_bids]

@@ -21,33 +21,21 @@ TIER_COLUMNS = ("round", "client", "tier", "importance", "share", "bid", "unaffo
 
 @dataclass
 class TierRound:
-    """One round of PI-FL.
+    """One round of PI-FL; λ is a client's share of a tier's new model, υ the score of a tier on a client's data."""
 
-    Attributes:
-        number: the round, counted from 1.
-        bids: client -> tiers in order of preference, only clients that bid.
-        cohorts: tier -> "best" and "random" -> clients.
-        shares: tier -> client whose update arrived -> λ, its share of the tier's new model.
-        importance: υ of the models after the round, float64 [N, K]; NaN for absent clients.
-        accuracies: mean υ of each tier's new model over its participants; NaN without any.
-        personalisation: P after the round, float64 [N, K].
-        balances: client -> units of tokens after the round; empty without tokens.
-        unaffordable: client -> tiers of bids that it could not pay, only clients with any.
-    """
-
-    number: int
-    bids: dict[int, list[int]]
-    cohorts: dict[int, dict[str, list[int]]]
-    shares: dict[int, dict[int, float]]
-    importance: Tensor
-    accuracies: list[float]
-    personalisation: Tensor
-    balances: dict[int, int]
+    number: int  #: the round, counted from 1
+    bids: dict[int, list[int]]  #: client -> tiers in order of preference, only clients that bid
+    cohorts: dict[int, dict[str, list[int]]]  #: tier -> "best" and "random" -> clients
+    shares: dict[int, dict[int, float]]  #: tier -> client whose update arrived -> λ
+    importance: Tensor  #: υ of the models after the round, float64 [N, K]; NaN for absent clients
+    accuracies: list[float]  #: mean υ of each tier's new model over its participants; NaN without any
+    personalisation: Tensor  #: P after the round, float64 [N, K]
+    balances: dict[int, int]  #: client -> units of tokens after the round; empty without tokens
+    #: client -> tiers of bids that it could not pay, only clients with any
     unaffordable: dict[int, list[int]] = field(default_factory=dict)
 
 
 def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of ``tiers.csv``; "bid" is the place of the tier among a client's bids, 0 for none."""
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
         for client, name in enumerate(names):

@@ -69,7 +69,6 @@ class Ledger:
         self.transactions: list[Transaction] = []
 
     def open(self, round: int, clients: Iterable[int]) -> None:
-        """Open accounts for clients without one."""
         for client in sorted(set(clients).difference(self.balances)):
             self._record(Transaction(round, "open", None, "issued", client, to_units(self.tokens.initial_balance)))
 
@@ -97,7 +96,6 @@ class Ledger:
                     self._record(Transaction(round, kind, tier, "pool", client, amount))
 
     def _record(self, one: Transaction) -> None:
-        """Apply a transaction."""
         for client, units in ((one.sender, -one.amount), (one.recipient, one.amount)):
             if isinstance(client, int):
                 self.balances[client] += units

@@ -41,10 +41,10 @@ class PairwiseDistances:
 
     Attributes:
         distances: D, float64 [N, N], 0 on the diagonal.
-        standard_errors: of D, from one fold's numbers of validation samples, float64 [N, N], 0 on the diagonal.
+        standard_errors: of D, from one fold's validation samples, float64 [N, N].
         rounds: rounds trained in all folds, int64 [N, N].
         best_rounds: chosen rounds, summed over folds, int64 [N, N].
-        bytes_each_way: bytes of float32 weights that each client receives from the server, and sends to it, int64 [N].
+        bytes_each_way: float32 weights that each client receives from the server, and sends to it, int64 [N].
     """
 
     distances: Tensor
@@ -101,23 +101,19 @@ def pairwise_distances(
     seed: int = 0,
     reduce: Reduce | None = None,
 ) -> PairwiseDistances:
-    """Train a discriminator for every pair of clients, all pairs together.
+    """Train a discriminator for every pair of clients, all pairs together; the same result in all processes.
 
     A client's samples have the same random order in all of its pairs; :class:`Lane` defines the folds.
 
     Args:
         features: features and encoded labels of each client's samples, floating, [n_i, d] with n_i >= 4, all on one
-            device; one entry per client, or with ``reduce`` client -> features of the clients in this process.
+            device; with ``reduce`` client -> those of the clients in this process.
         settings: how to train; ``None`` for the defaults.
         groups: the class of each sample, integers [n_i], to stratify training and validation samples.
         num_clients: N; needed with ``reduce``.
         pairs: pairs to measure; ``None`` for all.
         seed: of the initial weights and the order of samples.
-        reduce: sums a tensor over processes. Every process calls this function with the same arguments except
-            ``features`` and ``groups``; each client is in one process.
-
-    Returns:
-        Distances, the same in all processes.
+        reduce: sums a tensor over processes, which all call this function with their clients' samples.
 
     Raises:
         ConfigurationError: a client has fewer than 4 samples.
@@ -155,13 +151,12 @@ def pairwise_distances(
 
 
 def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tensor:
-    """A client's samples in the order of :func:`spread_order`, each followed by a 1 for b1, float32 [n, d + 1]."""
+    """Samples in the order of :func:`spread_order`, each followed by a 1 for b1, float32 [n, d + 1]."""
     order = spread_order(torch.zeros(len(x)) if groups is None else groups, draws).to(x.device)
     return torch.nn.functional.pad(x.index_select(0, order).float(), (0, 1), value=1.0)
 
 
 def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[list[int], int]:
-    """All clients' numbers of samples, and the number of features."""
     table = torch.zeros(count, 2, dtype=torch.int64)
     for client, x in held.items():
         table[client] = torch.tensor(x.shape)
@@ -182,7 +177,6 @@ def _device_of(held: dict[int, Tensor]) -> torch.device:
 
 
 def _pairs_apart(pairs: Iterable[Pair], held: dict[int, Tensor], reduce: Reduce | None) -> set[Pair]:
-    """The pairs whose clients are in different processes."""
     if reduce is None:
         return set()
     asked = sorted(pairs)

@@ -71,10 +71,7 @@ class DiscriminatorSettings:
 
 
 def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Tensor:
-    """The server's initial weights, the same for all pairs, drawn as in ``nn.Linear``: uniform in ±1/√inputs.
-
-    float32 [(d + 1) h + h + 1] on the CPU for d features and h hidden units; :func:`layers` splits them.
-    """
+    """The server's initial weights, the same for all pairs, as of ``nn.Linear``: float32 [(d + 1) h + h + 1], on the CPU."""
 
     def uniform(count: int, inputs: int) -> Tensor:
         return (2 * torch.rand(count, generator=draws) - 1) / math.sqrt(inputs)
@@ -91,12 +88,8 @@ def layers(weights: Tensor, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
 def local_step_(weights: Tensor, samples: Tensor, labels: Tensor, hidden: int, learning_rate: float) -> None:
     """A client's gradient step of binary cross-entropy in S of its pairs.
 
-    Args:
-        weights: the server's in each pair, changed to the client's, float32 [S, (d + 1) h + h + 1].
-        samples: the client's training samples, float32 [m, d + 1] or, different ones per pair, [S, m, d + 1].
-        labels: 1 where the client is the pair's first, otherwise 0, float32 [S].
-        hidden: h.
-        learning_rate: of the step.
+    ``weights`` [S, (d + 1) h + h + 1], the server's in each pair, become the client's. ``samples`` are its training
+    samples [m, d + 1] or, different ones per pair, [S, m, d + 1]; ``labels`` [S] are 1 where it is the pair's first.
     """
     inner, output, bias = layers(weights, hidden)
     samples = samples.expand(len(weights), -1, -1)
@@ -111,17 +104,10 @@ def local_step_(weights: Tensor, samples: Tensor, labels: Tensor, hidden: int, l
 
 
 def evaluate(weights: Tensor, samples: Tensor, labels: Tensor, held_out: Tensor, hidden: int) -> Tensor:
-    """Validate the discriminators of S pairs on one client's samples.
+    """Right answers, and sums of binary cross-entropies, of S discriminators on a client's samples: float32 [S, 2].
 
-    Args:
-        weights: as for :func:`local_step_`, as are ``labels`` and ``hidden``.
-        samples: the client's samples, float32 [n, d + 1].
-        labels: [S].
-        held_out: mask of the validation samples, bool [S, n].
-        hidden: h.
-
-    Returns:
-        Number of correctly classified samples, and sum of their binary cross-entropies, float32 [S, 2].
+    ``weights``, ``labels`` and ``hidden`` are those of :func:`local_step_`; ``held_out`` [S, n] masks the validation
+    samples among ``samples`` [n, d + 1].
     """
     inner, output, bias = layers(weights, hidden)
     found = weights.new_zeros(len(weights), 2)

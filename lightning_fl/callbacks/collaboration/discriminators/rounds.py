@@ -35,13 +35,7 @@ class Lane(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Result of a discriminator.
-
-    Attributes:
-        accuracies: on the validation samples of the first and second client, in the best round.
-        best_round: the chosen round; 0 if there is none yet.
-        rounds: rounds trained.
-    """
+    """Accuracies on both clients' validation samples in the best round (0 if there is none), and rounds trained."""
 
     accuracies: tuple[float, float] = (math.nan, math.nan)
     best_round: int = 0
@@ -69,13 +63,11 @@ class _Side(NamedTuple):
     sizes: Tensor
 
     def batch(self, round_number: int, size: int) -> Tensor:
-        """Each lane's next training samples, float32 [S, size, d + 1]."""
         turn = torch.arange(round_number * size, (round_number + 1) * size, device=self.rows.device)
         place = turn % self.sizes[:, None]
         return self.samples[torch.where(self.folds[:, None] > 0, len(self.samples) - 1 - place, place)]
 
     def held_out(self, at_most: int) -> Tensor:
-        """Mask of the validation samples, bool [S, n]."""
         place = torch.arange(len(self.samples), device=self.rows.device)
         place = torch.where(self.folds[:, None] > 0, len(self.samples) - 1 - place, place)
         return (place >= self.sizes[:, None]) & (place < self.sizes[:, None] + at_most)
@@ -86,7 +78,7 @@ class Survey:
     """State that the discriminators of one call share.
 
     Attributes:
-        samples: samples of the clients of this process, in order, float32 [n, d + 1].
+        samples: of the clients of this process, in order, float32 [n, d + 1].
         first: the server's initial weights.
         sizes: all clients' numbers of samples.
         apart: pairs whose clients are in different processes.

@@ -88,17 +88,7 @@ def client_lines(
     names: Sequence[str],
     width: float,
 ) -> None:
-    """Draw a line per client over rounds: named clients coloured, the others grey, with their number in the legend.
-
-    Args:
-        axes: to draw in.
-        rounds: R round numbers.
-        table: [R, N].
-        order: clients to draw.
-        named: client -> number of its colour.
-        names: of the clients.
-        width: of named lines.
-    """
+    """Draw a line per client of table [R, N]; ``named`` (client -> number of its colour) are coloured, others grey."""
     point = "." if len(rounds) == 1 else ""
     for client in order:
         if client in named:
@@ -111,7 +101,7 @@ def client_lines(
 
 
 def round_axis(axes: Axes) -> None:
-    """Label the x axis with whole round numbers."""
+    """Label rounds along x."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -143,15 +133,7 @@ def name_clients(
     names: Sequence[str],
     colors: Sequence[ColorType] | None = None,
 ) -> str:
-    """Label an axis with as many client names as fit; returns the axis title.
-
-    Args:
-        axes: to label.
-        along: which axis.
-        order: client at each place.
-        names: of the clients.
-        colors: colour of each client's name.
-    """
+    """Label an axis with as many names as fit, of the client at each place; returns the axis title."""
     every = -(-len(order) // _MOST_TICKS) or 1
     axis = axes.xaxis if along == "x" else axes.yaxis
     axis.set_ticks(range(0, len(order), every), [names[client] for client in order[::every]])

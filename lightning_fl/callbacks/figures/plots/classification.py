@@ -25,13 +25,7 @@ _AXES: dict[CurveKind, tuple[str, str]] = {
 
 
 def classification_curve(kind: CurveKind, probability: Tensor, label: Tensor) -> tuple[np.ndarray, np.ndarray, float]:
-    """x, y and summary of a curve: AUROC, average precision, or expected calibration error (bins of equal width).
-
-    Args:
-        kind: of the curve.
-        probability: of class 1, [n].
-        label: 0 or 1, both of them, [n].
-    """
+    """x, y, and AUROC, average precision or calibration error, of probabilities and both labels [n]."""
     from sklearn import metrics  # type: ignore[import-untyped]
     from sklearn.calibration import calibration_curve  # type: ignore[import-untyped]
 
@@ -49,11 +43,7 @@ def classification_curve(kind: CurveKind, probability: Tensor, label: Tensor) ->
 
 
 def draw_classification(kind: CurveKind, panels: Mapping[str, Pairs], names: Sequence[str]) -> Figure:
-    """Draw a panel per target: every client thin, all samples together thick and black.
-
-    Args:
-        kind: of the curves.
-        panels: target -> client -> (probabilities of class 1 [n], labels [n]).
+    """Draw a panel per target, of client -> probabilities and labels; all clients together are thick and black.
 
     Raises:
         DataError: no target has both classes.

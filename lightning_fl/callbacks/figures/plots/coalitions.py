@@ -62,13 +62,9 @@ def draw_distances(distances: ArrayLike, labels: Sequence[int], names: Sequence[
 
 
 def draw_merge_tree(merges: Sequence[MergeStep], labels: Sequence[int], names: Sequence[str], title: str) -> Figure:
-    """Draw a tree of merges per coalition, and the gain in total utility of each merge.
+    """Draw a tree of merges per coalition (``labels`` [N] after the last one), and the gain of each merge.
 
     A joint's height is the number of its merge. Leaves are ordered so that branches do not cross.
-
-    Args:
-        merges: in order, each of two existing groups; may be empty.
-        labels: every client's coalition after the last merge, length N.
     """
     count = len(names)
     order, joints = _place_merges(merges, labels)
@@ -108,15 +104,10 @@ def draw_merge_tree(merges: Sequence[MergeStep], labels: Sequence[int], names: S
 def draw_partition(
     rounds: Sequence[int], assignments: Sequence[Sequence[int]], names: Sequence[str], title: str
 ) -> Figure:
-    """Draw coalitions over rounds: a row per client, a column per round, a colour per coalition.
+    """Draw coalitions [R][N] over rounds: a row per client, a column per round, a colour per coalition.
 
-    A coalition keeps its colour while it keeps most of its clients, see
-    :func:`track_coalitions`. Rows are ordered by the final
-    coalition.
-
-    Args:
-        rounds: R round numbers, at least one.
-        assignments: every client's coalition in each round, [R][N].
+    A coalition keeps its colour while it keeps most of its clients (:func:`track_coalitions`). Rows are ordered by the
+    final coalition.
     """
     count = len(names)
     tracked = np.array(track_coalitions(assignments)).T
@@ -157,13 +148,6 @@ def draw_gains(
     labels: Sequence[int] | None = None,
 ) -> Figure:
     """Draw each client's metric, that of its local training, and the gain, with IPR and RSD in the title.
-
-    Args:
-        values: client -> metric of its model.
-        reference: client -> metric of its local training.
-        metric: name of the metric.
-        higher_is_better: its direction; positive gains are better in either case.
-        labels: every client's coalition, for its colour.
 
     Raises:
         ConfigurationError: no client has both a value and a reference.
@@ -227,18 +211,12 @@ def coalitions(labels: Sequence[int]) -> dict[int, set[int]]:
 
 
 def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Renumber coalitions so that each keeps its number over rounds.
+    """Renumber coalitions [R][N] so that each keeps its number over rounds.
 
     The last round keeps its numbers, as in other figures of that round. Going backwards, a round's coalitions are
     matched one to one with those of later rounds, in their nearest form, so that most clients keep their coalition; of
     equal matches the next round's is taken. Coalitions without a match get a new number. Single clients are not
     matched: their numbers differ between rounds.
-
-    Args:
-        assignments: every client's coalition in each round, [R][N].
-
-    Returns:
-        The same partitions, renumbered, [R][N].
     """
     if not assignments:
         return []
@@ -296,12 +274,10 @@ def _text_colors(labels: Sequence[int]) -> list[ColorType]:
 
 
 def _drawable(values: Sequence[float]) -> np.ndarray:
-    """The values, with NaN for infinite ones."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def _dot(face: ColorType, edge: ColorType, label: str) -> Line2D:
-    """A dot for a legend."""
     return Line2D([], [], ls="", marker="o", ms=6, markerfacecolor=face, markeredgecolor=edge, label=label)
 
 

@@ -1,7 +1,4 @@
-"""Figures of a run: collaboration, graph, curves over rounds, contributions, parity plots.
-
-All functions take ``names`` of the N clients and the figure's ``title``.
-"""
+"""Figures of a run: collaboration, graph, curves over rounds, contributions, parity plots."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,14 +44,7 @@ def draw_client_curves(
     ylabel: str,
     reference: tuple[str, float] | None = None,
 ) -> Figure:
-    """Draw a line per client over rounds; of more than 12 clients the highest on average are coloured and named.
-
-    Args:
-        rounds: R round numbers.
-        values: [R, N].
-        ylabel: the quantity and its unit.
-        reference: name and height of a dotted line.
-    """
+    """Draw a line per client of values [R, N]; of more than 12 the highest on average are coloured and named."""
     table = np.asarray(values)
     figure = canvas.make_figure(title, (7.5, 4.5))
     axes = figure.add_subplot()
@@ -72,14 +62,9 @@ def draw_client_curves(
 def draw_contributions(
     rounds: Sequence[int], cumulated: ArrayLike, names: Sequence[str], *, title: str, ylabel: str
 ) -> Figure:
-    """Draw cumulated contributions over rounds, and the totals as sorted bars.
+    """Draw contributions [R, N], cumulated over rounds (NaN before a client's first), and the totals as sorted bars.
 
     Of more than 12 clients the six with the largest and the six with the smallest totals are coloured and named.
-
-    Args:
-        rounds: R round numbers.
-        cumulated: [R, N]; NaN before a client's first value.
-        ylabel: the quantity and its unit.
     """
     table = np.asarray(cumulated)
     clients = [client for client in range(len(names)) if np.isfinite(table[-1, client])]
@@ -102,11 +87,7 @@ def draw_contributions(
 
 
 def draw_learning_curves(history: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Figure:
-    """Draw a panel per metric over rounds: every client thin, mean and worst client thick.
-
-    Args:
-        history: metric -> round -> ``mean``, ``worst``, and ``clients``, a dict of client -> value.
-    """
+    """Draw a panel per metric over rounds: every client thin, mean and worst client thick."""
     figure = canvas.make_figure("Learning curves", (5.5 * len(history), 4.2))
     for axes, (metric, rounds) in zip(figure.subplots(1, len(history), squeeze=False)[0], history.items(), strict=True):
         for client in dict.fromkeys(client for values in rounds.values() for client in values["clients"]):
@@ -128,14 +109,7 @@ def draw_graph(
     candidates: Mapping[int, Sequence[int]],
     names: Sequence[str],
 ) -> Figure:
-    """Draw a matrix for each of up to six rounds: row k has the collaborators and candidates of client k.
-
-    Args:
-        rounds: R round numbers.
-        chosen: for each round, client -> chosen collaborators.
-        candidates: client -> candidates.
-        names: N client names.
-    """
+    """Draw a matrix for each of up to six rounds: row k has the chosen collaborators and the candidates of client k."""
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(_MOST_ROUNDS, len(rounds))).round().astype(int)).tolist()
     columns = min(len(shown), 3)
     rows, count = -(-len(shown) // columns), len(names)
@@ -163,14 +137,7 @@ def draw_graph(
 
 
 def draw_parity(points: Pairs, names: Sequence[str], *, quantity: str, unit: str, truth: str = "measured") -> Figure:
-    """Draw predicted over measured values, with the RMSE over all samples in the title.
-
-    Args:
-        points: client -> predictions [n] and targets [n].
-        quantity: predicted quantity.
-        unit: of the quantity; "" if unknown.
-        truth: what the targets are: "measured" or "computed".
-    """
+    """Draw predicted over measured (or computed) values, with the RMSE over all samples in the title."""
     errors = {client: _rmse(*pair) for client, pair in points.items()}
     predictions, targets = _together(points)
     overall = float(np.sqrt(np.mean((predictions - targets) ** 2)))
@@ -203,13 +170,7 @@ def draw_parity(points: Pairs, names: Sequence[str], *, quantity: str, unit: str
 
 
 def draw_parities(panels: Mapping[str, Pairs], units: Mapping[str, str], *, truth: str = "measured") -> Figure:
-    """Draw a small panel per target with predicted over measured values of all clients and their RMSE.
-
-    Args:
-        panels: target -> client -> predictions [n] and targets [n].
-        units: target -> unit; "" if unknown.
-        truth: what the targets are: "measured" or "computed".
-    """
+    """Draw a small panel per target with predicted over measured values of all clients and their RMSE."""
     shown = dict(list(panels.items())[: canvas.MOST_PANELS])
     title = f"predicted over {truth}"
     if len(shown) < len(panels):

@@ -1,7 +1,4 @@
-"""Figures of tiers and tokens in PI-FL, see ``run.py`` for common arguments. A tier has the same colour in all of them.
-
-Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514.
-"""
+"""Figures of tiers and tokens in PI-FL (Khan et al. 2023, https://arxiv.org/abs/2304.07514), a colour per tier."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,13 +28,9 @@ _MOST_TIERS = 12
 def draw_balances(
     rounds: Sequence[int], balances: Sequence[Mapping[int, float]], names: Sequence[str], *, title: str
 ) -> Figure:
-    """Draw balances over rounds: a line per client, their mean, and their sum below.
+    """Draw balances (client -> tokens, in each round): a line per client, their mean, and their sum below.
 
     Of more than 12 clients the six with the largest and the six with the smallest final balance are coloured and named.
-
-    Args:
-        rounds: R round numbers, at least one.
-        balances: for each round, client -> tokens, without clients that have not arrived.
     """
     table = np.array([[of_round.get(client, np.nan) for client in range(len(names))] for of_round in balances])
     known = np.isfinite(table)
@@ -63,13 +56,7 @@ def draw_balances(
 
 
 def draw_payments(transactions: Sequence[Transaction], *, title: str) -> Figure:
-    """Draw payments into each tier's pool (above zero) and out of it (below) over rounds, in tokens.
-
-    Of more than 12 tiers those with the largest payments are shown.
-
-    Args:
-        transactions: at least one with a tier; others are left out.
-    """
+    """Draw payments into each tier's pool (above zero) and out of it (below) in tokens, of at most 12 tiers."""
     flows: dict[int, dict[str, Counter[int]]] = {}
     for one in transactions:
         if one.tier is None:
@@ -107,12 +94,7 @@ def draw_payments(transactions: Sequence[Transaction], *, title: str) -> Figure:
 
 
 def draw_tier_contributions(cumulated: ArrayLike, names: Sequence[str], *, title: str, label: str) -> Figure:
-    """Draw each client's contribution to each tier as a heat map, ordered by its main tier.
-
-    Args:
-        cumulated: [N, K]; NaN if a client never trained a tier.
-        label: the quantity and its unit.
-    """
+    """Draw contributions [N, K] as a heat map, clients by their main tier; NaN if one never trained a tier."""
     values = np.asarray(cumulated, dtype=float)
     count, num_tiers = values.shape
     known = np.nan_to_num(values, nan=-np.inf)
@@ -138,14 +120,10 @@ def draw_tier_membership(
     *,
     title: str,
 ) -> Figure:
-    """Who trained which tier: a row per client, a column per round, a colour per tier, lighter where drawn at random.
+    """Who trained which tier: a row per client, a column per round, a colour per tier, lighter if drawn at random.
 
     The cell of a client in several tiers is shared by their colours; it is blank where the client was in none. Clients
     that were mostly in the same tier are side by side.
-
-    Args:
-        rounds: R round numbers, at least one.
-        cohorts: of each of these rounds, tier -> ``{"best": clients, "random": clients}``.
     """
     count = len(names)
     tiers = sorted({tier for of_round in cohorts for tier in of_round})
@@ -190,12 +168,7 @@ def draw_tier_membership(
 
 
 def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str) -> Figure:
-    """Draw the cumulative distribution over clients, a line per series, with means in the legend.
-
-    Args:
-        series: name -> the clients' values; non-finite ones are ignored.
-        quantity: name of the values.
-    """
+    """Draw the cumulative distribution of finite values over clients, a line per series, with means in the legend."""
     finite = {name: np.array([v for v in values if np.isfinite(v)], dtype=float) for name, values in series.items()}
     finite = {name: values for name, values in finite.items() if len(values)}
     figure = canvas.make_figure(title, (6.8, 4.4))
