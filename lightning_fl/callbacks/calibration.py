@@ -44,7 +44,6 @@ class Calibration(Callback):
     only_shows = True
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Refuse a run without validation data."""
         has_data = trainer.on_hosts(
             range(trainer.num_clients),
             lambda client: trainer.client_batches(client, "val") is not None,
@@ -57,7 +56,6 @@ class Calibration(Callback):
             )
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Measure the saved models and write the file."""
         checkpoint = trainer.callback(ModelCheckpoint)
         kept = trainer.federation if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
         names = client_files(trainer.datamodule.client_names())

@@ -39,7 +39,6 @@ class GroupAgreement(Callback):
         self._known: list[str] | None = None
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Look up the groups and clear the history."""
         self.history = []
         self._known = self.groups if self.groups is not None else trainer.datamodule.client_groups()
         if self._known is None:
@@ -51,7 +50,6 @@ class GroupAgreement(Callback):
             )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Compare the round's coalitions."""
         if self._known is None:
             return
         from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # takes seconds to import
@@ -62,7 +60,6 @@ class GroupAgreement(Callback):
         trainer.log("coalitions/ari", self.history[-1])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write the mean into the summary."""
         if self.history:
             last = self.history[-self.num :]
             trainer.run_log.summary["group_agreement"] = {

@@ -39,7 +39,6 @@ class LastRounds(Callback):
         self._rounds, self._higher_is_better = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Evaluate one of the last rounds."""
         if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluator.evaluates(
             _SPLIT
         ):
@@ -60,7 +59,6 @@ class LastRounds(Callback):
         self._rounds[trainer.federation.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write the means into the summary."""
         names = trainer.datamodule.client_names()
         if self._rounds:
             trainer.run_log.summary["last_rounds"] = {

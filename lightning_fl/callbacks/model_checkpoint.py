@@ -74,7 +74,6 @@ class ModelCheckpoint(Callback):
         self._restore_best(trainer)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Compare the round with the best one so far."""
         if not trainer.round.fitting or split != "val" or not metrics:
             return
         value, higher = self._monitored(metrics)
@@ -85,7 +84,6 @@ class ModelCheckpoint(Callback):
             self._improved = True
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Save the round if it is due or the best so far."""
         due = self.every_n_rounds and trainer.federation.current_round % self.every_n_rounds == 0
         if not (due or self._improved):
             return
@@ -104,7 +102,6 @@ class ModelCheckpoint(Callback):
         self._save(trainer, trainer.state_dict(), best=improved)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Save the last round and the models."""
         self._restore_best(trainer)
         state = trainer.state_dict()
         if trainer.federation.current_round:
@@ -215,7 +212,6 @@ class ModelCheckpoint(Callback):
         save_state({**state, **of_best}, folder, "best", trainer.processes, trainer.run_log.token)
 
     def _is_best(self, state: dict[str, Any]) -> bool:
-        """Whether a checkpoint is of the best round."""
         assert self._best is not None
         kept, found = self._best["models"], state["models"]
         return (

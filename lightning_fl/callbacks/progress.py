@@ -51,7 +51,6 @@ class ProgressDisplay(Callback):
         self._line_round, self._line_time = 0, 0.0
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Start the display."""
         if not trainer.is_global_zero:
             return
         if self._started is None:
@@ -68,7 +67,6 @@ class ProgressDisplay(Callback):
         self._refresh(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Show the round."""
         if self._started is None:
             return
         now, done = time.monotonic(), trainer.federation.current_round
@@ -83,7 +81,6 @@ class ProgressDisplay(Callback):
             _print_plain(" | ".join(parts))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Show the final state."""
         if self._started is None:
             return
         elapsed = self._times(trainer)[0].removesuffix(" elapsed")
@@ -181,7 +178,6 @@ class _NotebookDisplay:
         self._handle: Any = None
 
     def update(self, renderable: Group, *, refresh: bool = False) -> None:
-        """Replace the output."""
         from IPython.display import HTML, display
 
         console = terminal(

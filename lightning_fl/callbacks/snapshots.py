@@ -37,14 +37,12 @@ class Snapshots(Callback):
         self._kept = {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Keep the round's models and drop the oldest snapshot if there are too many."""
         if trainer.federation.current_round % self.every_n_rounds == 0:
             states = [model.clone().state_dict() for model in trainer.federation.models]
             self._kept[trainer.federation.current_round] = states
             self._kept = dict(sorted(self._kept.items())[-self.num :])
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write them."""
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.log_dir) / "models" / "snapshots"

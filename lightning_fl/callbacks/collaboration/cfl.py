@@ -13,8 +13,7 @@ updates and models of all splits, and a new client descends the tree by the more
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
 from torch import Tensor
@@ -26,18 +25,13 @@ from lightning_fl.functional.cfl import Bipartition, split_cluster
 from lightning_fl.runtime.surface import TrainerSurface
 
 
-@dataclass(frozen=True)
-class ClusterSplit:
+class ClusterSplit(NamedTuple):
     """A split of a cluster in two. Clusters are numbered in order of creation; 0 is all clients."""
 
-    round: int
-    """The round, counted from 1."""
-    cluster: int
-    """The cluster that was split."""
-    sides: tuple[int, int]
-    """The two new clusters."""
-    cross_similarity: float
-    """Largest cosine similarity of two clients' updates on different sides."""
+    round: int  #: counted from 1
+    cluster: int  #: the one that was split
+    sides: tuple[int, int]  #: the two new clusters
+    cross_similarity: float  #: largest cosine similarity of two clients' updates on different sides
 
 
 class CFL(ClientClusters):

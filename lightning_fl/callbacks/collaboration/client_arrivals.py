@@ -31,7 +31,6 @@ class ClientArrivals(Callback):
         self._first: dict[int, int] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Find the clients."""
         names = trainer.datamodule.client_names()
         numbers = {str(client): client for client in range(len(names))} | {name: i for i, name in enumerate(names)}
         for name in self.rounds:
@@ -49,7 +48,6 @@ class ClientArrivals(Callback):
         trainer.federation.absent_clients = self._absent(trainer)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Add new clients."""
         absent = self._absent(trainer)
         newcomers = trainer.federation.absent_clients - absent
         if newcomers:

@@ -122,13 +122,11 @@ class ClientClusters(Callback):
         return Collaboration.coalitions([models[label] for label in labels], trainer.federation.num_samples)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Forget an earlier run."""
         self.reset(trainer.num_clients)
         if self.num_clusters is not None:
             check_at_most_clients(self, trainer.num_clients, num_clusters=self.num_clusters)
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration | None:
-        """Assign clients and add newcomers."""
         clients = sorted(trainer.round.survivors)
         found = self.assign(trainer, weights, clients)
         for client, cluster in (found or {}).items():
@@ -148,7 +146,6 @@ class ClientClusters(Callback):
         return self.collaboration(trainer)
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Record and log the round's clusters."""
         name, labels = type(self).__name__.lower(), self.assignment
         trainer.log(f"{name}/{self._curve}", len({labels[client] for client in trainer.present_clients} - {-1}))
         if self.num_clusters is not None:

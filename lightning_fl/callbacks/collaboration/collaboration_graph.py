@@ -104,11 +104,9 @@ class CollaborationGraph(Callback):
         self._last_choice = 0
 
     def num_collaborators(self, num_clients: int) -> int | None:
-        """B_c as a number of clients."""
         return None if self.budget is None else number_of(self.budget, num_clients)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give every client a model; read a given graph; check the validation data."""
         self._reset()
         for name, clients in (("loners", self.loners), ("watched", self.watched)):
             if not set(clients) <= set(range(trainer.num_clients)):
@@ -126,7 +124,6 @@ class CollaborationGraph(Callback):
             trainer.round.work = LocalWork(None, self.init_epochs)
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
-        """Choose the collaborators of every participant."""
         clients = list(weights)
         newcomers = [client for client in clients if client not in self.candidates]
         due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
@@ -288,7 +285,6 @@ class CollaborationGraph(Callback):
         trainer.log("graph/megabytes_received", models * trainer.federation.models[0].num_bytes / 1e6)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write ``communication.csv``."""
         if not self.received:
             return
         names, size = trainer.client_names, trainer.federation.models[0].num_bytes

@@ -177,12 +177,10 @@ class FedCollab(ClientClusters):
             self._set_coalitions(trainer, self._join(trainer, known, newcomers))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write the files, also in a resumed run."""
         if max(self.clusters) >= 0:
             self._write(trainer)
 
     def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
-        """Distances between clients, ordered by coalition."""
         from lightning_fl.callbacks.figures.plots.coalitions import draw_distances
 
         present = trainer.present_clients
@@ -261,7 +259,6 @@ class FedCollab(ClientClusters):
         return dict(zip(clients, joined, strict=True))
 
     def _set_coalitions(self, trainer: TrainerSurface, labels: dict[int, int]) -> None:
-        """Set the run's coalitions; absent clients belong to none."""
         self.clusters = [labels.get(client, -1) for client in range(trainer.num_clients)]
         trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
@@ -275,7 +272,6 @@ class FedCollab(ClientClusters):
         self._write(trainer)
 
     def _log_stability(self, trainer: TrainerSurface, clients: list[int], labels: list[int]) -> None:
-        """Log how often distances with errors lead to the same coalitions."""
         errors = self.distance_errors[clients][:, clients].nan_to_num(0.0)
         if self.ignore == "distances" or not errors.any():
             return

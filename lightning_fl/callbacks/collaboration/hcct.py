@@ -121,7 +121,6 @@ class HCCT(ClientClusters):
         return self._last_partition + 1
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Forget an earlier run; check the layer's name."""
         super().on_fit_start(trainer)
         #: lambda of the paper, in sqrt(samples), from the counts of all clients.
         self.tradeoff = self.relative_trade_off * math.sqrt(sum(trainer.federation.num_samples) / trainer.num_clients)
@@ -225,7 +224,6 @@ class HCCT(ClientClusters):
         return with_cosines(gram, torch.where(known, self._cosines[at], cosine_similarities(gram)))
 
     def _spans(self, trainer: TrainerSurface) -> list[Span]:
-        """The entries that are compared."""
         spans = trainer.loop.averaged_spans()
         if self.compared_layer is None:
             return spans
@@ -249,7 +247,6 @@ class HCCT(ClientClusters):
         return most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
 
     def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
-        """The merges of the last partition."""
         from lightning_fl.callbacks.figures.plots.coalitions import draw_merge_tree
 
         if stage == "fit" and self.merged_clients:

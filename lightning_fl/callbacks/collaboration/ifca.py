@@ -83,7 +83,6 @@ class IFCA(ClientClusters):
         self._found: dict[int, list[float]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Check the settings; clients start with the first model."""
         super().on_fit_start(trainer)
         refuse_manual_steps(trainer.loop.module, type(self).__name__)
         first = one_hot(torch.zeros(trainer.num_clients, dtype=torch.long), self.num_clusters).double()
@@ -111,12 +110,12 @@ class IFCA(ClientClusters):
         trainer.log(f"{type(self).__name__.lower()}/loss", loss)
         samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
         beta = (samples / samples.sum()).tolist()
-        return Cohort(
-            tuple(
-                replace(one, **_part(chosen[one.client]), weight=beta[one.client] if one.weight is None else one.weight)
-                for one in cohort.participants
-            )
-        )
+        parts = []
+        for one in cohort.participants:
+            models, weight = chosen[one.client], beta[one.client] if one.weight is None else one.weight
+            part: dict[str, Any] = {"model": models[0]} if len(models) == 1 else {"feeds": tuple(models)}
+            parts.append(replace(one, **part, weight=weight))
+        return Cohort(tuple(parts))
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Before an evaluation, let each client use its best current model."""
@@ -127,7 +126,6 @@ class IFCA(ClientClusters):
             self._choose(trainer, trainer.present_clients, done)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Choose the best models after a run that ended early."""
         if trainer.federation.current_round:
             self._choose(trainer, trainer.present_clients, trainer.federation.current_round)
 
@@ -167,11 +165,6 @@ class IFCA(ClientClusters):
                     f"{name}: models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
                 )
         return models
-
-
-def _part(models: list[int]) -> dict[str, Any]:
-    """Model that a client trains, or the models whose average it trains."""
-    return {"model": models[0]} if len(models) == 1 else {"feeds": tuple(models)}
 
 
 def _reinitialised(flat: FlatModule, start: Weights, spans: Sequence[Span], seed: int, *path: int | str) -> Weights:

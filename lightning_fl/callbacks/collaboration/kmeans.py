@@ -56,7 +56,6 @@ class KMeans(ClientClusters):
         self._trained: set[int] = set()
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give every client its own model."""
         super().on_fit_start(trainer)
         if self.warm_up_rounds >= trainer.max_rounds:
             rank_zero_warn(
@@ -69,7 +68,6 @@ class KMeans(ClientClusters):
         """Keep the clusters; newcomers join once there are some."""
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Form clusters, once."""
         if self.clustering_round is None:
             alone = Collaboration.local(trainer.num_clients)
             if trainer.federation.collaboration != alone:

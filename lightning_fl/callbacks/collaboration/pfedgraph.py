@@ -6,7 +6,7 @@ https://proceedings.mlr.press/v202/ye23b.html. The mathematics is in ``functiona
 After the first round a client descends ``f_i(w) - λ Σ_j A_ij cos(w, w_j)``, with A and w_j of the last round that it
 took part in. Differs from the authors' code: that adds ``+λ``, which pushes clients apart (``sign="push"``); rows are
 projections instead of a solver's results; buffers are averaged, but not compared and in no norm. The server sends
-``z_i = Σ_j A_ij w_j / |w_j|`` with the model (:class:`_CosinePull`), which counts as traffic.
+``z_i = Σ_j A_ij w_j / |w_j|`` with the model, which counts as traffic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,13 +75,16 @@ class PFedGraph(Callback):
         if layers == []:
             raise ConfigurationError("PFedGraph.layers=[]: name at least one layer, or leave it out to compare all.")
         self.alpha, self.lam, self.sign, self.threshold, self.layers = alpha, lam, sign, threshold, layers
-        self._pull = _CosinePull(-lam if sign == "pull" else lam)
+        self._strength = -lam if sign == "pull" else lam
+        #: Clients with a z_i, on all ranks.
+        self._pulled: set[int] = set()
+        #: z_i of the present turn.
+        self._centre: Weights | None = None
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give every client a model; check the names of layers."""
         self._compared(trainer)
         self._initial, self._device = trainer.federation.models[0].clone(), trainer.processes.device
-        self._pull.clients = set()
+        self._pulled = set()
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.federation.num_samples).aggregation  # counts the first model as sent
         trainer.federation.collaboration = Collaboration(
@@ -94,10 +97,18 @@ class PFedGraph(Callback):
             self._initial = trainer.federation.models[0].clone()
 
     def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        self._pull.correct_(trainer, turn, gradient, weights)
+        """Add the gradient of ``strength z_i·w / |w|``, from a client's second turn on."""
+        if turn.steps == 0:
+            kept = trainer.client_store(_STORE).get(turn.client) if self._strength else None
+            self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
+        if self._centre is None:
+            return
+        a, b = pull_terms(turn.dot(self._centre, weights), turn.dot(weights, weights))
+        for dtype, vector in gradient.floating():
+            vector.add_(self._centre.vectors[dtype], alpha=self._strength * a)
+            vector.add_(weights.vectors[dtype], alpha=self._strength * b)
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
-        """Rows of the participants."""
         clients = list(weights)
         learned = change_blocks(list(weights.values()), self._initial, self._compared(trainer))
         cosines = thresholded_cosines(gram_matrix(learned).cpu(), self.threshold)
@@ -106,54 +117,12 @@ class PFedGraph(Callback):
         )
         trainer.log("pfedgraph/own", float(rows.diagonal().mean()))
         trainer.log("pfedgraph/cosine", mean_cosine(cosines))
-        self._pull.keep_centres(trainer, clients, rows)
+        self._keep_centres(trainer, clients, rows)
         return Collaboration(placed_rows(rows, clients, trainer.num_clients))
 
-    def _compared(self, trainer: TrainerSurface) -> list[Span]:
-        return spans_in(self.layers, trainer.loop.averaged_spans(), "PFedGraph.layers")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"initial": self._initial.state_dict(), "pulled": sorted(self._pull.clients)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._initial = Weights.from_state_dict(state["initial"], self._device)
-        self._pull.clients = set(state["pulled"])
-
-
-class _CosinePull:
-    """Adds ``strength`` times the gradient of ``Σ_j A_ij cos(w, w_j) = z_i·w / |w|``, from a client's second turn on.
-
-    Args:
-        strength: factor of the term in the loss; negative pulls, 0 disables it.
-
-    Attributes:
-        clients: clients with a z_i, on all ranks.
-    """
-
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
-        self.clients: set[int] = set()
-        # Of the present turn.
-        self._centre: Weights | None = None
-        self._spans: list[Span] = []
-
-    def correct_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        """Correct the gradient of a step."""
-        if turn.steps == 0:
-            kept = trainer.client_store(_STORE).get(turn.client) if self.strength else None
-            self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
-            self._spans = trainer.loop.averaged_spans()
-        centre, spans = self._centre, self._spans
-        if centre is None:
-            return
-        a, b = pull_terms(inner_product(centre, weights, spans), inner_product(weights, weights, spans))
-        for dtype, vector in gradient.floating():
-            vector.add_(centre.vectors[dtype], alpha=self.strength * a)
-            vector.add_(weights.vectors[dtype], alpha=self.strength * b)
-
-    def keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
+    def _keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
         """Store z_i of the hosted among n participants, by their rows of A [n, n]; count the last ones' download."""
-        if self.strength == 0:
+        if self._strength == 0:
             return
         spans, store = trainer.loop.averaged_spans(), trainer.client_store(_STORE)
         models = [trainer.federation.models[client] for client in clients]
@@ -162,6 +131,16 @@ class _CosinePull:
             if client in trainer.hosted_clients:
                 terms = [(weight, models[place]) for place, weight in centre_terms(row, norms)]
                 store[client] = linear_combination(model, terms, spans).state_dict()
-        received = sorted(self.clients.intersection(trainer.round.reports))  # received with the model
+        received = sorted(self._pulled.intersection(trainer.round.reports))  # received with the model
         trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})
-        self.clients |= set(clients)
+        self._pulled |= set(clients)
+
+    def _compared(self, trainer: TrainerSurface) -> list[Span]:
+        return spans_in(self.layers, trainer.loop.averaged_spans(), "PFedGraph.layers")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"initial": self._initial.state_dict(), "pulled": sorted(self._pulled)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._initial = Weights.from_state_dict(state["initial"], self._device)
+        self._pulled = set(state["pulled"])

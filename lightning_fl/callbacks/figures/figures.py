@@ -69,7 +69,6 @@ class Figures(FigureCallback):
         self.weights = torch.empty(0, dtype=torch.float64)
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Refuse a run without the callbacks that provide the data; clear the history."""
         if stage == "fit":
             Figures.__init__(self)
         found = {kind.__name__ for one in trainer.callbacks for kind in type(one).__mro__}
@@ -78,12 +77,10 @@ class Figures(FigureCallback):
             raise ConfigurationError(f"{name} needs {needed}: add it to trainer.callbacks, or remove {name}.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Keep the initial sampling weights."""
         if not self.rounds:
             self._keep_weights(trainer)
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        """Keep the round's values."""
         self._keep_weights(trainer)
         if self._draws("partition") and any(one.role == "collaboration" for one in trainer.callbacks):
             self.assignments.append(trainer.federation.collaboration.partition)

@@ -84,7 +84,6 @@ class LabelNoise(Callback):
         return sorted(order[:count].tolist())
 
     def on_client_data(self, trainer: TrainerSurface, client: int, split: Split, batches: ClientBatches) -> None:
-        """Change the targets of a noisy client."""
         if split not in self.splits or client not in self.noisy_clients(trainer.seed, trainer.num_clients):
             return
         targets = batches.targets

@@ -71,7 +71,6 @@ class LocalMixup(Callback):
     def around_training_step(
         self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
-        """The training step on a mixed batch."""
         targets = batch_targets(batch, self.target_key)
         classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
         if self.per_sample and classes:

@@ -109,7 +109,6 @@ class DROClientSampling(Callback):
         self._num_averaged = 0
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Check the run before data are read."""
         if stage == "fit" and trainer.local_steps is None:
             raise ConfigurationError(
                 "DROClientSampling compares clients after the same number of steps: set trainer.local_steps (5 in the"
@@ -122,7 +121,6 @@ class DROClientSampling(Callback):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Set uniform weights."""
         refuse_manual_steps(trainer.loop.module, "DROClientSampling")
         count = trainer.num_clients
         if self.floor * count > 1:

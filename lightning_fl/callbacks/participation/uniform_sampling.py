@@ -30,7 +30,6 @@ class UniformSampling(Callback):
         self.cohort_size = number_or_share("UniformSampling.cohort_size", cohort_size)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Warn if every cohort has all clients."""
         if self.num_participants(trainer.num_clients) > trainer.num_clients:
             rank_zero_warn(
                 f"UniformSampling.cohort_size={self.cohort_size:g}: all of the {trainer.num_clients} clients take part"

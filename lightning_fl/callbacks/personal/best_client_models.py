@@ -46,7 +46,6 @@ class BestClientModels(Callback):
         self.before_averaging = before_averaging
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Refuse a run without validation."""
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluator.evaluates("val"):
             raise ConfigurationError(
                 "BestClientModels needs validation: set trainer.check_val_every_n_rounds to at least 1, and define a"
@@ -58,7 +57,6 @@ class BestClientModels(Callback):
         trainer.federation.client_stores.pop(FINAL_MODELS, None)
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
-        """Evaluate the model after local training."""
         due = trainer.federation.current_round + 1
         if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
             return
@@ -72,7 +70,6 @@ class BestClientModels(Callback):
             self._keep_better(trainer, client, metric.value, higher, weights, due)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Keep the models of clients that improved."""
         if split != "val" or not trainer.round.fitting or not metrics:
             return
         metric = metrics[self._metric(metrics)]
@@ -97,7 +94,6 @@ class BestClientModels(Callback):
         return f"{model}, of its best round" if trainer.federation.models_are_final else model
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Make the kept models final."""
         if trainer.federation.interrupted_by:  # a resumed run will get here
             return
         for client, best in trainer.client_store("best_models").items():

@@ -53,7 +53,6 @@ class FineTuning(Callback):
         return f"{model}, fine-tuned by {count} {unit}{'s' * (count > 1)}"
 
     def evaluation_weights(self, trainer: TrainerSurface, turn: ClientTurn) -> Weights:
-        """Fine-tune the client's model."""
         if not self.every_evaluation:
             return turn.start
         try:
@@ -75,7 +74,6 @@ class FineTuning(Callback):
         trainer.federation.client_stores.pop(FINAL_MODELS, None)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Fine-tune every client's model."""
         if self.every_evaluation or trainer.federation.interrupted_by:  # a resumed run will get here
             return
         work = self._work(trainer)

@@ -48,7 +48,6 @@ class ForestReference(Callback):
         self._found, self._forests = {}, {}
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Add the forests' metrics."""
         if not self._forests:
             self._fit(trainer)
         own = {}
@@ -64,7 +63,6 @@ class ForestReference(Callback):
                 metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=better)
 
     def _fit(self, trainer: TrainerSurface) -> None:
-        """Fit a forest for each hosted client and target."""
         data = trainer.datamodule
         summaries = trainer.target_summaries(_is_binary)
         self._task = "classification" if bool(summaries.all()) else "regression"

@@ -71,7 +71,6 @@ class KNNPer(Callback):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Look up the layer, and check validation samples if they are needed."""
         self._found(trainer)
         if self.interpolation != "validation":
             return
@@ -93,7 +92,6 @@ class KNNPer(Callback):
 
     @contextmanager
     def around_evaluation(self, trainer: TrainerSurface, client: int, weights: Weights) -> Iterator[None]:
-        """Replace the layer's outputs."""
         if self.interpolation == 0:
             yield
             return

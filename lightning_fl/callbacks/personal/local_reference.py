@@ -49,7 +49,6 @@ class LocalReference(Callback):
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Initialise the local models, or read the other run."""
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
@@ -61,7 +60,6 @@ class LocalReference(Callback):
             trainer.client_store(_STORE)[client] = {"weights": own, "state": ClientState().state_dict()}
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Train every local model for one turn."""
         if self.run is not None:
             return
         store = trainer.client_store(_STORE)
@@ -92,7 +90,6 @@ class LocalReference(Callback):
             trainer.log("train/local/loss", math.fsum(known) / len(known))
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
-        """Evaluate the local models and compute gains."""
         reference = self._reference(trainer, split, metrics)
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)

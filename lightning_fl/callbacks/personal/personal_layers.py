@@ -43,7 +43,6 @@ class PersonalLayers(Callback):
             self.method_name = "FedBN"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Separate the layers."""
         names = self.names(trainer.module)
         try:
             trainer.keep_local(names)

@@ -32,7 +32,6 @@ class PersonalMixtures(Callback):
             self.set_mixtures(trainer, by_split, done)
 
     def set_mixtures(self, trainer: TrainerSurface, by_split: Tensor, done: int) -> None:
-        """Set P after ``done`` rounds."""
         mixtures = by_split
         if self.personal_split != self.split:
             own = self.weigh(trainer, self.personal_split)

@@ -61,7 +61,6 @@ class PretrainedWeights(Callback):
         self._names: list[str] = []
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Load the weights into the models."""
         part: nn.Module = trainer.module
         if self.module:
             part = named_layer(part, self.module, "PretrainedWeights.module")
@@ -81,7 +80,6 @@ class PretrainedWeights(Callback):
             trainer.federation.keep_constant(trainer.loop.flat, trainer.federation.constant - {*self._names})
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Record the file."""
         self._record(trainer)
 
     def _load(self, trainer: TrainerSurface, part: nn.Module) -> None:

@@ -41,7 +41,6 @@ class PrivateHeads(PersonalLayers):
         super().__init__(layers=["head"] if layers is None else layers)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Separate the layers and set every client's scale."""
         module = trainer.module
         if module.hparams.get("class_weights") == "balanced":
             raise ConfigurationError(

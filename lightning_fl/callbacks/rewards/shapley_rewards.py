@@ -119,7 +119,6 @@ class ShapleyRewards(Callback):
         return _summed(self.values)
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        """Check the run before data are read."""
         if stage != "fit":
             return
         if self.every_n_rounds > trainer.max_rounds:
@@ -135,7 +134,6 @@ class ShapleyRewards(Callback):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Forget an earlier run; check the held-out loss and data."""
         self._reset()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         refuse_manual_steps(trainer.loop.module, "ShapleyRewards")
@@ -173,7 +171,6 @@ class ShapleyRewards(Callback):
             self._kept[key] = learned
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Value the round per model."""
         starts, shares = trainer.round.starts, trainer.round.shares
         if not self._due(trainer) or not starts:
             return
@@ -196,7 +193,6 @@ class ShapleyRewards(Callback):
         self._kept.clear()
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Write ``contributions.csv`` and the summary."""
         names, rows, totals = trainer.client_names, [], dict.fromkeys(range(trainer.num_clients), 0.0)
         for done, models, values in zip(self.rounds, self.by_model, self.values, strict=True):
             for client, value in values.items():

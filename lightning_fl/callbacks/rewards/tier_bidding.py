@@ -151,7 +151,6 @@ class TierBidding(PersonalMixtures):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Give every tier the initial model."""
         self._reset()
         warn_beyond_end(self, trainer.max_rounds, initial_rounds=self.initial_rounds)
         count = trainer.num_clients
@@ -287,7 +286,6 @@ class TierBidding(PersonalMixtures):
             self.ledger.replay(state["transactions"])
 
     def _place(self, trainer: TrainerSurface, present: list[int]) -> None:
-        """Put new clients into a tier each."""
         if not self.first_tiers:
             order = shuffled(present, trainer.generator("first tiers"))
             self.first_tiers = {tier: sorted(order[tier :: self.num_tiers]) for tier in range(self.num_tiers)}

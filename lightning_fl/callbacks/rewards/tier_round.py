@@ -36,6 +36,7 @@ class TierRound:
 
 
 def tier_rows(rounds: Sequence[TierRound], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of ``tiers.csv``; "bid" is the place of the tier among a client's bids, 0 for none."""
     for one in rounds:
         importance, personalisation = one.importance.tolist(), one.personalisation.tolist()
         for client, name in enumerate(names):

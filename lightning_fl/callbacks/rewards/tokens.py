@@ -104,7 +104,6 @@ class Ledger:
         self.transactions.append(one)
 
     def rows(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
-        """Rows of ``tokens.csv``."""
 
         def name(account: int | str) -> str:
             return account if isinstance(account, str) else names[account]
@@ -134,6 +133,5 @@ class Ledger:
         }
 
     def replay(self, transactions: Iterable[Sequence[Any]]) -> None:
-        """Apply the transactions of another ledger to an empty one."""
         for one in transactions:
             self._record(Transaction(*one))

@@ -57,7 +57,6 @@ class LayerOutput(nn.Module):
         self._layer = layer
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """The submodule's output for a batch's inputs."""
         module, submodule = self._held
         outputs: list[Any] = []
         handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))

@@ -71,7 +71,7 @@ class DiscriminatorSettings:
 
 
 def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Tensor:
-    """The server's initial weights, the same for all pairs, as of ``nn.Linear``: float32 [(d + 1) h + h + 1], on the CPU."""
+    """The server's initial weights, the same for all pairs, as of ``nn.Linear``: float32 [(d + 1) h + h + 1], CPU."""
 
     def uniform(count: int, inputs: int) -> Tensor:
         return (2 * torch.rand(count, generator=draws) - 1) / math.sqrt(inputs)

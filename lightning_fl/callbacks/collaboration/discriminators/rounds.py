@@ -104,7 +104,6 @@ class Survey:
 
     @torch.no_grad()
     def train(self, lanes: list[Lane], batch_size: int) -> dict[Lane, Outcome]:
-        """Train discriminators until each has stopped."""
         outcomes = {lane: Outcome() for lane in lanes}
         weights, rounds = self.first.repeat(len(lanes), 1), 0
         while lanes:
@@ -121,7 +120,6 @@ class Survey:
         return outcomes
 
     def num_held_out(self, lane: Lane) -> tuple[int, int]:
-        """Validation samples of both clients."""
         first, second = (
             min(self.sizes[client] - lane.size, self.settings.max_validation) for client in (lane.first, lane.second)
         )
