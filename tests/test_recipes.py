@@ -373,7 +373,7 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
         "distances": ("fedcollab",),
         "merge_tree": ("hcct",),
         "graph": ("dpfl",),
-        "contributions": ("shapley",),
+        "contributions": ("shapley", "pifl"),
         "sampling_weights": ("drflm", "afl"),
     }.items():
         assert (f"{figure}.png" in figures) == name.startswith(algorithms), figure
