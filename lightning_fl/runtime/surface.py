@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
 from lightning_fl.core.client_names import curve_names
-from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, TrainingError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -226,6 +227,12 @@ class TrainerSurface(Settings):
         :func:`~lightning_fl.engine.probes.on_hosts.compute_on_hosts` has the details.
         """
         return compute_on_hosts(self.processes, clients, compute, problem)
+
+    def fail_or_warn(self, problem: str, otherwise: str, advice: str = "", cause: Exception | None = None) -> None:
+        """Raise an error about clients, or with ``on_client_error="skip"`` warn, with what happens instead."""
+        if self.on_client_error == "fail":
+            raise TrainingError(f"{problem} {advice}".strip()) from cause
+        rank_zero_warn(f"{problem} {otherwise}")
 
     def generator(self, *path: int | str) -> torch.Generator:
         """Generator for one purpose in the current round, the same on every rank."""

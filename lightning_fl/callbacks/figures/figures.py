@@ -73,7 +73,7 @@ class Figures(FigureCallback):
             Figures.__init__(self)
         found = {kind.__name__ for one in trainer.callbacks for kind in type(one).__mro__}
         if self.needs and not found.union(one.role for one in trainer.callbacks).intersection(self.needs):
-            name, needed = type(self).__name__, " or ".join(self.needs)
+            name, needed = type(self).__name__, " or ".join(one for one in self.needs if one[0].isupper())
             raise ConfigurationError(f"{name} needs {needed}: add it to trainer.callbacks, or remove {name}.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:

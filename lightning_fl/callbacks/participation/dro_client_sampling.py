@@ -30,12 +30,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
 from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
@@ -264,13 +263,10 @@ class DROClientSampling(Callback):
         """Finite losses. Others are errors, or left out with ``on_client_error="skip"``."""
         finite = {client: loss for client, loss in losses.items() if math.isfinite(loss)}
         lost = [trainer.client_names[client] for client in losses if client not in finite]
-        if lost and trainer.on_client_error == "fail":
-            raise TrainingError(
-                f"DROClientSampling: the loss of {', '.join(lost)} is not finite. Lower the learning rate, check the"
-                " client's data, or set trainer.on_client_error=skip."
-            )
         if lost:
-            rank_zero_warn(f"DROClientSampling: the loss of {', '.join(lost)} is not finite and is skipped.")
+            problem = f"DROClientSampling: the loss of {', '.join(lost)} is not finite."
+            advice = "Lower the learning rate, check the client's data, or set trainer.on_client_error=skip."
+            trainer.fail_or_warn(problem, "It is skipped.", advice)
         return finite
 
     def state_dict(self) -> dict[str, Any]:

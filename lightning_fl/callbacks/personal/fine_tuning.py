@@ -1,7 +1,5 @@
 """Fine-tuning of clients' models after the last round or before every evaluation."""
 
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
-
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
@@ -59,9 +57,7 @@ class FineTuning(Callback):
             return trainer.loop.train_aside(turn.client, turn.start, "fine-tuning", self._work(trainer))
         except TrainingError as error:
             text = f"fine-tuning of {trainer.loop.name_of(turn.client)} failed: {error}"
-            if trainer.on_client_error == "fail":
-                raise TrainingError(text) from error
-            rank_zero_warn(f"{text} It is evaluated without.")
+            trainer.fail_or_warn(text, "It is evaluated without.", cause=error)
             return turn.start
 
     def _work(self, trainer: TrainerSurface) -> LocalWork:
@@ -88,9 +84,8 @@ class FineTuning(Callback):
             trainer.client_store(FINAL_MODELS)[client] = trainer.client_weights().clone().state_dict()
         for client, problem in trainer.strategy.exchange(failures).items():
             text = f"fine-tuning of client {client} failed: {problem}"
-            if trainer.on_client_error == "fail":
-                raise TrainingError(f"{text} The run's checkpoints hold the models before fine-tuning.")
-            rank_zero_warn(f"{text} It keeps its model.")
+            advice = "The run's checkpoints hold the models before fine-tuning."
+            trainer.fail_or_warn(text, "It keeps its model.", advice)
         trainer.federation.models_are_final = True
 
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:

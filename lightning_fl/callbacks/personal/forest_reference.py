@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.collaboration.discriminators.inputs import dataset_smiles
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
 from lightning_fl.core.seeding import derive_seed
@@ -124,15 +124,13 @@ def _is_binary(targets: Tensor) -> Tensor:
 def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[list[str], Tensor]:
     """SMILES and targets [n, T], float64, of a hosted client's split."""
     part = data.client_data(client, split)
-    base = part.dataset if isinstance(part, Subset) else part
-    smiles = getattr(base, "smiles", None)
+    smiles = dataset_smiles(part)
     if smiles is None:
         raise ConfigurationError(
             f"ForestReference needs SMILES, which the data of {type(data).__name__} lack: remove ForestReference."
         )
     targets = dataset_targets(part)
-    chosen = part.indices if isinstance(part, Subset) else range(len(smiles))
-    return [smiles[index] for index in chosen], targets.double().reshape(len(targets), -1)
+    return smiles, targets.double().reshape(len(targets), -1)
 
 
 def _counts(smiles: list[str]) -> np.ndarray:

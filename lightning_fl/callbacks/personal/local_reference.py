@@ -82,9 +82,8 @@ class LocalReference(Callback):
             if problem is not None:
                 number = trainer.federation.current_round + 1
                 text = f"the local model of client {client} failed in round {number}: {problem}"
-                if trainer.on_client_error == "fail":
-                    raise TrainingError(f"{text} It serves as the reference (LocalReference).")
-                rank_zero_warn(f"{text} Its weights stay as they were before the round.")
+                advice = "It serves as the reference (LocalReference)."
+                trainer.fail_or_warn(text, "Its weights stay as they were before the round.", advice)
         known = [loss for loss, _ in everyone.values() if loss is not None]
         if known:
             trainer.log("train/local/loss", math.fsum(known) / len(known))
