@@ -11,9 +11,11 @@ from lightning_fl.core.system_errors import refusal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
-__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked", "show_source"]
+__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked", "plot_curve", "plot_distribution", "show_source"]
 
 #: Told apart with every kind of colour vision: Okabe and Ito's ("Color Universal Design", 2008) but for their yellow,
 #: which is hard to see on white, then five of Tol's muted ones.
@@ -72,6 +74,21 @@ def marked(number: int, length: int) -> dict[str, Any]:
         "markersize": 4,
         "markevery": (number % every, every),
     }
+
+
+def plot_curve(axes: "Axes", x: "ArrayLike", mean: "ArrayLike", worst: "ArrayLike", color: str, **style: Any) -> None:
+    """Draw a metric over rounds: the mean over clients, with a style and a label, and the worst client, dashed."""
+    import numpy as np
+
+    marker = "." if np.size(x) == 1 else ""
+    axes.plot(x, mean, **{"color": color, "marker": marker, "linewidth": 1.6, **style})
+    axes.plot(x, worst, color=color, marker=marker, linewidth=1.0, linestyle="--", alpha=0.8)
+
+
+def plot_distribution(axes: "Axes", values: "ArrayLike", color: str, **style: Any) -> None:
+    """Draw the cumulative distribution of a metric over clients."""
+    axes.ecdf(values, **{"color": color, "linewidth": 1.6, **style})
+    axes.set_ylim(0, 1.02)
 
 
 def show_source(figure: "Figure", sources: Sequence[str]) -> None:

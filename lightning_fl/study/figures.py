@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, show_source
+from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, plot_curve, plot_distribution, show_source
 from lightning_fl.study.claims import Answer, cell_name
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.intervals import paired_interval
@@ -108,12 +108,12 @@ def draw_distributions(
         for row, clients in rows.items():
             if len(clients):
                 color, dash = styles[row]
-                axes.ecdf(clients, color=color, linestyle=dash, linewidth=1.6, label=_wrapped(row))
+                plot_distribution(axes, clients, color, linestyle=dash, label=_wrapped(row))
                 shares = np.arange(1, len(clients) + 1) / len(clients)
                 pairs = zip(clients, shares, strict=True)
                 texts = [f"{row}: {share:.0%} of clients up to {value:.4g}" for value, share in pairs]
                 add_tooltips(axes, clients, shares, texts, most=_MAX_TOOLTIPS)
-        axes.set(title=panel, xlabel=_value_axis(metric, _direction(panels, metric), percent), ylim=(0, 1.02))
+        axes.set(title=panel, xlabel=_value_axis(metric, _direction(panels, metric), percent))
     grid[0].set_ylabel("share of clients with at most this value")
     _legend(figure, grid)
     return figure
@@ -272,10 +272,7 @@ def _draw_curve(
     mean, worst = unit * by_round["mean"].mean(), unit * by_round["worst"].mean()
     x = mean.index.to_numpy() if along == "round" else by_round[along].mean().to_numpy()
     color, dash = style
-    marker = "." if len(x) == 1 else ""
-    name = _wrapped(row) if along == "round" else None
-    axes.plot(x, mean, color=color, linestyle=dash, marker=marker, linewidth=1.6, label=name)
-    axes.plot(x, worst, color=color, marker=marker, linewidth=1.0, linestyle="--", alpha=0.8)
+    plot_curve(axes, x, mean, worst, color, linestyle=dash, label=_wrapped(row) if along == "round" else None)
     if len(curves) > 1:
         deviation = unit * by_round["mean"].std(ddof=1)
         axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)

@@ -121,8 +121,8 @@ class TestDrawing:
         }
         figure = draw_learning_curves({"loss": rounds})
         lines = {line.get_label(): line for line in figure.axes[0].lines}
-        np.testing.assert_array_equal(lines["worst client"].get_ydata(), [3, 4])
-        np.testing.assert_array_equal(lines["average"].get_ydata(), [3, 3])
+        np.testing.assert_array_equal(figure.axes[0].lines[4].get_ydata(), [3, 4])
+        np.testing.assert_array_equal(lines["mean over clients"].get_ydata(), [3, 3])
         np.testing.assert_array_equal(figure.axes[0].lines[1].get_xdata(), [2])
         assert figure.axes[0].get_ylabel() == "loss"
 
@@ -308,10 +308,10 @@ class TestLearningCurves:
         trainer.fit(line_module(), line_clients([1.0, 5.0]))
         assert list(curves.history["train/loss"]) == [1, 2, 3, 4]
         assert [done for done, _ in seen] == [2, 4]
-        lines = {line.get_label(): line for line in shown[0][1].axes[1].lines}
-        np.testing.assert_array_equal(lines["average"].get_xdata(), [2, 4])
-        np.testing.assert_array_equal(lines["average"].get_ydata(), [metric.mean for _, metric in seen])
-        np.testing.assert_array_equal(lines["worst client"].get_ydata(), [metric.clients[1] for _, metric in seen])
+        mean, worst = shown[0][1].axes[1].lines[-3:-1]  # before the line of the legend
+        np.testing.assert_array_equal(mean.get_xdata(), [2, 4])
+        np.testing.assert_array_equal(mean.get_ydata(), [metric.mean for _, metric in seen])
+        np.testing.assert_array_equal(worst.get_ydata(), [metric.clients[1] for _, metric in seen])
         assert [panel.get_ylabel() for panel in shown[0][1].axes] == ["train/loss", "val/rmse"]
 
 

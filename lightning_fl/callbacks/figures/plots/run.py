@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.callbacks.predictions import Pairs
-from lightning_fl.runtime.drawing import BAD, GOOD
+from lightning_fl.runtime.drawing import GOOD, plot_curve
 
 #: Colour -> what it means for two clients of a graph.
 _CHOICES = {"white": "", "#f6d55c": "may be chosen", "#20639b": "chosen", "0.6": "itself"}
@@ -94,9 +94,9 @@ def draw_learning_curves(history: Mapping[str, Mapping[int, Mapping[str, Any]]])
             points = {n: values["clients"][client] for n, values in rounds.items() if client in values["clients"]}
             axes.plot(list(points), list(points.values()), color=canvas.GREY, linewidth=0.7, zorder=1)
         axes.plot([], [], color=canvas.GREY, linewidth=0.7, label="each client")
-        worst, mean = ([values[part] for values in rounds.values()] for part in ("worst", "mean"))
-        axes.plot(list(rounds), worst, color=BAD, linewidth=1.8, linestyle="--", label="worst client")
-        axes.plot(list(rounds), mean, color=GOOD, linewidth=1.8, label="average")
+        mean, worst = ([values[part] for values in rounds.values()] for part in ("mean", "worst"))
+        plot_curve(axes, list(rounds), mean, worst, GOOD, label="mean over clients")
+        axes.plot([], [], color=GOOD, linewidth=1.0, linestyle="--", label="worst client")
         axes.set_ylabel(metric)
         canvas.round_axis(axes)
         axes.legend(frameon=False, fontsize=8)

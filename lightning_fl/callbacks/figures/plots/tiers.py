@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction
+from lightning_fl.runtime.drawing import plot_distribution
 
 #: Kind of transaction -> label and colour, none of which is a tier's.
 _FLOWS = {
@@ -176,12 +177,11 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     shown = list(finite.items())[: len(canvas.COLORS)]
     for number, ((name, values), color) in enumerate(zip(shown, canvas.COLORS, strict=False)):
         label = f"{name} (mean {values.mean():.3g})"
-        axes.ecdf(values, color=color, linewidth=1.3 if number else 2.4, label=label, zorder=3 if number else 4)
+        plot_distribution(axes, values, color, label=label, **({} if number else {"linewidth": 2.4, "zorder": 4}))
     if len(shown) < len(finite):
         axes.plot([], [], color="none", label=f"{len(finite) - len(shown)} more")
     axes.set_xlabel(quantity)
     axes.set_ylabel("share of clients with at most this")
-    axes.set_ylim(0, 1.02)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     canvas.legend_beside(axes)
