@@ -16,26 +16,15 @@ from lightning_fl.functional.pifl import choose_bids
 
 @dataclass(frozen=True)
 class BidView:
-    """A client's information for its bids.
-
-    Args:
-        client: its number.
-        round: the round of the bids, counted from 1.
-        importance: υ of each tier, its score in [0, 1] on the client's own samples, length K.
-        past_rewards: rewards and reimbursements minus payments of each tier so far, in units of tokens, length K; zeros
-            without tokens.
-        threshold: T_h.
-        balance: units of tokens; ``None`` without tokens.
-        price: units of tokens per bid; 0 without tokens.
-    """
+    """A client's information for its bids; amounts are in units of tokens, 0 or ``None`` without tokens."""
 
     client: int
-    round: int
-    importance: tuple[float, ...]
-    past_rewards: tuple[int, ...]
-    threshold: float
+    round: int  #: of the bids, counted from 1
+    importance: tuple[float, ...]  #: υ of each tier, its score in [0, 1] on the client's own samples, length K
+    past_rewards: tuple[int, ...]  #: rewards and reimbursements minus payments of each tier so far, length K
+    threshold: float  #: T_h
     balance: int | None
-    price: int
+    price: int  #: per bid
 
     @property
     def num_tiers(self) -> int:

@@ -37,21 +37,13 @@ _PURPOSE = "client discriminator"
 
 @dataclass(frozen=True)
 class PairwiseDistances:
-    """Measured distances, symmetric, on the CPU. Pairs that were not measured have NaN, or -1 for a count.
+    """Measured distances, symmetric, on the CPU. Pairs that were not measured have NaN, or -1 for a count."""
 
-    Attributes:
-        distances: D, float64 [N, N], 0 on the diagonal.
-        standard_errors: of D, from one fold's validation samples, float64 [N, N].
-        rounds: rounds trained in all folds, int64 [N, N].
-        best_rounds: chosen rounds, summed over folds, int64 [N, N].
-        bytes_each_way: float32 weights that each client receives from the server, and sends to it, int64 [N].
-    """
-
-    distances: Tensor
-    standard_errors: Tensor
-    rounds: Tensor
-    best_rounds: Tensor
-    bytes_each_way: Tensor
+    distances: Tensor  #: D, float64 [N, N], 0 on the diagonal
+    standard_errors: Tensor  #: of D, from one fold's validation samples, float64 [N, N]
+    rounds: Tensor  #: trained in all folds, int64 [N, N]
+    best_rounds: Tensor  #: chosen rounds, summed over folds, int64 [N, N]
+    bytes_each_way: Tensor  #: of float32 weights that each client receives, and sends, int64 [N]
 
 
 def distance(accuracies: tuple[float, float]) -> float:

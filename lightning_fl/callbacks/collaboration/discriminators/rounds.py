@@ -75,21 +75,12 @@ class _Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """State that the discriminators of one call share.
+    """State that the discriminators of one call share."""
 
-    Attributes:
-        samples: of the clients of this process, in order, float32 [n, d + 1].
-        first: the server's initial weights.
-        sizes: all clients' numbers of samples.
-        apart: pairs whose clients are in different processes.
-        settings: how to train.
-        reduce: sums over processes.
-    """
-
-    samples: dict[int, Tensor]
-    first: Tensor
-    sizes: list[int]
-    apart: set[tuple[int, int]]
+    samples: dict[int, Tensor]  #: of the clients of this process, in order, float32 [n, d + 1]
+    first: Tensor  #: the server's initial weights
+    sizes: list[int]  #: all clients' numbers of samples
+    apart: set[tuple[int, int]]  #: pairs whose clients are in different processes
     settings: DiscriminatorSettings
     reduce: Reduce | None
 
