@@ -77,13 +77,13 @@ class ProgressDisplay(Callback):
         if self._live is None and (first_or_last or (done % self.every_n_rounds == 0 and late)):
             self._line_round, self._line_time = done, now
             clients = f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"
-            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *self._times(trainer)]
+            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *self._times(trainer, now)]
             _print_plain(" | ".join(parts))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if self._started is None:
             return
-        elapsed = self._times(trainer)[0].removesuffix(" elapsed")
+        elapsed = self._times(trainer, time.monotonic())[0].removesuffix(" elapsed")
         done, rounds = trainer.federation.current_round, trainer.max_rounds
         how = "interrupted" if trainer.federation.interrupted_by else "stopped"
         if self._live is not None:
@@ -132,7 +132,7 @@ class ProgressDisplay(Callback):
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        times = ", ".join(self._times(trainer))
+        times = ", ".join(self._times(trainer, time.monotonic()))
         bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
         lines: list[Any] = [title, bar]
         if not ended and done < rounds:  # also between clients, so that the display does not jump
@@ -141,11 +141,11 @@ class ProgressDisplay(Callback):
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
         return Group(*lines, *map(Text, self._metrics(trainer)))
 
-    def _times(self, trainer: TrainerSurface) -> list[str]:
+    def _times(self, trainer: TrainerSurface, now: float) -> list[str]:
         """Elapsed and remaining time, the latter at the mean pace of this process's rounds."""
         assert self._started is not None
         at_start, began = self._started
-        seconds, rounds = time.monotonic() - began, trainer.federation.current_round
+        seconds, rounds = now - began, trainer.federation.current_round
         elapsed, left = timedelta(seconds=round(self._before + seconds)), "?"
         if rounds > at_start:
             left = str(timedelta(seconds=round(seconds * (trainer.max_rounds - rounds) / (rounds - at_start))))

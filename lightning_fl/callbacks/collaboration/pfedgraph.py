@@ -78,8 +78,9 @@ class PFedGraph(Callback):
         self._strength = -lam if sign == "pull" else lam
         #: Clients with a z_i, on all ranks.
         self._pulled: set[int] = set()
-        #: z_i of the present turn.
+        #: z_i of the present turn, and the entries that are averaged.
         self._centre: Weights | None = None
+        self._spans: list[Span] = []
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self._compared(trainer)
@@ -101,9 +102,12 @@ class PFedGraph(Callback):
         if turn.steps == 0:
             kept = trainer.client_store(_STORE).get(turn.client) if self._strength else None
             self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
+            self._spans = trainer.loop.averaged_spans()
         if self._centre is None:
             return
-        a, b = pull_terms(turn.dot(self._centre, weights), turn.dot(weights, weights))
+        a, b = pull_terms(
+            inner_product(self._centre, weights, self._spans), inner_product(weights, weights, self._spans)
+        )
         for dtype, vector in gradient.floating():
             vector.add_(self._centre.vectors[dtype], alpha=self._strength * a)
             vector.add_(weights.vectors[dtype], alpha=self._strength * b)
