@@ -39,8 +39,7 @@ class CollaborationGraph(Callback):
 
     Works with any strategy's local objective, with sampled clients (absent ones keep their models and are not
     collaborators in that round), ``PersonalLayers`` and ``ClientArrivals`` (a newcomer chooses among all present
-    clients; the others keep their candidates). Writes ``communication.csv``: models and bytes that each client received
-    from each other one per round, and whether it chose that one.
+    clients; the others keep their candidates). Writes ``communication.csv``.
 
     Args:
         budget: B_c, the most collaborators of a client: a number, a share of the N clients (0.1), or ``None`` for no

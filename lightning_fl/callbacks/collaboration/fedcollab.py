@@ -50,9 +50,9 @@ class FedCollab(ClientClusters):
 
     Every pair of clients trains a small discriminator federatedly on its inputs and targets; its accuracy is their
     distance. Coalitions minimise the mean over clients of
-    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. The run's folder gets ``distances.csv``,
-    ``distance_errors.csv`` (standard errors) and ``coalitions.csv``. The share of draws of distances with these errors
-    that lead to the same coalitions is logged.
+    ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Writes ``distances.csv``,
+    ``distance_errors.csv`` (standard errors) and ``coalitions.csv``, and logs the share of draws of distances with
+    these errors that lead to the same coalitions.
 
     Clients that arrive later (``ClientArrivals``) are measured on arrival and join where the objective is least; the
     others stay. The same holds for new clients of a finished run with ``structure``: its coalitions and models are

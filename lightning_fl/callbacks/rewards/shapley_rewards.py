@@ -35,8 +35,7 @@ class ShapleyRewards(Callback):
     no value), with coalitions (values within each shared model, summed over models) and ``PersonalLayers`` (left out).
     Keeps one model per hosted participant until the average.
 
-    Logs ``contribution/mean``, ``/min``, ``/max`` and, with ``trainer.log_per_client``, ``contribution/CLIENT`` and
-    ``contribution/cumulated/CLIENT``. Writes all values to ``contributions.csv``, and cumulated ones with ranks to
+    Logs ``contribution``, writes all values to ``contributions.csv``, and cumulated ones with ranks to
     ``summary.json``.
 
     Args:

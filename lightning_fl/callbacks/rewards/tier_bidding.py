@@ -50,10 +50,8 @@ class TierBidding(PersonalMixtures):
     tier models by their importance weights. Works with any strategy, ``PersonalLayers`` (not in tiers),
     ``ClientArrivals`` and failed clients. With ``optimizer_state="keep"`` a client has one optimiser for all tiers.
 
-    Writes ``tiers.csv``: importance, share, place among the bids (0 for none), "unaffordable" (1 for a bid that the
-    client could not pay) and role ("best", "random") of every client and tier after each round. With ``tokens`` also
-    ``tokens.csv``, all transactions in millionths of a token. Logs ``tokens/unaffordable``, ``tokens/pool/TIER``,
-    ``tokens/balance/mean``, ``/min``, ``/max`` and, with ``trainer.log_per_client``, ``tokens/balance/CLIENT``.
+    Writes ``tiers.csv`` and, with ``tokens``, ``tokens.csv`` (``docs/reference/files.md``), all transactions in
+    millionths of a token. Logs ``tokens/unaffordable``, ``tokens/pool/TIER`` and ``tokens/balance``.
 
     Args:
         num_tiers: K, at most the number of clients. 1 is FedAvg with bids.
