@@ -15,18 +15,6 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.wire_format import sendable
 from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_, inner_product, linear_combination
 
-__all__ = [
-    "ClientReport",
-    "ClientState",
-    "ClientTurn",
-    "ClientUpdate",
-    "LocalWork",
-    "Phase",
-    "is_plain",
-    "packed",
-    "unpacked",
-]
-
 #: Key of :class:`Weights` in a checkpoint.
 _WEIGHTS = "flat_weights"
 
@@ -69,7 +57,6 @@ class ClientState:
     parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return copy.deepcopy(vars(self))  # asdict would rebuild mappings from pairs, which a Counter counts
 
 
@@ -82,14 +69,8 @@ class ClientReport:
     """Numbers that a client reports of its turn, never samples.
 
     Args:
-        num_samples: training samples.
-        num_steps: optimiser steps.
-        metrics: values that the module logged.
         error: reason of a failed turn; the rest is then empty.
         trainable: parameters that hooks have frozen (``False``) or unfrozen in the turn.
-        scale: see :class:`ClientUpdate`.
-        numbers: see :class:`ClientUpdate`.
-        weight: see :class:`ClientUpdate`.
     """
 
     num_samples: int = 0
@@ -127,20 +108,15 @@ class ClientTurn:
     """One client's turn, as strategies and callbacks see it on the rank that hosts the client.
 
     Args:
-        client: the client.
         model: the shared model that it trains; ``None`` for a mixture of several.
         start: its initial weights, without its personal layers; read only.
-        state: of its optimisers and schedulers.
-        num_samples: its training samples.
         kept: what it keeps for the strategy between turns: plain values, tensors and :class:`Weights`. Replace entries,
             never change them in place: those of a failed turn are discarded.
         model_state: what the server keeps for ``model``; empty for a mixture. Read only.
         spans: positions in weights of the shared parameters that are trained.
         buffers: positions in weights of the module's buffers.
-        services: the engine's loop, which does the work of the methods below.
         measured: client -> its numbers of ``Learner.measure_client`` in this round, for the clients of the cohort that
             train the same model, or for all if coalitions are chosen after the turns.
-        report: after training.
         optimizers: of the client, from its first step on.
         rates: learning rate of the first optimiser in each step, after training.
         purpose: of its draws; a further turn in the same round has another one.
@@ -165,12 +141,7 @@ class ClientTurn:
     steps: int = 0
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
-        """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
-
-        Args:
-            *terms: a_k and v_k.
-            elsewhere: source of all other entries (statistics of BatchNorm, frozen parameters); default: the start.
-        """
+        """``sum_k a_k v_k`` in the shared parameters that are trained, else ``elsewhere`` (the start); a new one."""
         return linear_combination(self.start if elsewhere is None else elsewhere, terms, self.spans)
 
     def with_buffers(self, weights: Weights, other: Weights) -> Weights:
@@ -206,30 +177,19 @@ class ClientTurn:
         Args:
             start: initial weights, :meth:`with_personal_layers`; the client's own layers do not change.
             purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
-            work: length; ``None`` for that of the turn.
             correct_: called with gradient and weights before every step, as ``Learner.correct_gradient_``.
 
         Returns:
             A copy of the trained weights.
-
-        Raises:
-            TrainingError: a loss is NaN or infinite.
         """
         return self.services.train_again(self, start, purpose, work, correct_)
 
     def training_loss(self, weights: Weights) -> float:
-        """The module's mean loss over all training samples at some weights, in evaluation mode.
-
-        It is computed :meth:`with_personal_layers`, without mixup and without terms of the strategy.
-        """
+        """Mean loss over all training samples, in eval mode, :meth:`with_personal_layers`, without mixup."""
         return self.services.loss_at(self, weights)
 
     def training_metrics(self, weights: Weights) -> dict[str, LoggedValue]:
-        """Metrics of ``validation_step`` on all training samples at some weights, :meth:`with_personal_layers`.
-
-        Raises:
-            ConfigurationError: the module has no ``validation_step``.
-        """
+        """Metrics of ``validation_step``, which must exist, on all training samples, :meth:`with_personal_layers`."""
         return self.services.metrics_at(self, weights)
 
     def step_gradient(self, weights: Weights, part: int = 0, buffers: Weights | None = None) -> Weights:
@@ -250,23 +210,14 @@ class ClientTurn:
         return self.services.step_gradient(self, weights, part, buffers)
 
     def batch_gradient(self, weights: Weights, purpose: str) -> Weights:
-        """The gradient of one training batch, like :meth:`step_gradient`, also outside of a round.
-
-        Args:
-            weights: the values, with the client's personal layers.
-            purpose: of the batch's draw.
-        """
+        """The gradient of one training batch at weights with the client's personal layers, also outside of a round."""
         return self.services.batch_gradient(self, weights, purpose)
 
     def second_step(self, name: str, gradient: Weights) -> None:
-        """Step the client's kept weights ``kept[name]`` in place, by the rule of the turn's optimiser.
+        """Step the turn's own copy of kept weights ``kept[name]`` in place, by the rule of the turn's optimiser.
 
-        For ``Learner.correct_gradient_``. The optimiser state is separate, and new in each turn unless the run keeps
-        optimisers.
-
-        Args:
-            name: of the weights, which must be the turn's own copy.
-            gradient: from :meth:`step_gradient`; clipped as in the run.
+        For ``Learner.correct_gradient_``, with a :meth:`step_gradient`, which is clipped as in the run. The optimiser
+        state is separate, and new in each turn unless the run keeps optimisers.
         """
         self.services.second_step(self, name, gradient)
 

@@ -13,15 +13,10 @@ from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["CommunicationAccount", "SavedAccount"]
-
 
 @dataclass
 class SavedAccount:
-    """Saved form of a :class:`CommunicationAccount`: bytes, and the holders of the run's models.
-
-    Several models may be one object: ``models`` gives the place of each in ``holders`` and ``initial``.
-    """
+    """Saved form of a :class:`CommunicationAccount`; ``models`` are places in ``holders`` and ``initial``."""
 
     bytes_received: dict[int, int] = field(default_factory=dict)
     bytes_sent: dict[int, int] = field(default_factory=dict)
@@ -32,8 +27,6 @@ class SavedAccount:
 
 @dataclass(eq=False)
 class _Known:
-    """Holders of one of the server's models, and whether it is the initial model."""
-
     holders: set[int] = field(default_factory=set)
     initial: bool = False
 
@@ -58,17 +51,13 @@ class _Structure:
 class CommunicationAccount:
     """Bytes that each client has received and sent in a run, as if server and clients were separate machines.
 
-    Parameter vectors count: weights, gradients, weights of discriminators. Numbers and lists of numbers do not, nor
-    do evaluations and the delivery of final models. A model's size is that of its shared parameters and buffers, each
-    once; personal layers never move.
+    Parameter vectors count: weights, gradients, weights of discriminators. Numbers, evaluations and the delivery of
+    final models do not. A model's size is that of its shared parameters and buffers, each once.
 
     A turn receives its start model (a mixture counts as one model) and sends its result, unless it fails. A client does
     not receive what it already holds: an unchanged model that it received before, all parts of a mixture, or a model
     that it contributes to alone. A client sends nothing if it contributes to its model alone and no other client uses
-    it. Between clients, each transfer is received and sent.
-
-    Callbacks record additional transfers here, the same on every rank: :meth:`receive` and :meth:`send`,
-    :meth:`between_clients` without a server, :meth:`add` for other vectors.
+    it. Callbacks record additional transfers here, the same on every rank.
     """
 
     def __init__(self) -> None:
@@ -96,11 +85,7 @@ class CommunicationAccount:
             self.bytes_sent[client] += size
 
     def between_clients(self, counts: Tensor) -> None:
-        """Record that clients exchange models directly.
-
-        Args:
-            counts: number of models that client k receives from client j, integers [N, N].
-        """
+        """Record that client k receives ``counts[k, j]`` models directly from client j; integers [N, N]."""
         size = self.model_bytes
         self.add(
             {client: count * size for client, count in enumerate(counts.sum(1).tolist()) if count},
@@ -119,7 +104,6 @@ class CommunicationAccount:
     def begin_turns(
         self, participants: Iterable[Participant], models: Sequence[Weights], collaboration: Collaboration
     ) -> None:
-        """Record that participants receive their start models."""
         structure, size = self._matrices(collaboration), self.model_bytes * (1 + self.extra_vectors)
         for participant in participants:
             client, given = participant.client, participant.model
@@ -148,11 +132,7 @@ class CommunicationAccount:
         *,
         chosen_from_updates: bool = False,
     ) -> None:
-        """Record that participants without failed turns send their updates for the average.
-
-        Args:
-            chosen_from_updates: the collaboration was chosen from all updates, which participants therefore sent.
-        """
+        """Record that participants without failed turns send their updates; all do if A was ``chosen_from_updates``."""
         structure = self._matrices(collaboration)
         senders = [
             participant.client
@@ -174,13 +154,11 @@ class CommunicationAccount:
         *,
         by_server: bool = False,
     ) -> None:
-        """Record that clients receive the models that they average with their own.
+        """Record that clients receive the models that they average with their own, which is model i of client i.
 
         Args:
-            models: model i is client i's.
             collaboration: a row of A names the models that a client averages.
-            by_server: clients sent their models to a server, which averaged them; a client that is not averaged with
-                others already holds its own.
+            by_server: clients sent their models to a server, which averaged them.
         """
         rows = sorted(clients)
         if by_server:
@@ -196,10 +174,7 @@ class CommunicationAccount:
             self._known[models[client]] = _Known({client})
 
     def _of(self, model: Weights) -> _Known:
-        known = self._known.get(model)
-        if known is None:
-            known = self._known[model] = _Known()
-        return known
+        return self._known.setdefault(model, _Known())
 
     def _matrices(self, collaboration: Collaboration) -> _Structure:
         if self._structure is None or self._structure.collaboration is not collaboration:
@@ -207,14 +182,12 @@ class CommunicationAccount:
         return self._structure
 
     def curves(self) -> dict[str, float]:
-        """Totals of all clients since the run began."""
         return {
             "communication/megabytes_received": self.bytes_received.total() / 1e6,
             "communication/megabytes_sent": self.bytes_sent.total() / 1e6,
         }
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
-        """Totals, and bytes of each client."""
         return {
             "bytes_received": self.bytes_received.total(),
             "bytes_sent": self.bytes_sent.total(),
@@ -225,7 +198,6 @@ class CommunicationAccount:
         }
 
     def state_dict(self, models: Sequence[Weights]) -> dict[str, Any]:
-        """The fields of a :class:`SavedAccount`."""
         known = [self._of(model) for model in models]
         places = {one: place for place, one in enumerate(dict.fromkeys(known))}
         holders, initial = [sorted(one.holders) for one in places], [one.initial for one in places]

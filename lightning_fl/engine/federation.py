@@ -1,4 +1,4 @@
-"""The state of a federation: what a round changes and a checkpoint keeps."""
+"""The state of a federation (what a round changes and a checkpoint keeps), and of the present round."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
 from lightning_fl.data.module import Split
-from lightning_fl.engine.client import ClientState, packed, unpacked
+from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
 from lightning_fl.engine.communication import CommunicationAccount, SavedAccount
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.saved_fields import from_plain, get_entry, saved, saved_fields, set_entry, to_plain
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
-
-__all__ = ["FINAL_MODELS", "IDENTITY", "MIXTURE", "OF_MODEL", "OWN_MODELS", "PERSONAL_LAYERS", "STRATEGY", "Federation"]
 
 #: Client stores that the engine reads: state of the strategy, models that clients keep in place of mixtures, models
 #: that they have at the end of a fit, and personal layers.
@@ -34,8 +33,6 @@ MIXTURE = "mixture"
 
 @dataclass
 class _SavedMetrics:
-    """Saved form of :class:`~lightning_fl.core.metrics.ClientMetrics`."""
-
     of: dict[str, MetricSummary]
     clients: Any = None  # of files of earlier versions
 
@@ -49,10 +46,7 @@ def _load_metrics(state: dict[Split, Any], names: Sequence[str]) -> dict[Split, 
 
 @dataclass
 class Federation:
-    """State from which a resumed run continues: models, their users, and what server and clients keep.
-
-    Each field is declared once: :func:`~lightning_fl.engine.saved_fields.saved` marks those that checkpoints keep.
-    """
+    """State from which a resumed run continues; :func:`.saved` marks the fields that checkpoints keep."""
 
     models: list[Weights] = field(default_factory=list, metadata=saved(evaluates=True, required=True))
     """the K shared models, flat."""
@@ -158,27 +152,19 @@ class Federation:
         self._count_bytes(flat)
 
     def to_(self, device: torch.device) -> None:
-        """Move the shared models and the server's state of them."""
         for one in (*self.models, *(value for state in self.model_states.values() for value in state.values())):
             if isinstance(one, Weights):
                 one.to_(device)
 
     def add_late_parameters(self, flat: FlatModule, moved: Callable[[Weights], Weights] | None) -> None:
-        """Add parameters that the module created before the first turn.
-
-        Args:
-            moved: converts weights to the new layout; ``None`` if the layout of the checkpoint already had room.
-        """
+        """Add parameters created before the first turn; ``moved`` converts weights to a new layout."""
         if moved is not None:
             self.models = [moved(model) for model in self.models]
             self.communication.begin(self.models[0])
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
-        """Freeze and unfreeze the parameters that hooks changed in the turns of a round, for all clients.
-
-        A parameter is trained from now on if it was trained at the end of any turn.
-        """
+        """Freeze for all clients what hooks froze in all turns of a round, and unfreeze what they did in any."""
         flags = {name: flag for changed in turns for name, flag in changed.items()}
         now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
         flat.set_trainable(now)
@@ -199,19 +185,12 @@ class Federation:
     ) -> "Federation":
         """This federation at another time."""
         return replace(
-            self,
-            models=models,
-            _collaboration=collaboration,
-            client_stores=client_stores,
-            current_round=current_round,
+            self, models=models, _collaboration=collaboration, client_stores=client_stores, current_round=current_round
         )
 
     @property
     def collaboration(self) -> Collaboration:
-        """Which clients build and use which models.
-
-        If an assigned one has another number of models, each starts as the mixture of its clients' models.
-        """
+        """Which clients build and use which models; with another K, models start as their clients' mixtures."""
         return self._collaboration
 
     @collaboration.setter
@@ -246,12 +225,9 @@ class Federation:
         return self.collaboration.identities(self.absent_clients)
 
     def forget_changed(self, names: Collection[str]) -> None:
-        """Forget the states of models whose clients or shares have changed, of the server and of hosted clients.
+        """Forget the states of models, on server and hosted clients, whose clients or shares have changed.
 
-        A state of clients that stay together moves to the model's new number.
-
-        Args:
-            names: of clients' values that belong to the model they train.
+        A state of clients that stay together moves to the model's new number; ``names`` are of clients' values.
         """
         now = self.identities()
         states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in self.model_states.items()}
@@ -329,16 +305,12 @@ class Federation:
         self.communication.model_bytes = shared_bytes(flat, self.personal, self.constant)
 
     def latest_means(self) -> dict[str, Tensor]:
-        """Metric -> its latest mean over clients."""
         means = lightning_names(self.metrics.get("train", {}), steps=True)
         self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
         return self.means
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
-        """Plain values and tensors for a checkpoint. Called on every rank.
-
-        They are the same on all ranks, except for clients' states that are private to their ranks.
-        """
+        """Plain values and tensors for a checkpoint; every rank must call it, and gets private clients' own states."""
         state: dict[str, Any] = {"num_clients": self.collaboration.num_clients}
         for one, key, how in saved_fields(Federation):
             if not how.per_client:
@@ -359,13 +331,7 @@ class Federation:
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False
     ) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Args:
-            state: of a run with as many clients and a module of this layout.
-            processes: each rank restores the entries of the clients that it hosts.
-            weights_only: restore what an evaluation needs: the models, who uses which, and what clients keep.
-        """
+        """Restore what :meth:`state_dict` returned; ``weights_only`` restores what an evaluation needs."""
         names = state.get("client_names") or ()
         hosted = set(processes.hosted)
 
@@ -382,3 +348,26 @@ class Federation:
             setattr(self, one.name, value)
         flat.set_trainable(self.trainable)
         self._count_bytes(flat)
+
+
+@dataclass
+class Round:
+    """The state of the present round, which is not saved."""
+
+    fitting: bool = False  #: a fit is running
+    work: LocalWork | None = None  #: length of the turns of this round, if a callback set it
+    logged: dict[str, float] = field(default_factory=dict)  #: numbers that callbacks logged
+    #: participant of the latest cohort -> identity of the model that it trains.
+    trained: dict[Participant, str] = field(default_factory=dict)
+    participant: Participant | None = None  #: of the present turn
+    reports: dict[int, ClientReport] = field(default_factory=dict)  #: client of the latest cohort -> its report
+    survivors: set[int] = field(default_factory=set)  #: clients without failed turns
+    #: the shared models before the average, until ``on_aggregate_end`` has been called.
+    starts: list[Weights] = field(default_factory=list)
+    #: model -> client that contributed to it -> its weight, summing to 1 over the model's clients. Empty if every
+    #: client has a model of its own.
+    shares: dict[int, dict[int, float]] = field(default_factory=dict)
+    evaluated: bool = False  #: the round ended with an evaluation
+
+    def begin(self) -> None:
+        self.logged, self.work = {}, None

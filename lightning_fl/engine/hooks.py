@@ -1,12 +1,10 @@
 """Hook registry, so that the engine does not import callbacks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-
-__all__ = ["Hook", "Hooks", "overrides"]
 
 
 def overrides(listener: object, hook: str, base: type) -> bool:
@@ -25,7 +23,6 @@ class Hook:
 
     @property
     def owner(self) -> str:
-        """Name of the listener's class."""
         return type(self.listener).__name__
 
     def __call__(self, *args: Any) -> Any:
@@ -34,30 +31,19 @@ class Hook:
             return getattr(self.listener, self.name)(self.run, *args)
 
 
+@dataclass(eq=False, repr=False)
 class Hooks:
-    """The hooks of a run, in the listeners' order.
+    """The hooks of a run, in the listeners' order; methods of their base class do nothing."""
 
-    Args:
-        listeners: the objects with hooks; the list may change later.
-        base: their base class, whose methods do nothing.
-        run: first argument of every hook.
-    """
-
-    def __init__(
-        self, listeners: Sequence[Any] = (), base: type = object, run: Any = None, profiler: Profiler | None = None
-    ) -> None:
-        self._profiler = profiler or PassThroughProfiler()
-        self._listeners = listeners
-        self._base = base
-        self._run = run
+    listeners: Sequence[Any] = ()
+    base: type = object
+    run: Any = None
+    profiler: Profiler = field(default_factory=PassThroughProfiler)
 
     def of(self, name: str) -> list[Hook]:
         """The hooks of this name that listeners define."""
-        return [
-            Hook(one, name, self._run, self._profiler) for one in self._listeners if overrides(one, name, self._base)
-        ]
+        return [Hook(one, name, self.run, self.profiler) for one in self.listeners if overrides(one, name, self.base)]
 
     def call(self, name: str, *args: Any) -> None:
-        """Call the hooks of this name."""
         for hook in self.of(name):
             hook(*args)

@@ -20,8 +20,6 @@ from lightning_fl.core.escaping import printable
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
 
-__all__ = ["InterruptGuard", "end_process", "end_with_this_process", "ends_on_signals", "signals_of_a_run"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GUARDS: list["InterruptGuard"] = []
 _CHILDREN: list[Iterable[Any]] = []
@@ -31,11 +29,9 @@ _READING = threading.RLock()
 
 
 class InterruptGuard(ExitStack):
-    """Context in which the first SIGINT or SIGTERM is only noted, in :attr:`signal_number`.
+    """Context in which the first SIGINT or SIGTERM prints ``answer`` and is only noted, in :attr:`signal_number`.
 
-    Args:
-        answer: printed at the first signal.
-        checkpoint: file to resume from, named when this process ends at once and the file exists by then.
+    The checkpoint, to resume from, is named when this process ends at once.
     """
 
     last_checkpoint: Path | None = None

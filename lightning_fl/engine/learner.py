@@ -10,10 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, Phase
-from lightning_fl.engine.hooks import overrides
 from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
-
-__all__ = ["Contribution", "Learner", "ModelUpdate", "changes"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +18,7 @@ class Contribution:
     """A client's contribution to a new shared model.
 
     Args:
-        client: the client.
         weight: by the collaboration, the cohort or its own update, before scaling and normalisation.
-        report: of the client, including its ``scale`` and ``numbers``.
         current: whether it trained this model; ``False`` if it trained a mixture, or the model's clients or their
             weights changed after its turn.
     """
@@ -44,7 +39,6 @@ class ModelUpdate:
         average: of the clients' updates, each weighted by ``contribution.weight * report.scale``.
         vectors: name -> the average of a further vector, with the same weights.
         contributions: of the clients without failed turns, in the cohort's order.
-        num_clients: N.
         spans: entries of the shared parameters that are trained.
         state: the server's state of this model: plain values, tensors and :class:`Weights`. It is empty at first, and
             again when the model's clients (those that have joined and use it alone) or their weights change. Replace
@@ -66,10 +60,8 @@ class ModelUpdate:
     def share(self) -> float:
         """The participants' share in the weights of all the model's clients, 1 if all took part.
 
-        It is 0 if no client trained the present model, because its clients or their weights changed after the turns.
-
-        Raises:
-            ConfigurationError: a client's weight in the average differs from that of the collaboration.
+        It is 0 if no client trained the present model, because its clients or their weights changed after the turns. A
+        client's weight that differs from that of the collaboration is a ``ConfigurationError``.
         """
         if not any(one.current for one in self.contributions):
             return 0.0
@@ -84,12 +76,7 @@ class ModelUpdate:
         return share / fsum(self.shares.values())
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
-        """``sum_k a_k v_k`` in the shared parameters that are trained; a new object.
-
-        Args:
-            *terms: a_k and v_k.
-            elsewhere: source of all other entries (statistics of BatchNorm, frozen parameters); default: the average.
-        """
+        """``sum_k a_k v_k`` in the shared parameters that are trained, else ``elsewhere`` (the average); a new one."""
         return linear_combination(self.average if elsewhere is None else elsewhere, terms, self.spans)
 
     def dot(self, first: Weights, second: Weights) -> float:
@@ -128,14 +115,7 @@ class Learner:
     kept_for_model: tuple[str, ...] = ()
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Check a client's optimisers before training, on every rank.
-
-        Args:
-            optimizers: of ``configure_optimizers``; read only.
-
-        Raises:
-            ConfigurationError: the strategy does not support them.
-        """
+        """Check a client's optimisers before training, on every rank; raise a ``ConfigurationError`` to refuse them."""
 
     def client_loss(self, loss: Tensor, module: nn.Module) -> Tensor:
         """The training loss of a client, from the module's own.
@@ -148,8 +128,7 @@ class Learner:
     def measure_client(self, turn: ClientTurn) -> dict[str, float]:
         """Measure numbers before the round's training, for the turns of all clients of the same model.
 
-        Args:
-            turn: the coming turn; nothing in it is kept, and ``turn.measured`` is empty.
+        Nothing in ``turn`` is kept, and ``turn.measured`` is empty.
         """
         return {}
 
@@ -164,37 +143,22 @@ class Learner:
         """Change the gradient of an optimiser's step, in place, before it is clipped.
 
         Args:
-            turn: of the step.
             gradient: in the layout of the weights. Only entries of shared parameters in the optimiser have an effect.
             weights: the client's present weights; read only.
         """
 
     def end_client(self, turn: ClientTurn, weights: Weights) -> None:
-        """Called after local training; use it to train another model with :meth:`ClientTurn.train`.
-
-        Args:
-            turn: the client's turn.
-            weights: the trained weights, with its personal layers; read only.
-        """
+        """Called after local training with the trained weights and personal layers; read only."""
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        """The update that a client sends.
-
-        Args:
-            turn: the client's turn.
-            weights: the trained weights, without its personal layers; read only.
-        """
+        """The update that a client sends, from its trained weights without personal layers; read only."""
         return ClientUpdate(weights)
 
     def weigh_cohort(self, contributions: Sequence[Contribution], state: Mapping[str, Any]) -> Sequence[float]:
-        """New weights of the contributions to a model's average.
+        """New weights of the contributions to a model's average; the server's state of the model is read only.
 
         Overriding it costs memory, because all clients' updates are kept until all have trained. It is not called if
         every client has a model of its own.
-
-        Args:
-            contributions: to the model.
-            state: the server's state of the model; read only.
         """
         return [one.weight for one in contributions]
 
@@ -203,11 +167,7 @@ class Learner:
         return update.average
 
     def evaluated(self, model: str) -> str:
-        """Description of :meth:`evaluation_weights` for tables and summaries.
-
-        Args:
-            model: description of the collaboration's model, such as "the shared model".
-        """
+        """Description of :meth:`evaluation_weights` for tables; ``model`` is one such as "the shared model"."""
         return model
 
     def evaluation_weights(self, turn: ClientTurn) -> Weights:
@@ -222,8 +182,3 @@ class Learner:
     def figures(self, trainer: Any, stage: Literal["fit", "val", "test"]) -> Iterable[tuple[str, Callable[[], Any]]]:
         """Figures of the run, which the callback ``Figures`` draws, as ``Callback.figures``. Called on every rank."""
         return ()
-
-
-def changes(learner: Learner, step: str) -> bool:
-    """Whether a learner overrides a step; otherwise work that only serves this step can be skipped."""
-    return overrides(learner, step, Learner)

@@ -6,8 +6,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Processes", "Transport"]
-
 T = TypeVar("T")
 
 
@@ -59,17 +57,14 @@ class Processes:
 
     @property
     def num_clients(self) -> int:
-        """N."""
         return len(self.client_ranks)
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
         return self.transport.global_rank
 
     @property
     def several(self) -> bool:
-        """Whether there are other ranks."""
         return self.transport.world_size > 1
 
     @property
@@ -78,7 +73,6 @@ class Processes:
         return self.several and self.pinned
 
     def hosts(self, client: int) -> bool:
-        """Whether this rank hosts a client."""
         return self.client_ranks[client : client + 1] == [self.rank]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:

@@ -1,8 +1,4 @@
-"""Lightning profiler of a round's time by exclusive categories, which add up to the round.
-
-The engine marks its phases with ``with profiler.profile(PHASE)``. Lightning's own profilers count nested phases twice;
-here time belongs to the innermost running phase, so that every moment of a round is counted once.
-"""
+"""Lightning profiler of a round's time; nested phases count once, so that categories add up to the round."""
 
 import time
 from collections import defaultdict
@@ -21,8 +17,6 @@ from lightning_fl.engine.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["RoundProfiler", "Unprofiled", "profile_of_ranks", "profile_table", "timed_items", "timed_rounds"]
 
 T = TypeVar("T")
 
@@ -51,16 +45,11 @@ class Unprofiled(PassThroughProfiler):
     """Profiler that does nothing, at a tenth of the cost of Lightning's, because phases are marked in every step."""
 
     def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
-        """A null context."""
         return _NOTHING
 
 
 class RoundProfiler(Profiler):
-    """Seconds of every round by exclusive categories.
-
-    A module may add categories with ``self.trainer.profiler.profile("name")``, as under Lightning's Trainer. Nothing is
-    recorded outside of rounds.
-    """
+    """Seconds of every round by exclusive categories; a module may add some, as with Lightning's profilers."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
@@ -78,7 +67,6 @@ class RoundProfiler(Profiler):
         self._seconds, self._since = self.rounds.setdefault(number, defaultdict(float)), now
 
     def end_rounds(self) -> None:
-        """End the last round."""
         self._count()
         self._running.clear()
 
@@ -177,43 +165,34 @@ def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> "pd.DataFrame":
 
 
 def profile_table(frame: "pd.DataFrame") -> Table:
-    """Table of categories, the costliest first, and their sum; means over ranks.
-
-    The first round, which warms up, has its own column; milliseconds and per cent are of later rounds, if any.
-    """
+    """Table of categories, the costliest first, and their sum; means over ranks, the first round apart."""
     first, numbers = frame["round"].min(), frame["round"].nunique()
     later = frame[frame["round"] > first]
     steady = frame if later.empty else later
-    in_all, warm_up = _per_rank(frame).mean(axis=1), _per_rank(frame[frame["round"] == first]).mean(axis=1)
-    of_ranks = _per_rank(steady) / steady["round"].nunique()
+    in_all, warm_up = (_per_rank(of).mean(axis=1) for of in (frame, frame[frame["round"] == first]))
+    of_ranks = 1e3 * _per_rank(steady) / steady["round"].nunique()
     several, means = of_ranks.shape[1] > 1, of_ranks.mean(axis=1)
+    columns = {"in all\ns": in_all, f"round {first}\nms": 1e3 * warm_up}
+    columns |= {"%": 100 * means / means["sum"]} if later.empty else {"later\nms each": means}
+    columns |= {} if later.empty else {"later\n%": 100 * means / means["sum"]}
+    columns |= {"least\nms": of_ranks.min(axis=1), "most\nms": of_ranks.max(axis=1)} if several else {}
 
     title = f"where the time of {numbers} round{'s' if numbers > 1 else ''} went"
     if several:
         title += f", mean over {of_ranks.shape[1]} ranks; least and most of a rank"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, pad_edge=False)
     table.add_column("", overflow="fold")
-    headers = ["in all\ns", f"round {first}\nms", *(["%"] if later.empty else ["later\nms each", "later\n%"])]
-    for header in [*headers, *(["least\nms", "most\nms"] if several else [])]:
+    for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
-
-    def add(name: str, seconds: float, warming: float, mean: float, *spread: float) -> None:
-        per_round = [] if later.empty else [f"{1e3 * mean:.2f}"]
-        share = f"{100 * mean / means.sum():.1f}"
-        table.add_row(
-            Text(name), f"{seconds:.2f}", f"{1e3 * warming:.2f}", *per_round, share, *(f"{1e3 * s:.2f}" for s in spread)
-        )
-
-    order = sorted(in_all.index, key=lambda name: (name == REST, -means.get(name, 0.0), -in_all[name]))
+    order = sorted(in_all.index, key=lambda name: (name == "sum", name == REST, -means.get(name, 0.0), -in_all[name]))
     for name in order:
-        spread = (of_ranks.loc[name].min(), of_ranks.loc[name].max()) if name in of_ranks.index else (0.0, 0.0)
-        add(name, in_all[name], warm_up.get(name, 0.0), means.get(name, 0.0), *(spread if several else ()))
-    table.add_section()
-    totals = of_ranks.sum()
-    add("sum", in_all.sum(), warm_up.sum(), means.sum(), *((totals.min(), totals.max()) if several else ()))
+        values = [f"{of.get(name, 0.0):.{1 if '%' in header else 2}f}" for header, of in columns.items()]
+        table.add_row(Text(name), *values, end_section=name == order[-2])
     return table
 
 
 def _per_rank(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Seconds by category and rank, 0 where a rank spent none."""
-    return frame.pivot_table(index="category", columns="rank", values="seconds", aggfunc="sum", fill_value=0.0)
+    """Seconds by category and rank, and their sum."""
+    table = frame.pivot_table(index="category", columns="rank", values="seconds", aggfunc="sum", fill_value=0.0)
+    table.loc["sum"] = table.sum()
+    return table

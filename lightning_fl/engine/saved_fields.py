@@ -1,13 +1,4 @@
-"""Checkpoint form of dataclass fields, derived from their types.
-
-.. code-block:: python
-
-    @dataclass
-    class Federation:
-        resting_clients: set[int] = field(default_factory=set, metadata=saved())
-
-Such a field is in checkpoints, is checked when one is read, and is restored when a run resumes.
-"""
+"""Checkpoint form of dataclass fields, derived from their types."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -19,8 +10,6 @@ from torch import Tensor
 
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
-
-__all__ = ["Saved", "fits", "from_plain", "get_entry", "saved", "saved_fields", "set_entry", "to_plain"]
 
 _SAVED = "saved"
 
@@ -103,10 +92,7 @@ def from_plain(value: Any, hint: Any, device: torch.device) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is the saved form of a type, whatever a damaged or hostile file holds.
-
-    Whole numbers are counts. A tensor that claims more numbers than the file holds does not fit.
-    """
+    """Whether a value, perhaps of a damaged or hostile file, is the saved form of a type; whole numbers are counts."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return True

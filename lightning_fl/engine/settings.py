@@ -10,8 +10,6 @@ from lightning_fl.core.field_docs import documented
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Positive, Size
 
-__all__ = ["OF_A_RANK", "SHOWS", "Settings"]
-
 #: Metadata of a setting that does not change the result: a resumed run may have another value.
 SHOWS = {"decides": False}
 #: Metadata of a setting that may also differ between the ranks of a run.
@@ -86,6 +84,5 @@ class Settings:
         self.default_root_dir = os.fspath(self.default_root_dir or "runs")
 
     def evaluates_after(self, num_rounds: int) -> bool:
-        """Whether clients' models are evaluated after this many rounds."""
         every = self.check_val_every_n_rounds
         return every > 0 and (num_rounds % every == 0 or num_rounds == self.max_rounds)

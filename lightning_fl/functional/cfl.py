@@ -23,8 +23,6 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.functional.gram import check_gram, cosine_similarities
 from lightning_fl.functional.shapes import check_square
 
-__all__ = ["Bipartition", "UpdateNorms", "optimal_bipartition", "split_cluster", "update_norms"]
-
 # Distances from a cosine of 1 below this are rounding, not a difference.
 _ROUNDING = 1e-12
 
@@ -48,15 +46,7 @@ class Bipartition(NamedTuple):
 
 
 def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
-    """The two norms that decide whether a cluster is split.
-
-    Args:
-        gram: ΔW ΔWᵀ, shape [N, N].
-        num_samples: |D_i| >= 0, not all zero, length N.
-
-    Raises:
-        DataError: there is not one count of at least 0 per client, or all are zero.
-    """
+    """The two norms that decide whether a cluster is split, from ΔW ΔWᵀ [N, N] and |D_i| >= 0, not all zero [N]."""
     inner, counts = check_gram(gram), np.asarray(num_samples, dtype=np.float64)
     if counts.shape != (len(inner),) or not (counts >= 0).all() or not 0 < counts.sum() < math.inf:
         raise DataError(f"num_samples={counts.tolist()} for {len(inner)} clients: give counts >= 0, not all zero.")
@@ -67,12 +57,7 @@ def update_norms(gram: Tensor, num_samples: Sequence[int]) -> UpdateNorms:
 def optimal_bipartition(similarities: Tensor) -> Bipartition:
     """Two sides, none empty, such that the largest similarity across them is least.
 
-    Args:
-        similarities: α, symmetric, shape [N, N] with N >= 2, entries from -1 to 1; the diagonal is not read.
-
-    Example:
-        >>> optimal_bipartition(torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1.0, -0.7], [0.8, -0.7, 1.0]])).labels
-        [0, 1, 0]
+    ``similarities`` are α, symmetric, [N, N] with N >= 2, from -1 to 1; the diagonal is not read.
     """
     from scipy.cluster.hierarchy import linkage, to_tree
     from scipy.spatial.distance import squareform
@@ -99,19 +84,9 @@ def split_cluster(
     """The two sides into which a cluster is split, or ``None`` if it stays whole.
 
     Args:
-        gram: as for :func:`update_norms`.
-        num_samples: as for :func:`update_norms`.
         eps1: upper bound of the norm of the mean update.
         eps2: lower bound of the largest norm of a client's update.
         gamma_max: from 0 (any separation is enough) to 1.
-
-    Raises:
-        DataError: there is not one count of at least 0 per client, or all are zero.
-
-    Example:
-        >>> opposite = torch.tensor([[4.0, 3.9, -4.0], [3.9, 4.0, -3.9], [-4.0, -3.9, 4.0]])
-        >>> split_cluster(opposite, [10, 10, 20], eps1=0.5, eps2=1.0).labels
-        [0, 0, 1]
     """
     norms = update_norms(gram, num_samples)
     if len(num_samples) < 2 or not (norms.mean < eps1 and norms.largest > eps2):

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from lightning_fl.core.validation import checked
 
-__all__ = ["conformal_quantile", "conformal_scores", "pooled_quantile", "quantile_of_counts", "score_counts"]
-
 #: Steps of the grid in a doubling.
 _STEPS = 32
 #: Scores below 2^-64 count as 2^-64; those of 2^64 and more, or not finite, as infinite.
@@ -35,15 +33,14 @@ _END = 64 * _STEPS
 
 
 def conformal_scores(prediction: Tensor, target: Tensor, uncertainty: Tensor | None = None) -> Tensor:
-    """``|target - prediction| / uncertainty`` of the samples with a target.
+    """``|target - prediction| / uncertainty`` of the samples with a target, at most n scores.
+
+    Infinite where the prediction is not finite, or the uncertainty is 0 and the prediction wrong.
 
     Args:
         prediction: [n], in the data's units.
         target: [n], NaN where a value is missing.
         uncertainty: [n], estimated errors in the same units, at least 0; ``None`` for 1.
-
-    Returns:
-        At most n scores; infinite where the prediction is not finite, or the uncertainty is 0 and the prediction wrong.
     """
     present = ~target.isnan()
     scores = (target[present].double() - prediction[present].double()).abs()
@@ -67,9 +64,7 @@ def score_counts(scores: Tensor) -> dict[int, int]:
 def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
     """The ``ceil(level (N + K))``-th smallest of the N rounded scores of K clients; infinite if N is too small.
 
-    Args:
-        counts: each client's :func:`score_counts`; K leaves out clients without scores.
-        level: wanted coverage, in (0, 1).
+    ``counts`` are each client's :func:`score_counts`; K leaves out clients without scores.
     """
     total: Counter[int] = Counter()
     for of_client in counts:

@@ -7,27 +7,16 @@ from torch import Tensor
 
 from lightning_fl.core.validation import Positive, checked
 
-__all__ = ["sample_dirichlet"]
-
 
 @checked
 def sample_dirichlet(
     concentration: Positive, num_categories: int, generator: torch.Generator, size: Sequence[int] = ()
 ) -> Tensor:
-    """Independent draws from Dir(α, ..., α).
+    """Independent draws from Dir(α, ..., α), float64, [*size, K], each row >= 0 with sum 1.
 
     Gamma draws of a small shape underflow float64, and their quotient is then 0/0 (at α = 0.001 torch's own sampler
     returns equal shares for a quarter of all pairs). The draws are therefore made as logarithms:
     ``log G(α) = log G(α + 1) + log(U) / α`` (Marsaglia and Tsang, ACM TOMS 26, 2000, section 6).
-
-    Args:
-        concentration: α; small values put nearly everything on one category.
-        num_categories: K.
-        generator: source of the randomness; the result is on its device.
-        size: shape of the independent draws.
-
-    Returns:
-        Shares, float64, shape [*size, K], each row >= 0 with sum 1.
     """
     shape = (*size, num_categories)
     gamma = torch._standard_gamma(

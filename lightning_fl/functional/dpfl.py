@@ -28,8 +28,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
 from lightning_fl.core.validation import Size, checked
 
-__all__ = ["Collaborators", "batched_greedy_collaborators", "double_greedy", "greedy_collaborators"]
-
 #: The vectors of one model, floating-point, one per dtype.
 Model = Sequence[Tensor]
 State = TypeVar("State")
@@ -72,7 +70,6 @@ def double_greedy(
         everybody: returns that of Y at the start, all candidates; only called if there is a choice.
         candidates: in the order of the decisions (see :func:`shuffled`).
         budget: most collaborators; the function returns once they are chosen.
-        generator: one uniform draw per candidate.
     """
 
     def worth(members: State) -> float:
@@ -109,9 +106,8 @@ def greedy_collaborators(
 
     Args:
         reward: of a set of collaborators, larger is better; called at most 2n times.
-        candidates: clients to choose from, without the client itself; n of them.
+        candidates: n clients to choose from, without the client itself.
         budget: B_c, the most collaborators; ``None`` for no limit.
-        generator: of the order and of the draws.
     """
     _check(candidates, budget)
     order, nobody = shuffled(candidates, generator), frozenset[int]()
@@ -142,11 +138,9 @@ def batched_greedy_collaborators(
     Args:
         evaluate: the reward of a model, as its vectors in their own dtypes; larger is better.
         own: the client's own model.
-        candidates: clients to choose from, without the client itself.
         weights: candidate -> p_i > 0.
         own_weight: p_k > 0.
         fetch: returns the models of some candidates; earlier results are released before each call.
-        budget: B_c, the most collaborators; ``None`` for no limit.
         generator: of the order and of the draws; an equal one gives the set of :func:`greedy_collaborators`.
         batch_size: models fetched at a time; B_c by default, all if there is no budget.
         everybody: ``p_k w_k + sum_i p_i w_i`` over all candidates, float64, if known; saves the first pass.
@@ -199,7 +193,6 @@ def _check(candidates: Sequence[int], budget: Size | None) -> None:
 
 
 def _probability(a: float, b: float) -> float:
-    """Probability of keeping a candidate."""
     if math.isinf(a) or math.isinf(b):
         return 0.5 if a == b else float(a > b)
     return 1.0 if a + b == 0 else a / (a + b)

@@ -16,19 +16,9 @@ from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.functional.dirichlet import sample_dirichlet
 from lightning_fl.functional.shapes import check_floating
 
-__all__ = [
-    "draw_cohort",
-    "draw_subset",
-    "loss_estimate",
-    "mix",
-    "project_simplex",
-    "sample_gamma",
-    "sampling_weights_update",
-]
-
 
 def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
-    """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``, in float64.
+    """The Euclidean projection on ``{λ : λ_i >= floor, Σ λ_i = 1}``, shape [N], computed in float64.
 
     By sorting: ``λ = max(values − θ, floor)`` with the θ that makes the sum 1 (Duchi et al., "Efficient projections
     onto the l1-ball", ICML 2008, figure 1).
@@ -36,9 +26,6 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     Args:
         values: any finite numbers, floating, shape [N], N >= 1.
         floor: least value of an entry, ``0 <= floor <= 1/N``.
-
-    Returns:
-        The projection, shape [N], in the type of ``values``.
     """
     check_floating("values", values, None)
     if not torch.isfinite(values).all():
@@ -60,17 +47,12 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
 def sampling_weights_update(
     weights: Tensor, losses: Tensor, step_size: NonNegative, num_local_steps: Count, floor: float = 0.0
 ) -> Tensor:
-    """One ascent step of the sampling weights: ``λ ← Π_Δ(λ + η_λ τ v)``.
+    """One ascent step of the sampling weights: ``λ ← Π_Δ(λ + η_λ τ v)``, [N], in the type of ``weights``.
 
     Args:
-        weights: λ, shape [N].
         losses: v, the (estimated) losses of all clients, shape [N]; see :func:`loss_estimate`.
         step_size: η_λ.
         num_local_steps: τ, local steps since the last update.
-        floor: least weight of a client.
-
-    Returns:
-        The new weights, shape [N], in the type of ``weights``.
     """
     check_floating("losses", losses, *weights.shape)
     ascended = weights.double() + step_size * num_local_steps * losses.to(weights.device, torch.float64)
@@ -78,15 +60,11 @@ def sampling_weights_update(
 
 
 def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> Tensor:
-    """Unbiased estimate of all clients' losses from a uniformly drawn subset: ``v_i = (N/c) loss_i``, else 0.
+    """Unbiased estimate [N] of all clients' losses from a uniformly drawn subset: ``v_i = (N/c) loss_i``, else 0.
 
     Args:
         losses: the losses of the drawn clients, shape [c].
         clients: the c distinct clients they belong to, each in ``0..N-1``.
-        num_clients: N.
-
-    Returns:
-        v, shape [N], in the type of ``losses``.
     """
     count = len(clients)
     check_floating("losses", losses, max(1, count))
@@ -101,16 +79,7 @@ def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> T
 
 @checked
 def draw_cohort(weights: Tensor, cohort_size: Count, generator: torch.Generator) -> Tensor:
-    """Draw a cohort with replacement.
-
-    Args:
-        weights: λ, probabilities of the clients (normalised here), shape [N].
-        cohort_size: c draws.
-        generator: source of the randomness, on the device of ``weights``.
-
-    Returns:
-        Number of draws of each client, int64, shape [N], with sum c.
-    """
+    """Draw a cohort with replacement by weights λ [N], normalised here: draws of each client, int64, shape [N]."""
     check_floating("weights", weights, None)
     if not torch.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
         raise ConfigurationError(f"weights={weights.tolist()}: give finite numbers >= 0, at least one above 0.")
@@ -119,11 +88,7 @@ def draw_cohort(weights: Tensor, cohort_size: Count, generator: torch.Generator)
 
 
 def draw_subset(num_clients: int, size: int, generator: torch.Generator) -> Tensor:
-    """Draw distinct clients uniformly.
-
-    Returns:
-        ``size`` distinct clients in ascending order, int64, shape [size].
-    """
+    """Draw ``size`` distinct clients uniformly; ascending, int64, shape [size]."""
     if not 1 <= size <= num_clients:
         raise ConfigurationError(f"size={size}: must be 1 to {num_clients}, the number of clients.")
     return torch.randperm(num_clients, generator=generator, device=generator.device)[:size].sort().values
@@ -135,12 +100,9 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
     For inputs, embeddings and targets (one-hot or real). A missing target (NaN) makes the mixed target missing.
 
     Args:
-        values: a, floating, shape [B, ...].
+        values: a, floating, shape [B, ...], as are the mixed samples.
         permutation: the partner of each sample, int64, shape [B].
         gamma: γ in [0, 1], a number, a tensor [] or one share per sample [B].
-
-    Returns:
-        The mixed samples, in the shape and type of ``values``.
     """
     if not (values.is_floating_point() or values.is_complex()):
         raise ConfigurationError(
@@ -161,15 +123,9 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
 
 @checked
 def sample_gamma(alpha: NonNegative, generator: torch.Generator, size: Sequence[int] = ()) -> Tensor:
-    """Draw mixing shares γ ~ Beta(α, α); α = 0 means no mixing, γ = 1.
+    """Draw mixing shares γ ~ Beta(α, α) of shape ``size``, torch's default type; α = 0 means no mixing, γ = 1.
 
-    Args:
-        alpha: α; 1 is the uniform distribution, small values mix little, large ones half and half.
-        generator: source of the randomness; the result is on its device.
-        size: shape of the result, ``()`` for one draw for a whole batch.
-
-    Returns:
-        Shares in [0, 1], torch's default type, shape ``size``.
+    α = 1 is the uniform distribution, small values mix little, large ones half and half.
     """
     if alpha == 0:
         return torch.ones(tuple(size), device=generator.device)

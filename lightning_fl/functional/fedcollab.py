@@ -26,11 +26,8 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed, generator
 from lightning_fl.core.validation import Count, NonNegative, checked
-from lightning_fl.functional.gram import sample_counts
-from lightning_fl.functional.labels import in_order
+from lightning_fl.functional.gram import in_order, sample_counts
 from lightning_fl.functional.shapes import check_square
-
-__all__ = ["coalition_objective", "join_coalitions", "same_coalitions_share", "solve_coalitions"]
 
 _Array = npt.NDArray[np.float64]
 _Labels = npt.NDArray[np.int64]
@@ -47,16 +44,13 @@ _MIN_PERTURBATIONS, _CLIENTS_PER_PERTURBATION = 20, 20
 def coalition_objective(
     assignment: Sequence[int] | Tensor, distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float
 ) -> float:
-    """FedCollab's L of an assignment, the mean over clients.
+    """FedCollab's L of an assignment, the mean over clients, in the units of the distances.
 
     Args:
         assignment: label of each client's coalition, any integers, length N.
         distances: D, symmetric, zero on the diagonal, shape [N, N]. Estimates may be below 0.
         num_samples: m, positive, length N.
         capacity: C >= 0.
-
-    Returns:
-        L, in the units of the distances.
 
     Example:
         >>> apart = torch.tensor([[0.0, 0.5], [0.5, 0.0]])
@@ -74,7 +68,7 @@ def coalition_objective(
 def solve_coalitions(
     distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float, num_restarts: Count = 20, seed: int = 0
 ) -> list[int]:
-    """Search for the assignment with the least L.
+    """Search for the assignment with the least L; labels 0..K-1 in order of first appearance.
 
     Restarts have different starts (all alone; all together; merged greedily from all alone; then random with a random
     number of coalitions) and take steps that lower L until none is left: clients in random order move to the best
@@ -83,17 +77,7 @@ def solve_coalitions(
 
     Doubling every count is dividing C by √2. The optimum for a smaller C has no larger distance term and no smaller
     Σ_i 1 / √(samples of i's coalition), so it is never coarser. It need not be finer: of three clients with 10, 300 and
-    1,000 samples the first may change sides.
-
-    Args:
-        distances: as for :func:`coalition_objective`.
-        num_samples: as for :func:`coalition_objective`.
-        capacity: C; the paper takes 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
-        num_restarts: number of starts.
-        seed: the same seed gives the same assignment.
-
-    Returns:
-        Coalition of each client, labels 0..K-1 in order of first appearance.
+    1,000 samples the first may change sides. The paper takes C = 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100.
 
     Example:
         >>> types = torch.tensor([0, 0, 1, 1])
@@ -124,18 +108,14 @@ def join_coalitions(
     capacity: float,
     newcomers: Sequence[int],
 ) -> list[int]:
-    """Place new clients one after another where L is least; the others stay.
+    """Place new clients, in ascending order, where L is least; the others keep their labels.
+
+    A newcomer gets the label of the coalition it joins (of equals the smallest label), or the next free label if it is
+    best alone.
 
     Args:
         assignment: label >= 0 of each client's coalition, length N; entries of newcomers are not read.
         distances: D of all clients, newcomers included, shape [N, N]; only the newcomers' rows need be new.
-        num_samples: m, positive, length N.
-        capacity: C >= 0.
-        newcomers: indices of the new clients; they are placed in ascending order.
-
-    Returns:
-        Labels of all clients, length N. The others keep theirs; a newcomer gets the label of the coalition it joins
-        (of equals the smallest label), or the next free label if it is best alone.
     """
     pairs, samples = _check(distances, num_samples, capacity)
     labels = _labels(assignment, len(samples))
@@ -175,18 +155,8 @@ def same_coalitions_share(
 ) -> float:
     """The share of draws of all distances in which the best coalitions are the same: a parametric bootstrap.
 
-    A draw adds to every distance an independent normal error of its standard error. The estimates already have an
-    error, so the share is rather low.
-
-    Args:
-        assignment: coalitions, length N.
-        distances: as for :func:`solve_coalitions`, as the others.
-        standard_errors: of the distances, shape [N, N]; 0 for known ones.
-        num_samples: m.
-        capacity: C.
-        num_draws: number of draws.
-        num_restarts: starts of the search in each draw.
-        seed: of the draws.
+    A draw adds to every distance an independent normal error of its standard error [N, N] (0 for known ones). The
+    estimates already have an error, so the share is rather low.
     """
     own = in_order(list(assignment))
     same = 0
@@ -279,7 +249,6 @@ class _Search:
             self._clear(source)
 
     def _add_up(self) -> None:
-        """Compute all sums from the labels."""
         member = np.zeros_like(self.pairs)
         member[self.labels, np.arange(len(self.labels))] = 1
         self.sizes, self.masses, self.links = member.sum(1), member @ self.samples, member @ self.pairs
@@ -302,13 +271,11 @@ class _Search:
         self.labels[client] = target
 
     def _clear(self, slot: int) -> None:
-        """Set an empty slot to exact zeros."""
         self.sizes[slot] = self.masses[slot] = self.within[slot] = self.costs[slot] = 0
         self.links[slot] = 0
 
 
 def _start(restart: int, num_clients: int, random: np.random.Generator) -> _Labels:
-    """First assignment of a restart."""
     if restart in (0, 2):
         return np.arange(num_clients)
     if restart == 1:

@@ -6,40 +6,19 @@ Huang, Li, Wang, Du, Zhang: Fairness and Accuracy in Federated Learning, 2020 (h
 import torch
 from torch import Tensor
 
-__all__ = ["accuracy_weights", "participation_weights"]
-
 #: The least share: that of a client whose accuracy is 0.
 _LEAST = 1e-6
 
 
 def accuracy_weights(accuracies: Tensor) -> Tensor:
-    """``I_i = -log2(acc_i / Σ_j acc_j)``, over their sum: more for clients whose accuracy is low.
-
-    Args:
-        accuracies: from 0 to 1, float64, shape [n].
-
-    Returns:
-        Weights, summing to 1, shape [n].
-
-    Example:
-        >>> accuracy_weights(torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist()
-        [0.5, 0.5]
-    """
+    """``I_i = -log2(acc_i / Σ_j acc_j)``, over their sum, float64, [n]: more for clients whose accuracy is low."""
     return _information(_shares(accuracies).clamp(min=_LEAST))
 
 
 def participation_weights(counts: Tensor) -> Tensor:
-    """``I'_i = -log2(1 - n_i / Σ_j n_j)``, over their sum: more for clients that have taken part often.
+    """``I'_i = -log2(1 - n_i / Σ_j n_j)``, over their sum, [n]: more for clients that have taken part often.
 
-    Args:
-        counts: rounds in which each took part, this one among them, float64, shape [n].
-
-    Returns:
-        Weights, summing to 1, shape [n].
-
-    Example:
-        >>> participation_weights(torch.tensor([3.0, 3.0], dtype=torch.float64)).tolist()
-        [0.5, 0.5]
+    ``counts`` are the rounds in which each took part, this one among them, float64, shape [n].
     """
     return _information((1 - _shares(counts)).clamp(min=_LEAST))
 

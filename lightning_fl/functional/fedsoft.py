@@ -14,33 +14,22 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, checked
 from lightning_fl.functional.gram import sample_counts
 
-__all__ = ["contribution_weights", "draw_contributors", "floored_importance"]
-
 
 @checked
 def floored_importance(shares: Tensor, sigma: Fraction) -> Tensor:
-    """``u_ks``: the share of client k's samples that model s explains best, sigma where it is 0.
-
-    Args:
-        shares: at least 0, floating, any shape.
-        sigma: σ.
-
-    Returns:
-        float64, the same shape; rows sum to 1 or, with zeros, to slightly more.
-    """
+    """``u_ks``: the share of client k's samples that model s explains best, sigma where it is 0; float64."""
     exact = shares.double()
     return torch.where(exact > 0, exact, torch.full_like(exact, sigma))
 
 
 def contribution_weights(importance: Tensor, num_samples: Sequence[int] | Tensor) -> Tensor:
-    """``v_sk = u_ks n_k / Σ_k' u_k's n_k'``: the weight of client k in model s.
+    """``v_sk = u_ks n_k / Σ_k' u_k's n_k'``, float64, [S, N]: the weight of client k in model s; rows sum to 1.
+
+    A model that is of no use to any client weighs clients by their samples.
 
     Args:
         importance: u, at least 0, shape [N, S].
         num_samples: n, positive, length N.
-
-    Returns:
-        float64, shape [S, N], rows sum to 1; a model that is of no use to any client weighs clients by their samples.
     """
     counts = torch.from_numpy(sample_counts(num_samples, len(importance)))
     weights = importance.double().T * counts
@@ -50,15 +39,11 @@ def contribution_weights(importance: Tensor, num_samples: Sequence[int] | Tensor
 
 @checked
 def draw_contributors(weights: Tensor, number: Count, generator: torch.Generator) -> list[int]:
-    """Draw the clients that make a model in a round, without replacement, with p in proportion to weights.
+    """Draw the clients that make a model in a round, without replacement, with p in proportion to weights; ascending.
 
     Args:
         weights: at least 0, not all 0, shape [n].
         number: K; all clients of positive weight if there are no more.
-        generator: on the CPU.
-
-    Returns:
-        Positions in ``weights``, ascending.
     """
     if weights.ndim != 1 or not bool((weights.isfinite() & (weights >= 0)).all()) or not float(weights.sum()) > 0:
         raise ConfigurationError(

@@ -16,19 +16,6 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Fraction, checked
 from lightning_fl.functional.shapes import check_floating, check_square
 
-__all__ = [
-    "check_gram",
-    "cosine_similarities",
-    "float64_columns",
-    "gram_matrix",
-    "inverse_roots",
-    "join_most_similar",
-    "remembered_cosines",
-    "sample_counts",
-    "squared_distances",
-    "with_cosines",
-]
-
 _Array = npt.NDArray[np.float64]
 
 # Columns converted to float64 at a time: wide enough for a fast product, small enough to stay in cache.
@@ -38,13 +25,9 @@ _ROUNDING = 1e-12
 
 
 def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
-    """Inner products of all pairs of updates, G = g gᵀ, summed in float64 whatever the type of the updates.
+    """Inner products of all pairs of updates, G = g gᵀ, float64, shape [N, N], symmetric, on the updates' device.
 
-    Args:
-        updates: floating, shape [N, P]; or an iterable of blocks of columns [N, P_b] on one device.
-
-    Returns:
-        G, float64, shape [N, N], symmetric, on the device of the updates.
+    ``updates`` are floating, [N, P], or an iterable of blocks of columns [N, P_b] on one device.
     """
     gram: Tensor | None = None
     for columns in float64_columns(updates):
@@ -62,14 +45,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
 
 
 def float64_columns(updates: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
-    """The updates in float64, a few thousand columns at a time.
-
-    Args:
-        updates: as :func:`gram_matrix` takes them.
-
-    Yields:
-        [N, c], c >= 1.
-    """
+    """The updates, as :func:`gram_matrix` takes them, in float64, a few thousand columns at a time: [N, c], c >= 1."""
     rows: int | None = None
     for block in (updates,) if isinstance(updates, Tensor) else updates:
         check_floating("updates", block, rows, block.shape[-1] if block.ndim else None)
@@ -105,13 +81,9 @@ def inverse_roots(squared_norms: _Array) -> _Array:
 
 
 def cosine_similarities(gram: Tensor) -> Tensor:
-    """Cosines of all pairs of updates.
+    """Cosines of all pairs of updates from their Gram matrix, float64, [N, N], symmetric, from -1 to 1.
 
-    Args:
-        gram: G = g gᵀ, shape [N, N]; see :func:`gram_matrix`.
-
-    Returns:
-        float64, shape [N, N], symmetric, from -1 to 1; the diagonal is 1. The similarity with a zero update is 0.
+    The diagonal is 1; the similarity with a zero update is 0.
     """
     inner = check_gram(gram)
     scale = inverse_roots(inner.diagonal())
@@ -125,16 +97,7 @@ def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: Fr
     """Add a round to the mean of cosines over rounds: C̄ ← (β w C̄ + C) / (β w + 1), w ← β w + 1.
 
     The weights of a pair's rounds are β^0, β^1, ..., the last round first: with β = 0 only the last round counts, with
-    β = 1 all count equally.
-
-    Args:
-        mean: C̄, float64, any shape; not read where ``weight`` is 0.
-        weight: w >= 0, the sum of the weights so far, the same shape; 0 before the first round.
-        cosines: C of this round, the same shape.
-        memory: β.
-
-    Returns:
-        The new C̄ and w.
+    β = 1 all count equally. ``weight`` is w, the sum of the weights so far, 0 before the first round.
     """
     check_floating("weight", weight, *mean.shape)
     check_floating("cosines", cosines, *mean.shape)
@@ -143,15 +106,7 @@ def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: Fr
 
 
 def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
-    """The Gram matrix with the cosines replaced: ‖g_n‖ C_nj ‖g_j‖.
-
-    Args:
-        gram: G = g gᵀ, shape [N, N].
-        cosines: C, shape [N, N]; its diagonal is not read.
-
-    Returns:
-        float64, shape [N, N], with the diagonal of G.
-    """
+    """The Gram matrix [N, N] with the cosines replaced by C: ‖g_n‖ C_nj ‖g_j‖, float64, with the diagonal of G."""
     inner = check_gram(gram)
     check_floating("cosines", cosines, *gram.shape)
     norms = np.sqrt(inner.diagonal())
@@ -163,14 +118,13 @@ def with_cosines(gram: Tensor, cosines: Tensor) -> Tensor:
 def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels: Sequence[int]) -> list[int]:
     """Add clients without a group to the group with the most similar mean update (cosine).
 
+    Clients with a group keep it; of equally similar groups the smallest label is taken. A client without a positive
+    cosine joins none: -1. Cosines with a zero or cancelling mean update are 0.
+
     Args:
         gram: G = g gᵀ, shape [N, N].
         num_samples: m, positive, length N; means are weighted by them.
         labels: group of each client, >= 0, or -1 for none, length N.
-
-    Returns:
-        Groups of all clients, length N. Clients with a group keep it; of equally similar groups the smallest label is
-        taken. A client without a positive cosine joins none: -1. Cosines with a zero or cancelling mean update are 0.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 0.5]])
@@ -198,13 +152,9 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
 
 
 def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """``||W - W~^(k)||²`` of one client's weights from every centre, summed in float64.
+    """``||W - W~^(k)||²`` of one client's weights from every centre, float64, shape [K].
 
-    Args:
-        blocks: blocks of the weights [c] and of all centres [K, c], floating.
-
-    Returns:
-        float64, shape [K], on the device of the blocks.
+    ``blocks`` are blocks of the weights [c] and of all centres [K, c], floating.
     """
     total: Tensor | None = None
     for point, centres in blocks:
@@ -217,3 +167,9 @@ def squared_distances(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     if not bool(total.isfinite().all()):
         raise DataError("the distance from a centre is not finite: drop the client or lower its learning rate.")
     return total
+
+
+def in_order(labels: Iterable[int]) -> list[int]:
+    """The same partition with labels 0..K-1 in order of first appearance; -1, a client without a group, stays."""
+    numbers = {-1: -1}
+    return [numbers.setdefault(label, len(numbers) - 1) for label in labels]

@@ -31,17 +31,6 @@ from lightning_fl.core.validation import NonNegative, checked
 from lightning_fl.functional.gram import check_gram, float64_columns, gram_matrix, inverse_roots, sample_counts
 from lightning_fl.functional.shapes import check_floating
 
-__all__ = [
-    "Merge",
-    "Partition",
-    "hierarchical_partition",
-    "join_group",
-    "least_merged_cosine",
-    "most_discriminative_layer",
-    "partition_from_gram",
-    "partition_utility",
-]
-
 _Array = npt.NDArray[np.float64]
 
 # Relative size below which a difference of float64 sums is rounding, not a value.
@@ -73,10 +62,7 @@ class Partition(NamedTuple):
 def hierarchical_partition(
     updates: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, *, leave_one_out: bool = False
 ) -> list[int]:
-    """HCCT's partition of the clients (algorithm 2); see :func:`partition_from_gram`.
-
-    ``updates`` are g, floating, shape [N, P]. Returns the group of each client, labels 0..K-1 in order of first
-    appearance.
+    """HCCT's partition of the clients (algorithm 2) by updates g [N, P]; see :func:`partition_from_gram`.
 
     Example:
         >>> hierarchical_partition(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]), [50, 50, 50], tradeoff=1.0)
@@ -98,9 +84,6 @@ def partition_from_gram(
         num_samples: m, positive, length N.
         tradeoff: λ >= 0; 0 leaves clients with distinct directions alone, a large value merges all.
         leave_one_out: compare a client with the other clients of its group.
-
-    Returns:
-        Labels, merges and the total utility.
     """
     inner, samples = _check(gram, num_samples, tradeoff)
     # Entry [n, j]: ⟨g_n / ‖g_n‖, m_j g_j⟩. Cosines of groups are sums of its blocks.
@@ -145,11 +128,7 @@ def partition_utility(
     *,
     leave_one_out: bool = False,
 ) -> float:
-    """Σ_n u_n(k(n)) of a given partition, with U_0 = 0.
-
-    ``labels`` are the clients' groups, any numbers, length N; the other arguments are those of
-    :func:`partition_from_gram`.
-    """
+    """Σ_n u_n(k(n)) of a partition with any labels [N] and U_0 = 0; arguments as in :func:`partition_from_gram`."""
     inner, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples):
         raise ConfigurationError(f"{len(labels)} labels for {len(samples)} clients: give one label per client.")
@@ -167,17 +146,10 @@ def partition_utility(
 
 @checked
 def least_merged_cosine(relative_trade_off: NonNegative, *, leave_one_out: bool = False) -> float:
-    """Cosine above which two clients of equal weight and equal length of update merge.
+    """Cosine ρ above which two clients of equal weight and equal length of update merge, from -1 (all do) to 1 (none).
 
-    With c = λ / √m and cosine ρ both have s = √((1 + ρ) / 2) together (s = ρ with ``leave_one_out``) and 1 alone, so
-    they merge if 1 − s < c (1 − 1/√2). From c = 3.414 on (6.828) they merge for every ρ.
-
-    Args:
-        relative_trade_off: c.
-        leave_one_out: compare a client with the other clients of its group.
-
-    Returns:
-        ρ from -1 (even opposed updates merge) to 1 (none do).
+    With c = λ / √m both have s = √((1 + ρ) / 2) together (s = ρ with ``leave_one_out``) and 1 alone, so they merge if
+    1 − s < c (1 − 1/√2). From c = 3.414 on (6.828) they merge for every ρ.
     """
     least = 1 - relative_trade_off * (1 - math.sqrt(0.5))
     return max(-1.0, least) if leave_one_out else 2 * max(0.0, least) ** 2 - 1
@@ -192,19 +164,10 @@ def join_group(
     *,
     leave_one_out: bool = False,
 ) -> list[int]:
-    """Add a new client where the total utility gains most; the others stay.
+    """Add a new client where the total utility gains most; the others keep their labels.
 
-    Args:
-        gram: as for :func:`partition_from_gram`, of all clients, as are the others.
-        num_samples: [N].
-        tradeoff: λ.
-        labels: groups of the clients, length N; the newcomer's entry is not read.
-        newcomer: index of the new client.
-        leave_one_out: compare a client with the other clients of its group.
-
-    Returns:
-        Labels of all clients, length N: the others keep theirs; the newcomer gets the label of the group with the
-        largest ΔU > 0 (of equals the smallest label), or the next free label.
+    The newcomer gets the label of the group with the largest ΔU > 0 (of equals the smallest label), or the next free
+    label. Arguments are as for :func:`partition_from_gram`, of all clients; its entry of ``labels`` is not read.
     """
     _, samples = _check(gram, num_samples, tradeoff)
     if len(labels) != len(samples) or not 0 <= newcomer < len(samples):
@@ -242,9 +205,6 @@ def most_discriminative_layer(
         updates_by_layer: update of every client in each layer, floating, shape [N, P_l].
         num_samples: counts m (positive, length N) that weight the mean ḡ, as FedAvg does; ``None`` for the plain mean.
             The sum over clients is unweighted in both cases.
-
-    Returns:
-        Name of the layer.
     """
     if not updates_by_layer:
         raise ConfigurationError("updates_by_layer is empty: give at least one layer [N, P_l].")
@@ -274,15 +234,11 @@ def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: NonNegat
 
 
 def _slack(samples: _Array, tradeoff: float) -> float:
-    """Largest effect of rounding on a gain."""
     return float(_ROUNDING * len(samples) * (1 + tradeoff / np.sqrt(samples.min())))
 
 
 def _similarity(counts: _Array, cosines: _Array, inner: _Array, scales: _Array) -> _Array:
-    """Σ_n s(g_n, g_{a ∪ b}) over the members of both, for all pairs of groups, [K, K]; the diagonal means nothing.
-
-    0 where the update of a pair cancels, next to the squares of its parts (``scales``).
-    """
+    """Σ_n s(g_n, g_{a ∪ b}) over the members of both, for all pairs of groups, [K, K]; 0 where their update cancels."""
     sizes = counts[:, None] + counts
     own = inner.diagonal()
     squared_norm = own[:, None] + own + 2 * inner
@@ -298,12 +254,8 @@ def _others_similarity(
 ) -> _Array:
     """As :func:`_similarity`, with the cosines of clients with the other members of both groups.
 
-    Args:
-        reach: ⟨m_n g_n, Σ_{j in b} m_j g_j⟩, shape [N, K].
-        inner: ⟨Σ_a m_i g_i, Σ_b m_j g_j⟩, shape [K, K].
-        own: ‖m_n g_n‖², shape [N].
-        scales: Σ_{j in b} ‖m_j g_j‖², shape [K].
-        place: a client's group, shape [N].
+    ``reach`` is ⟨m_n g_n, Σ_b m_j g_j⟩ [N, K], ``inner`` ⟨Σ_a m_i g_i, Σ_b m_j g_j⟩ [K, K], ``own`` ‖m_n g_n‖² [N],
+    ``scales`` Σ_b ‖m_j g_j‖² [K], and ``place`` a client's group [N].
     """
     squares = inner.diagonal()
     home = reach[np.arange(len(place)), place]

@@ -10,20 +10,12 @@ from torch import Tensor
 from lightning_fl.core.validation import Positive, checked
 from lightning_fl.functional.shapes import check_floating
 
-__all__ = ["perturbed"]
-
 
 @checked
 def perturbed(weights: Tensor, scale: Positive, generator: torch.Generator) -> Tensor:
-    """Add normal noise in proportion to the size of weights: ``w + scale * rms(w) * z``, ``z ~ N(0, 1)``.
+    """Add normal noise to the entries of a parameter, [P]: ``w + scale * rms(w) * z``, ``z ~ N(0, 1)``.
 
-    Args:
-        weights: entries of one parameter, floating, shape [P].
-        scale: standard deviation of the noise relative to the root mean square of ``weights``.
-        generator: on the CPU, so that the noise is the same on every device.
-
-    Returns:
-        Shape [P], in the type and on the device of ``weights``; weights that are all zero stay so.
+    The generator is on the CPU, so that the noise is the same on every device. Weights that are all zero stay so.
     """
     check_floating("weights", weights, weights.numel())
     if not len(weights):

@@ -15,14 +15,12 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.functional.shapes import check_floating
 
-__all__ = ["integrated_gradients"]
-
 
 @checked
 def integrated_gradients(
     compute: Callable[[Tensor], Tensor], inputs: Tensor, baseline: Tensor | None = None, *, num_points: Count = 64
 ) -> Tensor:
-    """``(x - x') * integral over a in [0, 1] of dF(x' + a (x - x')) / dx``, entry by entry.
+    """``(x - x') * integral over a in [0, 1] of dF(x' + a (x - x')) / dx``, entry by entry, in the units of F.
 
     Completeness: the entries sum to ``F(x) - F(x')``, up to the accuracy of the quadrature.
 
@@ -30,10 +28,6 @@ def integrated_gradients(
         compute: F, differentiable, from a tensor shaped like ``inputs`` to one number; called ``num_points`` times.
         inputs: x, floating, any shape; of a molecule the atoms' features [V, A].
         baseline: x', of the shape of ``inputs``; zeros by default.
-        num_points: points of the quadrature.
-
-    Returns:
-        Shape, type and device of ``inputs``; summed over a molecule's features, one number an atom, in the units of F.
     """
     if not inputs.is_floating_point():
         raise ConfigurationError(f"inputs of type {inputs.dtype}: give floating numbers.")

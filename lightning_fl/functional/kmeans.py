@@ -10,32 +10,22 @@ import numpy as np
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.functional.gram import check_gram
-from lightning_fl.functional.labels import in_order
-
-__all__ = ["kmeans_from_gram"]
+from lightning_fl.functional.gram import check_gram, in_order
 
 
 def kmeans_from_gram(
     gram: Tensor, num_clusters: int, seed: int, num_restarts: int = 10, weights: Sequence[float] | None = None
 ) -> list[int]:
-    """Cluster points by k-means, with the least (weighted) sum of squared distances found.
+    """Cluster N points by k-means, with the least (weighted) sum of squared distances found.
+
+    Labels are 0..K-1 in order of first appearance, fewer if fewer points differ.
 
     Args:
-        gram: inner products of the N points around any origin, shape [N, N]; see
-            :func:`lightning_fl.functional.gram_matrix`.
+        gram: inner products of the points around any origin, shape [N, N]; see :func:`.gram_matrix`.
         num_clusters: K, from 1 to N.
         seed: >= 0; the same seed gives the same clusters.
         num_restarts: starts by k-means++; the best result is kept.
         weights: of the points, positive, length N; ``None`` for equal ones.
-
-    Returns:
-        Cluster of each point in order of first appearance, length N: 0..K-1, fewer if fewer points differ.
-
-    Example:
-        >>> points = torch.tensor([[0.0, 1.0], [5.0, 5.0], [0.1, 1.0], [5.0, 5.2]])
-        >>> kmeans_from_gram(points @ points.T, num_clusters=2, seed=0)
-        [0, 1, 0, 1]
     """
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # takes seconds to import
 

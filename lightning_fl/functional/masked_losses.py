@@ -1,23 +1,18 @@
 """Losses of several targets with missing values and bounds; missing values have no gradient.
 
-Targets are [G, T] with NaN for missing values. A loss is the mean over the entries that are present.
+Targets are [G, T] with NaN for missing values. A loss is the mean over the entries that are present; 0 with zero
+gradient without any.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["bounded_error", "masked_binary_cross_entropy", "masked_cross_entropy", "masked_mse"]
-
 
 def bounded_error(prediction: Tensor, target: Tensor, bound: Tensor | None = None) -> Tensor:
     """``prediction - target``; 0 if the target is missing, or a bound that the prediction respects.
 
-    Args:
-        prediction: any shape.
-        target: of the same shape, NaN where a value is missing.
-        bound: of the same shape: 0 for a value, -1 for "at most ``target``", +1 for "at least ``target``"; ``None`` for
-            values only.
+    ``bound`` is 0 for a value, -1 for "at most ``target``", +1 for "at least ``target``"; ``None`` for values only.
     """
     counts = ~target.isnan()
     if bound is not None:
@@ -30,16 +25,11 @@ def bounded_error(prediction: Tensor, target: Tensor, bound: Tensor | None = Non
 def masked_mse(
     prediction: Tensor, target: Tensor, bound: Tensor | None = None, task_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean squared error over the entries of ``target`` that are present.
+    """Mean squared error over the entries of ``target`` [G, T] that are present.
 
     Args:
-        prediction: [G, T].
-        target: [G, T], NaN where a value is missing.
         bound: [G, T], see :func:`bounded_error`: errors count only on the wrong side of a bound (censored values).
         task_weights: [T], factors of the targets' squared errors; ``None`` for 1.
-
-    Returns:
-        A number; 0 with zero gradient where nothing is present.
     """
     squares = bounded_error(prediction, target, bound).square()
     if task_weights is not None:
@@ -50,16 +40,11 @@ def masked_mse(
 def masked_binary_cross_entropy(
     logits: Tensor, target: Tensor, positive_weights: Tensor | None = None, task_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean binary cross-entropy over the entries of ``target`` that are present.
+    """Mean binary cross-entropy of logits [G, T] over the labels [G, T] that are present.
 
     Args:
-        logits: [G, T].
-        target: [G, T], 0, 1, or NaN where a label is missing.
         positive_weights: [T], factors of the losses of labels 1; ``None`` for 1.
         task_weights: [T], factors of the tasks' losses; ``None`` for 1.
-
-    Returns:
-        A number; 0 with zero gradient where nothing is present.
     """
     present = ~target.isnan()
     losses = F.binary_cross_entropy_with_logits(
@@ -71,13 +56,9 @@ def masked_binary_cross_entropy(
 def masked_cross_entropy(
     logits: Tensor, target: Tensor, class_weights: Tensor | None = None, task_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy over the entries of ``target`` that are present.
+    """Mean cross-entropy of logits [G, T, C] over the classes [G, T], from 0 to C - 1, that are present.
 
-    Args:
-        logits: [G, T, C].
-        target: [G, T], numbers of classes from 0 to C - 1, NaN where a label is missing.
-        class_weights: [T, C], factors of the losses of a task's classes; ``None`` for 1.
-        task_weights: as for :func:`masked_binary_cross_entropy`, as is what is returned.
+    ``class_weights`` [T, C] are factors of the losses of a task's classes; ``None`` for 1.
     """
     present = ~target.isnan()
     classes = torch.where(present, target, 0.0).long()

@@ -10,17 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "SHARES",
-    "Neighbors",
-    "kernel_weights",
-    "mixed_logits",
-    "mixed_values",
-    "neighbor_probabilities",
-    "task_of",
-    "weighted_mean",
-]
-
 Task = Literal["classes", "binary", "values"]
 #: Shares of the neighbours tried on validation samples.
 SHARES = tuple(step / 10 for step in range(11))
@@ -31,17 +20,12 @@ _QUERIES = 1024
 def kernel_weights(queries: Tensor, embeddings: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
     """The k nearest samples of each query, weighted by ``exp(-||phi(x) - phi(x_j)||^2 / (d scale))``.
 
-    Of equally distant samples those with lower indices are taken. The least distance is subtracted from all, so weights
-    do not underflow.
+    Weights that sum to 1 and indices of samples, both [q, min(k, n)], nearest first. Of equally distant samples those
+    with lower indices are taken. The least distance is subtracted from all, so weights do not underflow.
 
     Args:
         queries: phi(x), [q, d].
         embeddings: phi(x_j) of the samples, [n, d], n at least 1.
-        k: neighbours; all samples if there are fewer.
-        scale: of the squared distances, relative to their dimension.
-
-    Returns:
-        Weights that sum to 1 and indices of samples, both [q, min(k, n)], nearest first.
     """
     found = []
     for part in queries.split(_QUERIES):
@@ -57,17 +41,12 @@ def neighbor_probabilities(weights: Tensor, classes: Tensor, num_classes: int) -
 
 
 def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary: bool = False) -> Tensor:
-    """Logits of ``share p_knn + (1 - share) p_model``.
+    """Logits [q, C] of ``share p_knn + (1 - share) p_model``; for classes log probabilities.
 
     Args:
         logits: of the model, [q, C], of C classes or, if ``binary``, of C binary tasks.
         probabilities: of the neighbours, [q, C]; NaN for a binary task without labelled neighbours, where the model's
             logits are kept.
-        share: of the neighbours, 0 to 1.
-        binary: the entries are binary tasks.
-
-    Returns:
-        Logits [q, C]; for classes log probabilities.
     """
     tiny = torch.finfo(logits.dtype).tiny
     if not binary:
@@ -79,16 +58,9 @@ def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary:
 
 
 def mixed_values(outputs: Tensor, weights: Tensor, targets: Tensor, share: float) -> Tensor:
-    """``share`` times the neighbours' weighted mean plus the rest times the model's output.
+    """``share`` times the neighbours' weighted mean plus the rest times the model's output, [q, T].
 
-    Args:
-        outputs: of the model, [q, T].
-        weights: [q, k], rows sum to 1.
-        targets: of the neighbours, [q, k, T]; NaN values are left out.
-        share: of the neighbours, 0 to 1; where no neighbour has a value it is 0.
-
-    Returns:
-        Values [q, T].
+    Weights [q, k] sum to 1 in rows; NaN in targets [q, k, T] is left out. Without a value the share is 0.
     """
     mean = weighted_mean(weights, targets)
     return torch.where(mean.isnan(), outputs, share * mean + (1 - share) * outputs)
@@ -126,7 +98,6 @@ class Neighbors:
         embeddings: phi(x_j), [n, d].
         targets: [n, T], on the scale of the outputs.
         task: kind of the outputs: logits of classes, of binary tasks, or values.
-        k: neighbours.
         scale: see :func:`kernel_weights`.
         target_scales: mean and standard deviation that bring targets to the outputs' scale.
     """
@@ -150,13 +121,7 @@ class Neighbors:
         scale: float = 1.0,
         target_scales: tuple[Tensor, Tensor] | None = None,
     ) -> "Neighbors":
-        """Build from a layer's inputs [n, d] and outputs [n] or [n, C] on samples with targets [n] or [n, T].
-
-        ``target_scales`` are for values; the other arguments are those of the class.
-
-        Raises:
-            ValueError: the targets do not fit the outputs.
-        """
+        """Build from a layer's inputs [n, d] and outputs [n] or [n, C] on samples with targets [n] or [n, T]."""
         width = outputs.shape[1] if outputs.ndim > 1 else 1
         rows = targets.reshape(len(targets), -1)
         if task == "classes":
@@ -185,10 +150,7 @@ class Neighbors:
         return mixed.to(outputs.dtype).reshape(outputs.shape)
 
     def best_share(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> float:
-        """The share of :data:`SHARES` with the fewest errors on some samples, then the least mean loss.
-
-        For values the share with the least squared error. Of equal shares the smallest is taken.
-        """
+        """The share of :data:`SHARES` with the fewest errors, then the least loss; for values only the latter."""
         scores: list[tuple[float, float]] = []
         for share in SHARES:
             made = self.mixed(inputs, outputs, share).reshape(len(inputs), -1)

@@ -16,20 +16,10 @@ from lightning_fl.core.validation import Positive, checked
 from lightning_fl.functional.drflm import project_simplex
 from lightning_fl.functional.gram import cosine_similarities, sample_counts
 
-__all__ = ["centre_terms", "collaboration_weights", "mean_cosine", "placed_rows", "pull_terms", "thresholded_cosines"]
-
 
 @checked
 def thresholded_cosines(gram: Tensor, threshold: Annotated[float, Ge(-1), Le(1)] = 0.9) -> Tensor:
-    """Cosines of clients' updates, with those above a threshold set to 1.
-
-    Args:
-        gram: inner products of all updates from one common start, shape [N, N].
-        threshold: cosines above it count as 1.
-
-    Returns:
-        float64, shape [N, N], symmetric, 1 on the diagonal.
-    """
+    """Cosines of clients' updates from one start, by their Gram matrix [N, N]; those above a threshold are 1."""
     cosines = cosine_similarities(gram)
     return torch.where(cosines > threshold, torch.ones_like(cosines), cosines)
 
@@ -61,35 +51,13 @@ def collaboration_weights(cosines: Tensor, num_samples: Sequence[int] | Tensor, 
 
 
 def centre_terms(row: Sequence[float], norms: Sequence[float]) -> list[tuple[int, float]]:
-    """The terms of ``z_i = Σ_j A_ij w_j / |w_j|``; a model of zeros has a factor of 0.
-
-    Args:
-        row: A_i, length N.
-        norms: ``|w_j|``, length N.
-
-    Returns:
-        j and ``A_ij / |w_j|`` where A_ij is positive.
-
-    Example:
-        >>> centre_terms([0.5, 0.0, 0.5], [2.0, 1.0, 0.0])
-        [(0, 0.25), (2, 0.0)]
-    """
+    """j and ``A_ij / |w_j|`` of the terms of ``z_i = Σ_j A_ij w_j / |w_j|``; a model of zeros has a factor of 0."""
     terms = zip(row, norms, strict=True)
     return [(j, weight / norm if norm else 0.0) for j, (weight, norm) in enumerate(terms) if weight > 0]
 
 
 def placed_rows(rows: Tensor, clients: Sequence[int], num_clients: int) -> Tensor:
-    """Place the rows of some clients in the matrix of all clients; the others stay alone.
-
-    Args:
-        rows: float64, shape [n, n].
-        clients: of the rows, length n.
-        num_clients: N.
-
-    Example:
-        >>> placed_rows(torch.tensor([[0.25, 0.75], [0.0, 1.0]], dtype=torch.float64), [0, 2], 3).tolist()
-        [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    """
+    """Place the rows [n, n] of some clients in the matrix of all clients, float64; the others stay alone."""
     matrix = torch.eye(num_clients, dtype=torch.float64)
     for client, row in zip(clients, rows, strict=True):
         matrix[client, client] = 0.0
@@ -98,25 +66,15 @@ def placed_rows(rows: Tensor, clients: Sequence[int], num_clients: int) -> Tenso
 
 
 def mean_cosine(cosines: Tensor) -> float:
-    """Mean over pairs of different clients of cosines [N, N] with 1 on the diagonal; 1 for a single client.
-
-    Example:
-        >>> mean_cosine(torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
-        0.5
-    """
+    """Mean over pairs of different clients of cosines [N, N] with 1 on the diagonal; 1 for a single client."""
     others = len(cosines) * (len(cosines) - 1)
     return float((cosines.sum() - len(cosines)) / others) if others else 1.0
 
 
 def pull_terms(product: float, squared_norm: float) -> tuple[float, float]:
-    """The gradient by w of ``z·w / |w|``, which is ``Σ_j A_ij cos(w, w_j)`` for ``z = Σ_j A_ij w_j / |w_j|``.
+    """a and b of the gradient ``a z + b w`` by w of ``z·w / |w|``; 0 and 0 where w is 0.
 
-    Args:
-        product: z·w.
-        squared_norm: ``|w|²``.
-
-    Returns:
-        a and b of the gradient ``a z + b w``; 0 and 0 where w is 0.
+    That is ``Σ_j A_ij cos(w, w_j)`` for ``z = Σ_j A_ij w_j / |w_j|``. ``product`` is z·w, ``squared_norm`` ``|w|²``.
     """
     if not squared_norm > 0:
         return 0.0, 0.0

@@ -25,8 +25,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import shuffled
 from lightning_fl.core.validation import Fraction, Size, checked
 
-__all__ = ["TierCohort", "choose_bids", "importance_weights", "mixture_weights", "schedule", "standings"]
-
 #: Rounding error of a mean over batches.
 _ROUNDING = 1e-6
 
@@ -46,21 +44,13 @@ class TierCohort(NamedTuple):
 
 
 def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Tensor:
-    """Scores υ of the tier models on one client's data: a share itself, or exp(-loss) (equation 3).
+    """Scores υ in [0, 1] of the tier models on one client's data: a share itself, or exp(-loss) (equation 3).
 
     The latter depends on the units of the loss: standardise the targets, so that a loss of 1 is large.
 
     Args:
-        name: name of the metric, for messages.
         values: of each tier model, float64, shape [K]; NaN, of a diverged model, is the worst.
         higher_is_better: the values are shares in [0, 1], such as accuracies; otherwise losses >= 0.
-
-    Returns:
-        Scores in [0, 1], float64, shape [K].
-
-    Example:
-        >>> importance_weights("acc", torch.tensor([0.375, 0.125, 0.0]), higher_is_better=True).tolist()
-        [0.375, 0.125, 0.0]
     """
     known = values[~values.isnan()]
     if (known < 0).any() or (higher_is_better and (known > 1 + _ROUNDING).any()):
@@ -73,20 +63,9 @@ def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Ten
 
 
 def mixture_weights(values: Tensor, higher_is_better: bool) -> Tensor:
-    """A client's weights of the tier models: their importance weights over the sum (equation 4).
+    """A client's row of P, [K]: the tier models' importance weights over their sum (equation 4).
 
     Losses are compared even where their scores underflow. If all tiers are worthless, each has 1/K.
-
-    Args:
-        values: as in :func:`importance_weights`.
-        higher_is_better: as in :func:`importance_weights`.
-
-    Returns:
-        The client's row of P, float64, shape [K], with sum 1.
-
-    Example:
-        >>> mixture_weights(torch.tensor([0.375, 0.125, 0.0]), higher_is_better=True).tolist()
-        [0.75, 0.25, 0.0]
     """
     if higher_is_better:
         scores = values.nan_to_num(0.0).clamp(max=1.0)
@@ -98,7 +77,7 @@ def mixture_weights(values: Tensor, higher_is_better: bool) -> Tensor:
 
 
 def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], threshold: float) -> list[int]:
-    """Choose the tiers to bid for, in order of preference (algorithm 1).
+    """Choose the tiers to bid for, in order of preference (algorithm 1); none if no υ is above the threshold.
 
     The tier with the largest past reward comes first; of equal ones that with the larger importance weight, then that
     with the smaller number.
@@ -108,13 +87,6 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
         past_rewards: the client's rewards from each tier so far, length K, in one unit; 0 for tiers that it never
             joined. If prices are subtracted, a tier that cost more than it paid comes after tiers never tried.
         threshold: T_h in [0, 1]; a tier needs a larger υ.
-
-    Returns:
-        Distinct tiers; empty if no υ is above the threshold.
-
-    Example:
-        >>> choose_bids([0.9, 0.1, 0.6], [0.0, 50.0, 20.0], threshold=0.5)
-        [2, 0]
     """
     if len(importance) != len(past_rewards) or not all(map(math.isfinite, [*importance, *past_rewards])):
         raise ConfigurationError(
@@ -126,19 +98,14 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
 
 @checked
 def standings(history: Sequence[tuple[int, Mapping[int, float]]], now: int, decay: Fraction) -> dict[int, float]:
-    """Rank clients of a tier by their contributions, comparable between rounds.
+    """Rank clients of a tier by their contributions, comparable between rounds: standings in [-1, 1].
 
     In a round the largest contribution gets 1, the least -1, and those between equally spaced values; equal
     contributions get the mean of theirs, and a client that trained alone gets 0. A client's standing is its value of
-    the last round times ``decay`` for every round since.
+    the last round times ``decay`` for every round since; clients that never trained have none.
 
     Args:
         history: rounds, counted from 1, ascending, each with client -> ψ of those whose updates arrived.
-        now: the next round.
-        decay: 1 forgets nothing.
-
-    Returns:
-        Client -> standing in [-1, 1], without clients that never trained; :func:`schedule` counts those as 0.
 
     Example:
         >>> standings([(1, {0: 5.0, 1: 9.0}), (2, {1: 0.1, 2: 0.3, 3: 0.2})], now=3, decay=0.5)
@@ -179,7 +146,6 @@ def schedule(
             counts as 0, the average of both.
         num_best: N_p; all bidders if there are fewer.
         num_random: N_r; all remaining clients if there are fewer.
-        generator: of ties and of the draw, on the CPU.
         available: ζ_a, clients to draw at random in addition to the bidders. With ``None`` all selected clients have
             bid, as equation 7 assumes, where N_p + N_r clients pay.
     """

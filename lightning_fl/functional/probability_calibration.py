@@ -13,8 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["apply_isotonic", "apply_platt", "fit_isotonic", "fit_platt", "platt_sums", "probability_counts"]
-
 _BINS = 1000
 #: Probabilities are at least this far from 0 and 1.
 _NEAREST = 1e-7
@@ -25,14 +23,8 @@ _HALVINGS = 30
 def platt_sums(probability: Tensor, label: Tensor, coefficients: Tensor, positives: float, negatives: float) -> Tensor:
     """A client's terms of ``sum cross_entropy(t, sigmoid(a f + b))`` at (a, b), with f = logit(probability).
 
-    t is ``(N+ + 1) / (N+ + 2)`` for label 1 and ``1 / (N- + 2)`` for label 0, Platt's targets.
-
-    Args:
-        probability: [n], of class 1.
-        label: [n], 0, 1, or NaN for missing.
-        coefficients: (a, b).
-        positives: N+, the number of labels 1 of all clients.
-        negatives: N-.
+    t is ``(N+ + 1) / (N+ + 2)`` for label 1 and ``1 / (N- + 2)`` for label 0, Platt's targets, with the numbers of
+    labels of all clients. Labels [n] are 0, 1, or NaN for missing.
 
     Returns:
         [6] float64: loss, its derivatives by a and b, and by aa, ab and bb.
@@ -48,15 +40,9 @@ def platt_sums(probability: Tensor, label: Tensor, coefficients: Tensor, positiv
 
 
 def fit_platt(sums: Callable[[Tensor], Tensor], positives: Tensor, negatives: Tensor) -> Tensor:
-    """Fit (a, b) of T targets.
+    """Fit (a, b) of T targets, [T, 2] float64; NaN for a target without a label.
 
-    Args:
-        sums: coefficients [T, 2] -> sums of all clients' :func:`platt_sums` [T, 6].
-        positives: [T], labels 1 of all clients.
-        negatives: [T], labels 0.
-
-    Returns:
-        [T, 2] float64; NaN for a target without a label.
+    ``sums`` maps coefficients [T, 2] to the sums of all clients' :func:`platt_sums` [T, 6].
     """
     start = ((positives.double() + 1) / (negatives.double() + 1)).log()
     at = torch.stack([torch.zeros_like(start), start], dim=1)
@@ -91,10 +77,7 @@ def apply_platt(probability: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def probability_counts(probability: Tensor, label: Tensor) -> Tensor:
-    """Numbers of labels, and of labels 1, in 1000 equal bins of the probability: [2, 1000], to be summed over clients.
-
-    Arguments are those of :func:`platt_sums`.
-    """
+    """Labels, and labels 1, in 1000 bins of the probability [n]: [2, 1000], to be summed over clients."""
     present = ~label.isnan()
     place = (probability[present].double() * _BINS).long().clamp(0, _BINS - 1)
     number = torch.bincount(place, minlength=_BINS)
@@ -102,13 +85,9 @@ def probability_counts(probability: Tensor, label: Tensor) -> Tensor:
 
 
 def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
-    """Fit scikit-learn's isotonic regression.
+    """Fit scikit-learn's isotonic regression to the sum [2, 1000] of clients' :func:`probability_counts`.
 
-    Args:
-        counts: [2, 1000], the sum of the clients' :func:`probability_counts`.
-
-    Returns:
-        Ascending probabilities and their calibrated values, with linear interpolation; ``None`` without a label.
+    Returns ascending probabilities and their calibrated values; ``None`` without a label.
     """
     from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
 

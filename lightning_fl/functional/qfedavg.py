@@ -4,43 +4,19 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICL
 (https://arxiv.org/abs/1905.10497), algorithm 2.
 """
 
-__all__ = ["fair_terms", "loss_weight"]
-
 #: Added to a loss, so that one of zero has a power.
 _TINY = 1e-10
 
 
 def loss_weight(loss: float, largest: float, q: float) -> float:
-    """``(F_i / max_j F_j)^q``: a client's weight, over that of the worst client, so that none is too large a number.
-
-    Args:
-        loss: F_i, at least 0.
-        largest: max_j F_j.
-        q: how much fairness counts; 0 gives all clients 1.
-
-    Example:
-        >>> loss_weight(0.5, 2.0, 2.0)
-        0.0625
-    """
+    """``(F_i / max_j F_j)^q``: a client's weight, over that of the worst client, so that none is too large a number."""
     return float(((loss + _TINY) / (largest + _TINY)) ** q)
 
 
 def fair_terms(loss: float, largest: float, q: float, lipschitz: float, squared_length: float) -> tuple[float, float]:
     """A client's terms of the step ``s = Σ L F_i^q / Σ h_i``, both over ``max_j F_j^q``.
 
-    Args:
-        loss: F_i, at least 0.
-        largest: max_j F_j.
-        q: as in :func:`loss_weight`.
-        lipschitz: L.
-        squared_length: ``‖x - y_i‖²``.
-
-    Returns:
-        ``L F_i^q``, and ``h_i = q F_i^(q-1) ‖L (x - y_i)‖² + L F_i^q``.
-
-    Example:
-        >>> fair_terms(2.0, 2.0, 0.0, 10.0, 0.04)
-        (10.0, 10.0)
+    Returns ``L F_i^q`` and ``h_i = q F_i^(q-1) ‖L (x - y_i)‖² + L F_i^q``; ``squared_length`` is ``‖x - y_i‖²``.
     """
     weight = loss_weight(loss, largest, q)
     slope = lipschitz * weight

@@ -4,17 +4,9 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["check_floating", "check_square"]
-
 
 def check_floating(name: str, values: Tensor, *shape: int | None) -> None:
-    """Raise a ``ConfigurationError`` for a tensor that is not floating or not of a shape.
-
-    Args:
-        name: of the argument.
-        values: the tensor.
-        shape: size of each dimension; ``None`` for any size of at least 1.
-    """
+    """Refuse a tensor that is not floating or not of a shape; ``None`` is any size of at least 1."""
     fits = len(values.shape) == len(shape) and all(
         size >= 1 if wanted is None else size == wanted for size, wanted in zip(values.shape, shape, strict=True)
     )

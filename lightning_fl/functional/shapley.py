@@ -30,8 +30,6 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.functional.shapes import check_floating
 
-__all__ = ["FirstOrderShapley", "ShapleyEstimate", "shapley_exact", "shapley_first_order", "shapley_permutations"]
-
 #: One vector, or the vectors of one model, floating-point, one per dtype.
 Model = Tensor | Sequence[Tensor]
 #: The value of a coalition; larger is better.
@@ -79,13 +77,7 @@ class FirstOrderShapley:
         self._products: dict[int, tuple[float, float]] = {}
 
     def add(self, client: int, weight: float, contribution: Model) -> None:
-        """Add one client.
-
-        Args:
-            client: its number.
-            weight: λ_i >= 0; any multiple of it for normalised values.
-            contribution: W_i, model or update, in the shapes of the gradient, in any floating dtype.
-        """
+        """Add one client with its weight λ_i >= 0 and contribution W_i, in the shapes of the gradient."""
         if client in self._products:
             raise ConfigurationError(f"client {client} was added twice: add each client once.")
         if not 0 <= weight < math.inf:
@@ -106,11 +98,7 @@ class FirstOrderShapley:
         self._products[client] = (float(weight), product)
 
     def values(self) -> dict[int, float]:
-        """ψ of the clients added so far, clients in ascending order.
-
-        Raises:
-            ConfigurationError: values are normalised and no client has a positive weight.
-        """
+        """ψ of the clients added so far, clients in ascending order; normalised ones need a positive weight."""
         clients = sorted(self._products)
         if not self._normalized:
             return {i: -self._products[i][0] * self._products[i][1] for i in clients}
@@ -128,21 +116,11 @@ def shapley_first_order(
     *,
     normalized: bool = True,
 ) -> Tensor:
-    """First-order Shapley values (algorithm 2).
+    """First-order Shapley values (algorithm 2), in the units of the loss, float64, shape [N].
 
     Args:
-        gradient: as for :class:`FirstOrderShapley`.
         weights: λ >= 0, length N; any multiple of them for normalised values.
         contributions: W_1 to W_N, models or updates: a matrix [N, P] or an iterable of each client's vector or vectors.
-        normalized: as for :class:`FirstOrderShapley`.
-
-    Returns:
-        ψ, in the units of the loss, larger is better, float64, shape [N].
-
-    Example:
-        >>> updates = torch.tensor([[-2.0, 5.0], [2.0, 5.0]])
-        >>> shapley_first_order(torch.tensor([1.0, 0.0]), [0.25, 0.75], updates)
-        tensor([ 0.7500, -0.7500], dtype=torch.float64)
     """
     shapley = FirstOrderShapley(gradient, normalized=normalized)
     lambdas = torch.as_tensor(weights, dtype=torch.float64).flatten().tolist()
@@ -157,14 +135,9 @@ def shapley_first_order(
 def shapley_exact(
     value: Value, num_players: Annotated[int, Interval(ge=1, le=_MOST_PLAYERS), doc("shapley_permutations takes more")]
 ) -> Tensor:
-    """Shapley values by enumeration (equation 18).
+    """Shapley values by enumeration (equation 18), float64, shape [N]; they sum to v(all players) - v(empty set).
 
-    Args:
-        value: v of a coalition, a set of players 0..N-1; called once for each of the 2^N coalitions.
-        num_players: N.
-
-    Returns:
-        Values, float64, shape [N], with sum v(all players) - v(empty set).
+    ``value`` is v of a coalition, a set of players 0..N-1; called once for each of the 2^N coalitions.
 
     Example:
         >>> shapley_exact(lambda coalition: float({0, 1} <= coalition), num_players=3)
@@ -186,21 +159,10 @@ def shapley_exact(
 def shapley_permutations(
     value: Value, num_players: Count, generator: torch.Generator, *, num_permutations: Permutations = 1000
 ) -> ShapleyEstimate:
-    """Estimate Shapley values from random orders in which the players join.
+    """Estimate Shapley values from random orders in which the players 0..N-1 join.
 
     Permutations are antithetic pairs, each with its reverse; standard errors are those of the pairs' means. Each
     coalition is evaluated once.
-
-    Args:
-        value: v of a coalition, a set of players 0..N-1.
-        num_players: N.
-        generator: of the permutations, on the CPU.
-        num_permutations: an even number.
-
-    Example:
-        >>> estimate = shapley_permutations(lambda c: float(len(c)), 3, torch.Generator(), num_permutations=4)
-        >>> estimate.values.tolist(), estimate.standard_errors.tolist()
-        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
     """
     if num_permutations % 2:
         raise ConfigurationError(f"num_permutations={num_permutations}: must be even.")

@@ -5,14 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["concordance_index", "cox_loss"]
-
 #: Samples compared with all others at a time.
 _ROWS = 1024
 
 
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["breslow", "efron"] = "breslow") -> Tensor:
-    """The negative partial log-likelihood of proportional hazards over the number of events.
+    """The negative partial log-likelihood of proportional hazards over the number of events; 0 without events.
 
     Cox, Regression models and life tables, JRSS B 1972; ties as Breslow (1974) or Efron (1977). A time t with d events
     adds ``sum_D s_i - d log sum_R exp(s_j)``, with R the samples at risk (time of at least t) and D those with the
@@ -22,10 +20,6 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["bresl
         scores: log hazards, [B].
         times: to the event or the end of the observation, [B].
         events: 1 if the event was observed, 0 if censored, [B].
-        ties: treatment of events at the same time.
-
-    Returns:
-        A scalar; 0, with a gradient of zeros, without events.
     """
     seen = events > 0
     if not bool(seen.any()):
@@ -51,18 +45,10 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["bresl
 
 
 def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:
-    """The share of comparable pairs with the higher score for the earlier event (Harrell et al. 1982).
+    """The share of comparable pairs with the higher score for the earlier event (Harrell et al. 1982); NaN without any.
 
     A pair is comparable if the shorter time ends with the event, or if of two equal times exactly one does. Equal
-    scores count half.
-
-    Args:
-        scores: higher for an earlier event, [n].
-        times: [n].
-        events: 1 or 0, [n].
-
-    Returns:
-        0 to 1; NaN if no pair is comparable.
+    scores count half. Scores, times and events (1 or 0) are [n].
     """
     seen = events > 0
     right, pairs = 0.0, 0

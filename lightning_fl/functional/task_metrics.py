@@ -13,8 +13,6 @@ from torchmetrics.functional import pearson_corrcoef, r2_score, spearman_corrcoe
 
 from lightning_fl.functional.masked_losses import bounded_error
 
-__all__ = ["TaskName", "TaskOutputs", "TaskScores", "task_scores"]
-
 TaskName = Literal["regression", "classification", "multiclass"]
 
 #: Metrics that are NaN if probabilities are not finite.
@@ -27,10 +25,7 @@ _LEAST_FOR_CORRELATION = 2
 
 
 class TaskOutputs(Metric):
-    """Predictions and targets of a pass, from which all metrics are computed.
-
-    Its value is the triple of predictions [n, T] or [n, T, C], targets [n, T] and bounds [n, T] (or ``None``).
-    """
+    """Predictions [n, T] or [n, T, C], targets [n, T] and bounds [n, T] (or ``None``) of a pass, its value."""
 
     full_state_update = False
     higher_is_better = None
@@ -89,7 +84,6 @@ def task_scores(
     and Spearman's correlation.
 
     Args:
-        task: of the model.
         prediction: [n, T] values or probabilities of class 1; for several classes probabilities [n, T, C].
         target: [n, T], NaN for missing values.
         bound: [n, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.

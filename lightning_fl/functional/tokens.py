@@ -24,16 +24,6 @@ from typing import Literal, NamedTuple
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = [
-    "UNITS_PER_TOKEN",
-    "Transaction",
-    "reimbursement_share",
-    "reward_ranks",
-    "settle_round",
-    "split_units",
-    "to_units",
-]
-
 UNITS_PER_TOKEN = 1_000_000
 
 
@@ -57,23 +47,15 @@ def to_units(tokens: float) -> int:
 
 
 def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma: float) -> float:
-    """The reimbursed share of the pool, ``θ = η (γ - min(γ, δ)) / γ`` (equation 9).
+    """The reimbursed share of the pool, ``θ = η (γ - min(γ, δ)) / γ`` (equation 9), in [0, η].
 
     ``δ = max(0, (accuracy - best) / best)`` is the improvement over the best past round (equation 8); with a best of 0,
     as before the first round, it is infinite for an accuracy above 0, else 0.
 
     Args:
         accuracy: of the tier model, mean over its clients' data, >= 0; or another score, larger is better.
-        best_accuracy: the largest of the earlier rounds, >= 0.
         eta: η in [0, 1], the share without improvement.
         gamma: γ in (0, 1], the improvement from which on the share is 0.
-
-    Returns:
-        θ in [0, η].
-
-    Example:
-        >>> reimbursement_share(0.75, 0.5, eta=0.8, gamma=1.0)  # δ = 0.5
-        0.4
     """
     if not (0 <= accuracy < math.inf and 0 <= best_accuracy < math.inf):
         raise ConfigurationError(f"accuracy={accuracy}, best_accuracy={best_accuracy}: must be finite and at least 0.")
@@ -87,19 +69,8 @@ def reimbursement_share(accuracy: float, best_accuracy: float, eta: float, gamma
 def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int, int]) -> dict[int, int]:
     """Ranks of the n providers; a provider's share of the reward is its rank over β = n (n + 1) / 2 (eq. 12 to 14).
 
-    The largest contribution has rank n. Of equal contributions the client with more rounds ranks higher, then the one
-    with the smaller number.
-
-    Args:
-        contributions: ψ of each of the n providers.
-        participations: Ω, client -> rounds in which it trained the tier; 0 for missing clients.
-
-    Returns:
-        Ranks by client, ascending in rank.
-
-    Example:
-        >>> reward_ranks({4: 0.1, 7: -0.2}, {})
-        {7: 1, 4: 2}
+    The largest contribution ψ has rank n. Of equal contributions the client with more rounds Ω in which it trained the
+    tier ranks higher, then the one with the smaller number.
     """
     if any(map(math.isnan, contributions.values())):
         raise ConfigurationError(f"contributions={dict(contributions)}: leave out providers whose updates failed.")
@@ -108,14 +79,7 @@ def reward_ranks(contributions: Mapping[int, float], participations: Mapping[int
 
 
 def split_units(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
-    """Divide whole units in given proportions by largest remainder; of equal ones the smaller number first.
-
-    Args:
-        amount: >= 0; 0 without clients.
-        weights: client -> weight > 0.
-
-    Returns:
-        Units by client, ascending; they sum to the amount.
+    """Divide whole units in proportion to weights > 0 by largest remainder; of equal ones the smaller number first.
 
     Example:
         >>> split_units(100, {0: 1, 1: 1, 2: 1})
@@ -143,16 +107,14 @@ def settle_round(
 ) -> dict[Literal["reimbursement", "reward", "refund"], dict[int, int]]:
     """Pay out a tier's pool after a round: reimbursements and rewards (equations 8 to 14), or refunds.
 
+    They are kind of payment -> client -> units, and sum to what the payers paid.
+
     Args:
         payers: distinct clients that paid the price of a bid.
-        price: units of tokens.
         contributions: ψ of the providers, clients that trained and whose update arrived.
         participations: Ω, client -> earlier rounds in which it trained the tier.
 
     The others are those of :func:`reimbursement_share`; accuracies are not read without providers.
-
-    Returns:
-        kind of payment -> client -> units; the sum is what the payers paid.
     """
     if not contributions:
         return {"refund": dict.fromkeys(sorted(payers), price)}

@@ -17,7 +17,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
 from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.transfer import BatchTransfer
-from lightning_fl.engine.turn.module_checks import takes_batch_index
+from lightning_fl.engine.turn.services import takes_batch_index
 from lightning_fl.recipe.predictions import check_count, join_outputs
 
 __all__ = ["Outputs", "Predictor", "cut_batches"]

@@ -21,10 +21,9 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.interrupt import end_with_this_process
-from lightning_fl.engine.present_round import Round
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
 from lightning_fl.engine.probes.statistics import descriptor_statistics, target_statistics, target_summaries
 from lightning_fl.engine.processes import Processes

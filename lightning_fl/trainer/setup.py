@@ -86,7 +86,7 @@ def set_up(
     module.to(fabric.device)
     fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
-    materialize_lazy_layers(own, factory, datamodule, processes, settings)
+    materialize_lazy_layers(own, factory, processes, settings)
     own.set_stage(*STAGES[stage])
     if stage == "fit":
         trainer.load_lightning_callbacks(own, state)

@@ -28,7 +28,7 @@ from lightning_fl import Partitioned, Silos
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.data import IID
-from lightning_fl.engine.turn.trainer_attributes import REFUSED
+from lightning_fl.engine.turn.trainer_parts import REFUSED
 
 #: Where a federated run answers otherwise, by moment; ``docs/lightning-support.md`` says why.
 _PLACES = {"default_root_dir", "log_dir"}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.functional.labels import in_order
+from lightning_fl.functional.gram import in_order
 
 
 @given(st.lists(st.integers(-1, 9)))

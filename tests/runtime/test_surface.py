@@ -10,8 +10,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, ModelCheckpoint, UniformSampling
-from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.present_round import Round
+from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.settings import Settings
 
 QUIET = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}

@@ -30,7 +30,7 @@ from torchmetrics import MeanMetric
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks import Callback, LocalTraining, PersonalLayers
-from lightning_fl.engine.batches.parts import parts_of
+from lightning_fl.engine.batches.client import parts_of
 from lightning_fl.strategies import APFL, FedAvg, FedRep, PerFedAvg, PFedMe
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback, CollaborationGraph, DROClientSampling, SoftAveraging, TierBidding
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.engine.batches.parts import parts_of
+from lightning_fl.engine.batches.client import parts_of
 from lightning_fl.engine.client import ClientUpdate
 from lightning_fl.strategies import (
     APFL,

@@ -8,10 +8,9 @@ from lightning.pytorch import LightningModule
 
 from lightning_fl import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.learner import Learner
-from lightning_fl.engine.present_round import Round
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.loop import LocalLoop

@@ -12,8 +12,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.functional.gram import gram_matrix, join_most_similar
-from lightning_fl.functional.labels import in_order
+from lightning_fl.functional.gram import gram_matrix, in_order, join_most_similar
 from lightning_fl.runtime.surface import TrainerSurface
 
 

@@ -30,7 +30,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
-from lightning_fl.functional.gram import cosine_similarities, remembered_cosines, with_cosines
+from lightning_fl.functional.gram import cosine_similarities, in_order, remembered_cosines, with_cosines
 from lightning_fl.functional.hcct import (
     Merge,
     join_group,
@@ -39,7 +39,6 @@ from lightning_fl.functional.hcct import (
     partition_from_gram,
     partition_utility,
 )
-from lightning_fl.functional.labels import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
 # Cosines of real tasks are below 0.7, even on IID data.

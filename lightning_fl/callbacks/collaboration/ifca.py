@@ -26,7 +26,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, seed_default_generators
 from lightning_fl.core.validation import Count, Positive, checked
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
-from lightning_fl.engine.turn.module_checks import refuse_manual_steps
+from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 from lightning_fl.functional.ifca import perturbed
 from lightning_fl.runtime.surface import TrainerSurface

@@ -36,7 +36,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
-from lightning_fl.engine.turn.module_checks import refuse_manual_steps
+from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.functional.drflm import draw_cohort, draw_subset, loss_estimate, sampling_weights_update

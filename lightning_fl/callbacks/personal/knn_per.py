@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, page
 from lightning_fl.core.validation import Count, Fraction, Positive, checked
-from lightning_fl.engine.probes.layer_records import LayerRecords, layer_records, named_layer
-from lightning_fl.engine.probes.layer_trial import layer_misses_targets
+from lightning_fl.engine.probes.layer_records import LayerRecords, layer_misses_targets, layer_records, named_layer
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Neighbors, Task, task_of

@@ -1,19 +1,19 @@
-"""Interface of the batches of one client in one split."""
+"""Interface of the batches of one client in one split, and the division of a batch."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
-
-__all__ = ["ClientBatches", "SizedBatch", "guess_batch_size"]
-
 
 _once = WarningCache()
 
@@ -51,9 +51,9 @@ class ClientBatches(ABC):
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
         """One pass over all samples in their own order."""
 
-    @abstractmethod
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
         """``num_batches`` batches in the training order, pass after pass; every draw comes from ``seed_path``."""
+        raise NotImplementedError
 
     @property
     def loaders(self) -> "Sequence[ClientBatches]":
@@ -65,10 +65,7 @@ class ClientBatches(ABC):
         return num_samples
 
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """Batches of ``num_samples`` samples; all of :meth:`once` if there are no more, or for ``None``.
-
-        If samples cannot be picked, the first whole batches with at least as many.
-        """
+        """Batches of ``num_samples`` samples (``None`` for all), or at least as many if samples cannot be picked."""
         given = 0
         for batch, size in self.once(seed_path):
             yield batch, size
@@ -83,11 +80,7 @@ class ClientBatches(ABC):
         return self.some(seed_path, num_samples)
 
     def attribute(self, name: str, seed_path: tuple[int | str, ...]) -> Tensor:
-        """An attribute of this client's graphs with one row per graph, [n, ...].
-
-        Raises:
-            ConfigurationError: a batch lacks the attribute.
-        """
+        """An attribute of this client's graphs with one row per graph, [n, ...]."""
         found = [getattr(batch, name, None) for batch, _ in self.once(seed_path)]
         parts = [part for part in found if isinstance(part, Tensor)]
         if not parts or len(parts) < len(found):
@@ -109,3 +102,36 @@ _NO_TARGETS = (
     " TensorDataset, a list of PyG Data or an InMemoryDataset (with default collation and no workers), or change the"
     " targets in the data set itself."
 )
+
+
+def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) -> list[SizedBatch]:
+    """Divide a batch into consecutive parts of at least ``smallest`` samples, or none; the first ones get the rest.
+
+    Tensors with a row for each sample, also in collections, and PyG's ``Batch`` are divided; anything else is copied.
+    """
+    samples = guess_batch_size(batch) if size is None else size
+    if samples < count * smallest:
+        return []
+    bounds = [0, *[int(part[-1]) + 1 for part in torch.arange(samples).tensor_split(count)]]
+    kinds: tuple[type, ...] = (Tensor,)
+    if "torch_geometric.data" in sys.modules:  # else no batch is PyG's
+        kinds += (sys.modules["torch_geometric.data"].Batch,)
+    divided = False
+
+    def cut(value: Any, begin: int, end: int) -> Any:
+        nonlocal divided
+        graphs = not isinstance(value, Tensor)
+        if (value.num_graphs if graphs else len(value) if value.ndim else 0) != samples:
+            return value
+        divided = True
+        return type(value).from_data_list(value[torch.arange(begin, end)]) if graphs else value[begin:end]
+
+    parts: list[SizedBatch] = [
+        (apply_to_collection(batch, kinds, cut, begin, end), end - begin) for begin, end in pairwise(bounds)
+    ]
+    if not divided:
+        raise ConfigurationError(
+            f"{who} divides every batch in {count} parts, and this {type(batch).__name__} has no tensor with one row"
+            f" for each of its {samples} samples: use tensors, lists or dicts of tensors, or PyG's Batch."
+        )
+    return parts

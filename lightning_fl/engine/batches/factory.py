@@ -33,28 +33,15 @@ from lightning_fl.data.loaders import (
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.from_loaders import LoaderBatches, LoadersInTurn
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packs import MemoryBudget, Pack, TensorPack
+from lightning_fl.engine.batches.packs import MemoryBudget, Pack, PackedBatches, TensorPack
 from lightning_fl.engine.hooks import Hooks
-
-__all__ = ["BatchFactory", "pack_dataset"]
 
 
 class BatchFactory:
-    """Factory of :class:`ClientBatches` that packs shared data once.
-
-    Args:
-        device: device of packed data; they stay on the host if they would take too much of a GPU's memory.
-        channels_last: store packed images in the channels-last memory format.
-        hooks: callbacks that change a client's data when they are opened (``on_client_data``).
-    """
+    """Factory of :class:`ClientBatches` that packs shared data once, on a device if they fit in its memory."""
 
     def __init__(
-        self,
-        data: FederatedDataModule,
-        device: torch.device,
-        channels_last: bool = False,
-        hooks: Hooks | None = None,
+        self, data: FederatedDataModule, device: torch.device, channels_last: bool = False, hooks: Hooks | None = None
     ) -> None:
         self.data = data
         self._hooks = hooks or Hooks()
@@ -87,10 +74,7 @@ class BatchFactory:
         return self._made[key]
 
     def loader(self, client: int, split: Split) -> Any:
-        """The loader of a split that a client's module sees, ``None`` if it has no such data.
-
-        It is the data module's own loader, or one created over the client's data set, with an order of its own.
-        """
+        """The loader of a split that a client's module sees: its own, or over its data set; ``None`` without data."""
         batches = self.batches(client, split)
         if batches is None:
             return None
@@ -148,7 +132,6 @@ class BatchFactory:
         return _in_turn(list(map(self._of_loader, parts)))
 
     def _of_loader(self, loader: Any) -> ClientBatches:
-        """The batches of one loader, packed if possible."""
         options = _plain_options(loader) if isinstance(loader, DataLoader) else None
         return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
 
@@ -158,7 +141,6 @@ class BatchFactory:
         return make_loader(data, collate_fn=collate, pin_memory=pin, **self.data.loader_options(split))
 
     def _loaders_of(self, data: Any, split: Split) -> Any:
-        """A list, tuple or dict with a loader in place of every data set."""
         return tree_map(lambda part: self._loader_of(part, split) if is_dataset(part) else part, data)
 
     def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
@@ -187,7 +169,6 @@ class BatchFactory:
         return PackedBatches(pack, None if indices is None else indices.cpu(), budget=self._budget, **options)
 
     def _placed(self, pack: Pack) -> Pack:
-        """Move a pack to the device, unless it is too large."""
         if self._budget.reserve(pack.num_bytes):
             return pack.to(self._device)
         if not self._warned:
@@ -200,11 +181,7 @@ class BatchFactory:
 
 
 def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
-    """Pack a ``TensorDataset``, a list of PyG ``Data`` or an ``InMemoryDataset`` without transform.
-
-    Returns:
-        ``None`` if samples must be fetched one by one.
-    """
+    """Pack a ``TensorDataset``, PyG ``Data`` or an ``InMemoryDataset``; ``None`` if samples must be fetched singly."""
     if type(dataset) is TensorDataset:
         return TensorPack(dataset.tensors)
     if is_graph_dataset(dataset) or (isinstance(dataset, list) and dataset and is_graph(dataset[0])):

@@ -17,15 +17,9 @@ from lightning_fl.core.seeding import derive_seed, seed_default_generators
 from lightning_fl.data.loaders import combined_size
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, guess_batch_size
 
-__all__ = ["LoaderBatches", "LoadersInTurn"]
-
 
 class LoaderBatches(ClientBatches):
-    """Batches of a loader that lives across rounds; its generators are seeded before every pass.
-
-    Args:
-        loader: a ``DataLoader``, Lightning's ``CombinedLoader``, or any iterable that can be iterated again.
-    """
+    """Batches of any loader that can be iterated again; its generators are seeded before every pass."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -38,7 +32,6 @@ class LoaderBatches(ClientBatches):
         self._held: list[Any] | None = None  # generators of data sets, samplers and collate_fn
 
     def epoch_length(self) -> int | None:
-        """The loader's own length."""
         lengths = [sized_len(part) for part in self._parts]
         if not isinstance(self._loader, CombinedLoader):
             return lengths[0]
@@ -46,12 +39,10 @@ class LoaderBatches(ClientBatches):
         return None if length == float("inf") else int(length)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """One pass, in the loader's own order."""
         self._seed((*seed_path, 0))
         return self._pass()
 
     def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
-        """Pass after pass, in the loader's own order."""
         given = 0
         for epoch in itertools.count():
             self._seed((*seed_path, epoch))
@@ -69,9 +60,8 @@ class LoaderBatches(ClientBatches):
     ) -> Iterator[SizedBatch]:
         """Whole passes over a loader of unknown length; each batch is fetched one step early.
 
-        Args:
-            before_last: called before the last batch of each pass, with the number of batches before it in all passes,
-                and whether it is the last of all.
+        ``before_last`` is called before the last batch of a pass, with the number of batches before it in all passes,
+        and whether it is the last of all.
         """
         given = 0
         for epoch in range(num_passes):
@@ -86,12 +76,7 @@ class LoaderBatches(ClientBatches):
                 given, batch = given + 1, following
 
     def count(self, seed_path: tuple[int | str, ...], num_batches: int | None) -> None:
-        """Determine an unknown ``num_samples`` by reading the data once.
-
-        Args:
-            seed_path: of the pass; global generators are not changed.
-            num_batches: batches to read from a stream that may be endless; ``None`` for all.
-        """
+        """Determine an unknown ``num_samples`` by reading the data, or ``num_batches`` of an endless stream, once."""
         with isolate_rng(include_cuda=False):
             batches = itertools.islice(self.once(seed_path), num_batches)
             self.num_samples = sum(
@@ -144,7 +129,7 @@ def _num_samples(loader: Any) -> int | None:
 
 
 class LoadersInTurn(ClientBatches):
-    """Several loaders read one after another, as validation and test data may have them."""
+    """Several loaders read one after another, as validation and test data (not training data) may have them."""
 
     def __init__(self, loaders: Sequence[ClientBatches]) -> None:
         self._loaders = list(loaders)
@@ -152,39 +137,20 @@ class LoadersInTurn(ClientBatches):
 
     @property
     def loaders(self) -> Sequence[ClientBatches]:
-        """All of them."""
         return self._loaders
 
     def epoch_length(self) -> int | None:
-        """Batches of all."""
         lengths = [loader.epoch_length() for loader in self._loaders]
         return None if None in lengths else sum(length or 0 for length in lengths)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
-        """One pass over each."""
-        for number, loader in enumerate(self._loaders):
-            yield from self._on_device(loader, loader.once((*seed_path, number)))
-
-    def shuffled(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[SizedBatch]:
-        """Pass after pass, in their own order."""
-        for epoch in itertools.count():
-            given = 0
-            for batch in itertools.islice(self.once((*seed_path, epoch)), num_batches):
-                given += 1
-                yield batch
-            num_batches -= given
-            if not given or not num_batches:
-                return
+        return self._in_turn(lambda number, loader: loader.once((*seed_path, number)))
 
     def some(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """Each loader's share."""
-        for number, loader in enumerate(self._loaders):
-            yield from self._on_device(loader, loader.some((*seed_path, number), self.share(loader, num_samples)))
+        return self._in_turn(lambda k, loader: loader.some((*seed_path, k), self.share(loader, num_samples)))
 
     def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """Each loader's share."""
-        for number, loader in enumerate(self._loaders):
-            yield from self._on_device(loader, loader.singly((*seed_path, number), self.share(loader, num_samples)))
+        return self._in_turn(lambda k, loader: loader.singly((*seed_path, k), self.share(loader, num_samples)))
 
     def share(self, loader: ClientBatches, num_samples: int | None) -> int | None:
         """In proportion to their samples, rounded up."""
@@ -192,7 +158,8 @@ class LoadersInTurn(ClientBatches):
             return num_samples
         return -(-num_samples * loader.num_samples // self.num_samples)
 
-    def _on_device(self, loader: ClientBatches, batches: Iterator[SizedBatch]) -> Iterator[SizedBatch]:
-        for batch in batches:
-            self.on_device = loader.on_device  # of the batch that is given next
-            yield batch
+    def _in_turn(self, read: Callable[[int, ClientBatches], Iterator[SizedBatch]]) -> Iterator[SizedBatch]:
+        for number, loader in enumerate(self._loaders):
+            for batch in read(number, loader):
+                self.on_device = loader.on_device  # of the batch that is given next
+                yield batch

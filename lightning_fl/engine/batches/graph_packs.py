@@ -18,8 +18,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.batches.packs import Pack
 
-__all__ = ["GraphPack", "pack_graphs"]
-
 
 class GraphPack(Pack):
     """Graphs as PyG's ``InMemoryDataset`` stores them; batches equal ``Batch.from_data_list``.
@@ -63,18 +61,15 @@ class GraphPack(Pack):
 
     @property
     def held_on(self) -> torch.device:
-        """Device of the tensors."""
         return self.num_nodes.device
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         levels = sum(starts.nbytes + counts.nbytes for starts, counts in self._levels.values())
         return self.num_nodes.nbytes + levels + sum(value.nbytes for value, *_ in self._tensors.values())
 
     @property
     def targets(self) -> Tensor:
-        """``y``, shape [n, ...]."""
         if "y" not in self._tensors:
             raise ConfigurationError("the graphs have no targets: set their `y`.")
         value, _, _, level = self._tensors["y"]
@@ -85,20 +80,14 @@ class GraphPack(Pack):
         return value
 
     def attribute(self, name: str) -> Tensor | None:
-        """An attribute with one row per graph, [n, ...]; ``None`` for others."""
         value, cat_dim, _, level = self._tensors.get(name, (None, 0, False, ""))
         if value is None or cat_dim != 0 or level not in self._one_each:
             return None
         return value.index_select(0, self._levels[level][0])
 
     def gather(
-        self,
-        indices: Tensor,
-        sizes: Sequence[int],
-        targets: Tensor | None = None,
-        on_host: Tensor | None = None,
+        self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None, on_host: Tensor | None = None
     ) -> list[Any]:
-        """``Batch`` objects."""
         held_on, device = indices.device, self.device
         on_host = indices.cpu() if on_host is None else on_host
         layout, arrived = (_batch_layout(tuple(sizes), where) for where in (held_on, device))
@@ -169,7 +158,6 @@ class GraphPack(Pack):
         return batches
 
     def to(self, device: torch.device) -> "GraphPack":
-        """Move the tensors."""
         self.num_nodes = self.num_nodes.to(device)
         self._tensors = {key: (value.to(device), *rest) for key, (value, *rest) in self._tensors.items()}  # type: ignore[misc]
         self._levels = {key: (starts.to(device), counts.to(device)) for key, (starts, counts) in self._levels.items()}

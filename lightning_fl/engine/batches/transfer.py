@@ -13,8 +13,6 @@ from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule
 from lightning_fl.engine.batches.packs import channels_last
 
-__all__ = ["BatchTransfer"]
-
 
 class BatchTransfer:
     """Moves batches to the device and precision, through the user's transfer hooks if defined."""

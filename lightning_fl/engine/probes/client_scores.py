@@ -13,8 +13,6 @@ from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.pifl import importance_weights, mixture_weights
 
-__all__ = ["ClientScores", "default_score"]
-
 #: Metrics where more is better that may be negative, which are no scores by default.
 _SIGNED = ("r2", "pearson", "spearman", "mcc", "matthews", "kappa")
 
@@ -22,21 +20,9 @@ _SIGNED = ("r2", "pearson", "spearman", "mcc", "matthews", "kappa")
 class ClientScores:
     """Scores in [0, 1] by a metric that ``validation_step`` logs: an accuracy itself, a loss x as ``exp(-x)``.
 
-    They are computed in eval mode with the client's personal layers. Logged values are dropped, and torchmetrics keep
-    their states. In one round the samples and random draws are the same at all weights.
-
-    Args:
-        loop: in a fit.
-        owner: name for random draws and messages.
-        split: of the samples; training samples are validated too.
-        num_samples: of each client, drawn in every round; ``None`` for all. With a ``DataLoader``, the first batches
-            with at least as many.
-        monitor: the metric. ``None`` for the first where more is better and that cannot be negative (by its name: R2
-            and correlations can), else the first with "loss" in its name, else the first.
-
-    Raises:
-        ConfigurationError: the module has no ``validation_step``; when scoring, the metric is not logged, or is neither
-            in 0 to 1 nor a loss of at least 0.
+    They are computed in eval mode with the client's personal layers, on ``num_samples`` drawn in every round (``None``
+    for all). Logged values are dropped, and torchmetrics keep their states. In one round the samples and random draws
+    are the same at all weights. Without ``monitor`` the metric is :func:`default_score`.
     """
 
     def __init__(self, loop: LocalLoop, owner: str, split: Split, num_samples: int | None, monitor: str | None) -> None:
@@ -65,7 +51,6 @@ class ClientScores:
         return importance_weights(name, values, better), mixture_weights(values, better)
 
     def _value(self, client: int, model: Weights) -> tuple[str, float, bool]:
-        """The metric's name, its value, and whether more of it is better."""
         loop, personal = self._loop, self._loop.federation.personal
         path = loop.path(client, f"{self._owner} by {self._split}")
         batches = loop.batches(client, self._split)
@@ -74,10 +59,7 @@ class ClientScores:
             model = personal.insert_(model.clone(), own)
         with preserve_metrics(loop.module):
             report = loop.evaluator.evaluate(
-                client,
-                model,
-                self._split,
-                lambda loader: loader.some(path, batches.share(loader, self._num_samples)),
+                client, model, self._split, lambda loader: loader.some(path, batches.share(loader, self._num_samples))
             )
         assert report is not None
         name = monitored_metric(report.metrics, self._monitor, default_score(report.metrics), self._owner)

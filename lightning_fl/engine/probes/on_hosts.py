@@ -8,8 +8,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.loop import LocalLoop
 
-__all__ = ["check_samples", "clients_without", "compute_on_hosts"]
-
 T = TypeVar("T")
 
 _ERRORS = {kind.__name__: kind for kind in (ConfigurationError, DataError, TrainingError)}
@@ -18,17 +16,9 @@ _ERRORS = {kind.__name__: kind for kind in (ConfigurationError, DataError, Train
 def compute_on_hosts(
     processes: Processes, clients: Collection[int], compute: Callable[[int], T], problem: str
 ) -> dict[int, T]:
-    """Compute a value for each client on its rank, and send it to all ranks. Every rank must call it.
+    """Compute plain values or CPU tensors for clients on their ranks, and send them to all ranks: client -> value.
 
-    Args:
-        compute: gets a hosted client; returns plain values or CPU tensors. It must not wait for other ranks.
-
-    Returns:
-        client -> value, in ascending order.
-
-    Raises:
-        ConfigurationError, DataError, TrainingError: ``compute`` raised it for a client; any other error becomes a
-            ``TrainingError``. It is raised on all ranks.
+    Every rank must call it; ``compute`` must not wait for other ranks. An error is raised on all ranks.
     """
     found: dict[int, tuple[T | None, str, str]] = {}
     failure: Exception | None = None

@@ -11,18 +11,12 @@ from lightning_fl.data.targets import batch_targets
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.processes import Processes
 
-__all__ = ["client_statistics", "descriptor_statistics", "target_statistics", "target_summaries"]
-
 
 def target_statistics(factory: BatchFactory, processes: Processes, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of the training targets, each of shape [T], float64.
+    """Mean and population standard deviation of the training targets, without NaN, each of shape [T], float64.
 
     Every rank must call it. Ranks exchange sums twice (counts and totals, then squared deviations from the common
-    mean), added in the order of clients, so that the result is the same on any number of processes. Missing targets
-    (NaN) are ignored.
-
-    Args:
-        seed: of the run, for loaders that shuffle.
+    mean), added in the order of clients, so that the result is the same on any number of processes.
     """
     count, mean, std = _pooled({client: _targets(factory, client, seed) for client in processes.hosted}, processes)
     if not (count > 0).all():
@@ -67,15 +61,11 @@ def target_summaries(
     summarize: Callable[[Tensor], Tensor],
     split: Split = "train",
 ) -> Tensor:
-    """Summaries of every client's targets, in the order of clients, on every rank; every rank must call it.
+    """Summaries of every client's targets, in the order of clients, [N, ...]; every rank must call it.
 
     Args:
         summarize: maps a client's targets [n, T], NaN if missing, to a tensor of one shape for all clients. Only these
             counts, sums and ranges leave a client.
-        split: of the data; a client without them summarises targets [0, T].
-
-    Returns:
-        [N, ...].
     """
     own = {client: summarize(_targets(factory, client, seed, split)) for client in processes.hosted}
     found = processes.exchange(own)

@@ -8,8 +8,6 @@ from torch import Tensor
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 
-__all__ = ["change_blocks", "column_blocks", "update_blocks"]
-
 #: Columns of a block: 26 MB for a hundred clients in single precision.
 _COLUMNS = 1 << 16
 
@@ -30,15 +28,9 @@ def change_blocks(models: Sequence[Weights], since: Weights, spans: Sequence[Spa
 def update_blocks(
     loop: LocalLoop, weights: Mapping[int, Weights], clients: Sequence[int], spans: Sequence[Span]
 ) -> Iterator[Tensor]:
-    """The updates ``w_i - w_start,i`` of some clients, in blocks of columns, with the same bits on every rank.
+    """The updates ``w_i - w_start,i`` of some clients in blocks [n, c], c <= 65,536, with the same bits on every rank.
 
     Every rank must exhaust the iterator. Only one block is in memory.
-
-    Args:
-        weights: hosted client -> its weights after its turn.
-
-    Yields:
-        [n, c] with c <= 65,536, in the weights' dtype on the run's device.
     """
     starts = {client: loop.federation.shared_model(client) for client in clients if client in weights}
     for dtype, part in column_blocks(spans):

@@ -15,8 +15,6 @@ from lightning_fl.engine.weights.local_parameters import span_bytes
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.functional.shapley import FirstOrderShapley
 
-__all__ = ["ModelValuation"]
-
 T = TypeVar("T")
 
 
@@ -28,14 +26,8 @@ class ModelValuation:
     bits. Every rank must make the same calls.
 
     Args:
-        loss: of a client at some weights.
-        start: the model before the average.
-        average: the model after it.
-        shares: client -> lambda, its weight in the average.
+        shares: client -> lambda, its weight in the average; as attribute of valued clients only, summing to 1.
         learned: hosted client -> its weights after its turn. Other clients are not valued.
-
-    Attributes:
-        shares: valued client -> lambda, in ascending order, summing to 1.
     """
 
     def __init__(
@@ -63,8 +55,7 @@ class ModelValuation:
 
         Args:
             normalized: ``-<∇L, lambda_i (W_i - W_M)>``, else ``-<∇L, lambda_i (W_i - W_start)>``.
-            leave_own_out: L of a client is the mean over the others. This keeps each hosted client's gradient, float64
-                [P].
+            leave_own_out: L of a client is the mean over the others; this keeps each hosted client's gradient.
         """
         if normalized and len(self.shares) == 1:
             return dict.fromkeys(self.shares, 0.0)
@@ -99,14 +90,10 @@ class ModelValuation:
         return self._processes.exchange(values)
 
     def coalition_value(self, normalized: bool) -> Callable[[frozenset[int]], float]:
-        """v(C) = -L of a coalition's model; for the empty coalition, of the model before the average.
+        """v(C) = -L of a coalition's model, a function of a set of positions in :attr:`shares`.
 
-        Args:
-            normalized: normalise lambda within the coalition; else clients outside count as untrained,
-                ``w_start + sum_C lambda_i (W_i - w_start)``.
-
-        Returns:
-            A function of a set of positions in :attr:`shares`.
+        The empty coalition's is the model before the average. If not ``normalized`` within the coalition, clients
+        outside count as untrained, ``w_start + sum_C lambda_i (W_i - w_start)``.
         """
         clients = list(self.shares)
 

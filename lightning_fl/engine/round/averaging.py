@@ -14,8 +14,6 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, linear_combination
 from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable
 
-__all__ = ["SharedModels", "next_model"]
-
 _Sum = WeightedSum | SoleContribution
 #: Weights, and their own weight in a sum.
 _Term = tuple[Weights, float]
@@ -38,15 +36,9 @@ class SharedModels:
             self._sums = {model: _Sums(loop, model, *members) for model, members in self._plan().items()}
 
     def receive(self, participant: Participant, update: ClientUpdate) -> None:
-        """Add or keep a participant's update.
-
-        Raises:
-            TrainingError: weights or vectors are not finite, or too large. Nothing is added.
-        """
+        """Add or keep a participant's update; a ``TrainingError`` if it is not finite, or too large."""
         if self._waits:
-            loop, given = self._loop, participant.model
-            federation = loop.federation
-            start = federation.shared_model(participant.client) if given is None else federation.models[given]
+            loop, start = self._loop, self._loop.start_of(participant)
             check_addable(update.weights, start, update.scale)
             for vector in update.vectors.values():
                 check_addable(vector, _zeros(loop, start), update.scale)
@@ -131,7 +123,6 @@ class SharedModels:
         return {model: (clients[model], totals[model]) for model in sorted(totals)}
 
     def _shares(self, arrived: Mapping[Participant, ClientReport]) -> dict[int, dict[int, float]]:
-        """Model -> client that contributed to it -> its share."""
         weights: dict[int, dict[int, float]] = {}
         for participant, report in arrived.items():
             for model, unscaled in self._parts[participant].items():
@@ -156,8 +147,6 @@ def _models_of(participant: Participant, column: list[float]) -> dict[int, float
 
 
 class _Sums:
-    """The weighted sums for one shared model: of weights, and of the strategy's further vectors."""
-
     def __init__(self, loop: LocalLoop, model: int, clients: Sequence[int], planned: float) -> None:
         self._loop = loop
         self._model = model

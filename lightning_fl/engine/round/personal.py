@@ -18,8 +18,6 @@ from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import check_finite, largest_magnitude
 
-__all__ = ["ClientModels", "average_in_place"]
-
 #: Entries of all models that are copied at a time.
 _COLUMNS = 1 << 14
 
@@ -41,10 +39,7 @@ class ClientModels:
         self._starts = list(loop.federation.models) if "aggregate" in loop.own_steps else None
 
     def receive(self, participant: Participant, update: ClientUpdate) -> None:
-        """Overwrite a client's model with what it learned, so that memory holds N models instead of 2N.
-
-        The memory is reused, because new vectors every round would fragment it.
-        """
+        """Overwrite a client's model with what it learned, in its memory, so that N models are held instead of 2N."""
         models, client = self._loop.federation.models, participant.client
         own = models[client]
         check_finite(update.weights, own)
@@ -84,10 +79,7 @@ class ClientModels:
 
 
 def _assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
-    """Give clients that use a mixture of others' models, such as newcomers, the mixture as their own model.
-
-    This must happen before training, which overwrites the models one after the other.
-    """
+    """Give clients that use a mixture it as their own model, before training overwrites the models one by one."""
     collaboration = federation.collaboration
     mixtures = {k: federation.shared_model(k) for k in clients if collaboration.model_of(k) != k}
     if not mixtures:
@@ -115,15 +107,11 @@ def _scaled(aggregation: Tensor, reports: Mapping[int, ClientReport]) -> Tensor:
 
 
 def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Sequence[int]) -> None:
-    """``w_k <- sum_i A_ki w_i`` for some k at once, block by block.
+    """``w_k <- sum_i A_ki w_i`` for the k in ``rows`` at once, block by block.
 
     Sums are in float64 and in the clients' order, so that all processes with the models get the same bits. An entry
-    that is the same in all models of a sum keeps its bits. Integers and booleans take the largest entry.
-
-    Args:
-        models: N models; those of ``rows`` share no memory with others, and are overwritten.
-        aggregation: A, [N, N], rows sum to 1; row k has a positive entry k.
-        rows: the k to average.
+    that is the same in all models of a sum keeps its bits. Integers and booleans take the largest entry. Models of
+    ``rows`` share no memory with others; rows of A [N, N] sum to 1, with a positive A_kk.
     """
     shares = aggregation.tolist()
     members = {k: [i for i, weight in enumerate(shares[k]) if weight > 0 and i != k] for k in rows}

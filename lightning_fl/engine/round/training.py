@@ -1,33 +1,32 @@
-"""Training of a round's cohort."""
+"""Training of a round's cohort, and what failed turns mean for it."""
 
+import gc
 import math
+import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.metrics import LoggedValue
+from lightning_fl.core.system_errors import breaks_device, chain, out_of_memory, place_of, refusal
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.round.averaging import SharedModels
-from lightning_fl.engine.round.failures import failure_report, raise_or_warn
 from lightning_fl.engine.round.personal import ClientModels
-from lightning_fl.engine.stacked.loop import StackedLoop
-from lightning_fl.engine.stacked.turns import StackedTurns
+from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
-
-__all__ = ["combine_reports", "train_round"]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
-    """Train a cohort and update the models of the loop's federation; an empty cohort changes nothing.
-
-    Raises:
-        TrainingError: on every rank, if a client's turn fails and ``on_client_error`` is "fail", or all fail.
-    """
+    """Train a cohort and update the models of the loop's federation; an empty cohort changes nothing."""
     now = loop.round
     now.starts, now.shares = [], {}
     if not cohort.participants:
@@ -50,18 +49,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
 
 
 def _train_cohort(
-    loop: LocalLoop,
-    cohort: Cohort,
-    stacked: StackedLoop | None,
-    hand_over: Callable[[Participant, ClientUpdate], None],
+    loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, hand_over: Callable[[Participant, ClientUpdate], None]
 ) -> dict[Participant, ClientReport]:
-    """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors.
-
-    A client that trains several models has a turn for each; each may fail on its own.
-
-    Returns:
-        Participants on all ranks without failed turns, with their reports.
-    """
+    """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors."""
     federation, now = loop.federation, loop.round
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
     after = loop.hooks.of("on_client_end")
@@ -134,7 +124,6 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
 
 
 def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-    """Take a participant's turn, which leaves its new weights in the module."""
     turn = loop.begin_turn(participant)
     return loop.take_turn(turn), turn
 
@@ -207,3 +196,74 @@ def _mean(values: Sequence[LoggedValue]) -> LoggedValue:
     weights = [value.weight / total if total else 1 / len(values) for value in values]
     mean = sum(value.value * weight for value, weight in zip(values, weights, strict=True))
     return replace(values[0], value=mean, weight=total, steps=tuple(step for value in values for step in value.steps))
+
+
+_NOTHING_LOST = "Nothing is lost: the last checkpoint is untouched."
+
+
+def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
+    """Report a participant's failed turn, and restore the module's own parameters; raise if the device is unusable."""
+    report = ClientReport(error=_format_error(loop, error))
+    if breaks_device(error):
+        reason = f"{report.error} This process can no longer use its device."
+        raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST}") from error
+    loop.flat.restore()  # for the next clients
+    if loop.settings.on_client_error == "skip":
+        free_memory(error, loop.processes.device)
+    return report
+
+
+def free_memory(error: BaseException, device: torch.device) -> None:
+    """Free what the frames of an error hold, mainly activations, since the next turn needs the memory."""
+    for each in chain(error):
+        traceback.clear_frames(each.__traceback__)
+    if out_of_memory(error):
+        gc.collect()  # reference cycles of user code
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientReport], own: Exception | None) -> None:
+    """Raise because of failed turns (if all failed, or ``on_client_error="fail"``), or warn of them."""
+    failed = {place: report.error for place, report in reports.items() if report.error is not None}
+    if not failed:
+        return
+    place, reason = next(iter(failed.items()))
+    if loop.settings.on_client_error == "fail":
+        remedy = "Set trainer.on_client_error=skip to leave failing clients out of a round."
+        raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST} {remedy}") from own
+    if len(failed) == len(reports):
+        raise TrainingError(f"every client of the round failed; the first: {_describe(loop, cohort, place, reason)}")
+    done = loop.federation.current_round + 1
+    for place, reason in failed.items():
+        who, what = _turn(loop, cohort, place)
+        rank_zero_warn(f"{who} is left out of {what}round {done}: {reason}")
+
+
+def _describe(loop: LocalLoop, cohort: Cohort, place: int, reason: str) -> str:
+    who, what = _turn(loop, cohort, place)
+    done = loop.federation.current_round + 1
+    return f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
+
+
+def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:
+    """The client, and its turn if it has several."""
+    turns = Counter(participant.client for participant in cohort.participants)
+    one = cohort.participants[place]
+    draw = f"draw {one.draw} of " if any(participant.draw for participant in cohort.participants) else ""
+    return loop.name_of(one.client), f"{draw}model {one.model} in " if turns[one.client] > 1 else ""
+
+
+def _format_error(loop: LocalLoop, error: Exception) -> str:
+    own = isinstance(error, FederatedError)
+    text = (None if own else refusal(error)) or f"{type(error).__name__}: {error}"
+    place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
+    if place:
+        text = f"{text.removesuffix('.')}{place}."
+    text += "" if text.endswith((".", "!", "?")) else "."
+    if loop.settings.channels_last and "view size is not compatible" in text:
+        text += " The images are in channels-last memory: set trainer.channels_last=false if the module needs `view`."
+    precision = loop.precision
+    if precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):
+        text += f" The run uses trainer.precision={precision}: try 32, or bf16-mixed to save memory."
+    return text

@@ -1,9 +1,9 @@
 """Several clients' turns at once: stacked weights and one ``training_step`` for all through ``torch.vmap``.
 
-A small model's step spends most of its time between operations, which take hardly longer for n clients than for one.
 The results are those of single turns, up to rounding, which depends on the stacked clients.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,33 +13,25 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import seed_default_generators
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.batches.packs import PackedBatches, TensorPack
 from lightning_fl.engine.client import ClientReport, ClientTurn
 from lightning_fl.engine.profile import BACKWARD, BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP
-from lightning_fl.engine.stacked.correction import StackedCorrection
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
-from lightning_fl.engine.stacked.trainer import StackedTrainer
-from lightning_fl.engine.stacked.visits import Row, RowBatch, Visits
-from lightning_fl.engine.stacked.weights import StackedWeights
+from lightning_fl.engine.stacked.visits import Row, RowBatch, StackedTrainer, Visits
+from lightning_fl.engine.stacked.weights import StackedCorrection, StackedWeights
 from lightning_fl.engine.turn.flat_optimizer import has_fused_step
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.results import LogCollector
-from lightning_fl.engine.turn.turn_length import turn_report
+from lightning_fl.engine.turn.services import turn_report
 from lightning_fl.engine.weights.flat import Weights
-
-__all__ = ["StackedLoop"]
 
 
 class StackedLoop:
-    """Trains groups of clients at once on one module.
-
-    Raises:
-        ConfigurationError: the module, the data, a callback or a setting of the run cannot be stacked; on every rank.
-    """
+    """Trains groups of clients at once on one module, if module, data, callbacks and settings can be stacked."""
 
     def __init__(self, loop: LocalLoop) -> None:
         self._loop = loop
@@ -61,13 +53,9 @@ class StackedLoop:
     def train(
         self, turns: Sequence[ClientTurn]
     ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
-        """Train a group in the current round; updates the clients' states.
+        """Train a group in the current round, and update the clients' states, unless the step fails.
 
-        Returns:
-            The clients' new weights; for each turn its row of them, and its report or error.
-
-        Raises:
-            FederatedError: the step fails, or cannot be run for several clients at once; no state has changed.
+        Returns the clients' new weights; for each turn its row of them, and its report or error.
         """
         with self._profile(BOOKKEEPING):
             return self._train(turns)
@@ -97,7 +85,6 @@ class StackedLoop:
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
     def _rows(self, turns: Sequence[ClientTurn]) -> list[Row]:
-        """The planned batches of every client's turn."""
         loop = self._loop
         rows = []
         for turn in turns:
@@ -122,7 +109,6 @@ class StackedLoop:
         return rows
 
     def _begin(self, rows: Sequence[Row]) -> StackedWeights:
-        """Create an optimiser for all, and a row of weights for each."""
         loop = self._loop
         # Steps draw nothing; all other draws are the same on any number of processes.
         seed_default_generators(*loop.path(rows[0].turn.client, rows[0].turn.purpose))
@@ -145,7 +131,6 @@ class StackedLoop:
     def _correction(
         self, rows: Sequence[Row], weights: StackedWeights
     ) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None:
-        """The strategy's correction of the gradients, if it has one."""
         loop, turns = self._loop, [row.turn for row in rows]
         if "correct_gradient_" not in loop.own_steps:
             return None
@@ -162,7 +147,6 @@ class StackedLoop:
     def _batch_of(
         self, weights: StackedWeights, rows: list[Row], places: list[int], batches: list[RowBatch], step: int
     ) -> None:
-        """Process one batch of some clients: loss, gradients and logging."""
         index, size = batches[0].index, len(batches[0].samples)
         for row in rows:
             row.collector.begin_step(None, size, row.turn.state.global_step + step)
@@ -306,3 +290,71 @@ def _alike(of_rows: Sequence[Sequence[RowBatch]]) -> Iterator[tuple[list[int], l
                 groups.setdefault(batches[place].alike, []).append(row)
         for members in groups.values():
             yield members, [of_rows[row][place] for row in members]
+
+
+def groups_of(cohort: Cohort, block: int) -> list[tuple[int, int]]:
+    """Block of clients and number of the client's turn for each place in the cohort; equal ones train at once.
+
+    A block is consecutive clients on one rank, so that it does not depend on the number of processes.
+    """
+    turns: Counter[int] = Counter()
+    groups = []
+    for participant in cohort.participants:
+        groups.append((participant.client // block, turns[participant.client]))
+        turns[participant.client] += 1
+    return groups
+
+
+class StackedTurns:
+    """The turns of a round; a group is trained when the first of its participants is due.
+
+    Its weights are kept until its last one was due: one group at a time if the cohort is in the order of clients.
+    """
+
+    def __init__(self, loop: LocalLoop, stacked: StackedLoop, cohort: Cohort) -> None:
+        self._loop = loop
+        self._stacked = stacked
+        self._cohort = cohort
+        self._groups = groups_of(cohort, loop.settings.stacked_clients)
+        if loop.federation.personal is not None and any(turn for _, turn in self._groups):
+            raise ConfigurationError(
+                f"trainer.stacked_clients={loop.settings.stacked_clients}: a client trains several models in a round,"
+                " each of which continues from the personal layers of the one before. Set trainer.stacked_clients=1, or"
+                " remove PersonalLayers."
+            )
+        hosted = set(loop.processes.hosted)
+        self._members: dict[tuple[int, int], list[int]] = {}
+        for place, participant in enumerate(cohort.participants):
+            if participant.client in hosted:
+                self._members.setdefault(self._groups[place], []).append(place)
+        #: Place -> turn, the group's weights, its row and report; or its error.
+        self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
+
+    def take(self, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
+        """Take a hosted participant's turn, which leaves its new weights in the module."""
+        if place not in self._trained:
+            self._train(self._members[self._groups[place]])
+        outcome = self._trained.pop(place)
+        if isinstance(outcome, Exception):
+            raise outcome
+        turn, weights, row, report = outcome
+        weights.give(row)
+        return report, turn
+
+    def _train(self, places: list[int]) -> None:
+        turns: dict[int, ClientTurn] = {}
+        for place in places:
+            participant = self._cohort.participants[place]
+            try:
+                turns[place] = self._loop.begin_turn(participant)
+            except Exception as error:
+                self._trained[place] = error
+        if not turns:
+            return
+        try:
+            weights, outcomes = self._stacked.train(list(turns.values()))
+        except Exception as error:
+            self._trained.update(dict.fromkeys(turns, error))
+            return
+        for (place, turn), (row, report) in zip(turns.items(), outcomes, strict=True):
+            self._trained[place] = report if isinstance(report, Exception) else (turn, weights, row, report)

@@ -12,13 +12,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_private import NoOptimizer
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.batches.packs import PackedBatches, TensorPack
 from lightning_fl.engine.stacked.weights import why_not_stackable
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.optimization import STEP_HOOKS
-
-__all__ = ["explain", "outside_draws", "refuse_kept_tensors", "refuse_unstackable"]
 
 _IN_PLACE = "it changes a tensor of all clients in place (such as a metric's state)"
 #: Words in torch's errors for a step that cannot be vectorised -> meaning.

@@ -1,29 +1,112 @@
-"""Rows of a group, one for each client, and the hooks of single clients' batches, called before these are stacked.
+"""Rows of a group, one for each client, and what single clients' hooks see: their batches and ``self.trainer``.
 
-A client's hooks draw from its own generators, which must be swapped in. Therefore many batches of a client, usually all
-of its turn, are processed at a time.
+A client's hooks draw from its own generators, so many batches of a client, usually a turn's, are processed at a time.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
+from torchmetrics import Metric
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_private import collect_rng_states, set_rng_states
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.batches.packs import TensorPack
 from lightning_fl.engine.client import ClientTurn
-from lightning_fl.engine.stacked.trainer import StackedTrainer
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.results import LogCollector
 
-__all__ = ["Row", "RowBatch", "Visits"]
+#: Attributes that differ between clients.
+_OF_ONE_CLIENT = frozenset(
+    {
+        "client",
+        "callback_metrics",
+        "logged_metrics",
+        "progress_bar_metrics",
+        "train_dataloader",
+        "val_dataloaders",
+        "fit_loop",
+        "batches_before",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One call of ``self.log`` for all clients of a group: the arguments of :meth:`LogCollector.log`."""
+
+    hook: str
+    name: str
+    value: Tensor
+    options: dict[str, Any]
+
+
+class StackedTrainer:
+    """Replaces the :class:`ModuleTrainer` during a group's turns, and collects what is logged."""
+
+    def __init__(self, trainer: ModuleTrainer) -> None:
+        self._trainer = trainer
+        self._facts: dict[str, set[Any]] = {}
+        self.logged: list[Logged] = []
+
+    @contextmanager
+    def replace_module_trainer(self) -> Iterator[None]:
+        """Context in which the module's ``self.trainer`` is this object."""
+        module: Any = self._trainer.lightning_module
+        module.trainer = self  # also for modules inside the module
+        try:
+            yield
+        finally:
+            module.trainer = self._trainer
+
+    def begin_step(self, **facts: set[Any]) -> None:
+        self._facts = facts
+        self.logged = []
+
+    @property
+    def _results(self) -> "StackedTrainer":
+        return self
+
+    def log(self, fx: str, name: str, value: Tensor | Metric, **options: Any) -> None:
+        """Keep one value of all clients. The signature is that of Lightning's result collection."""
+        if isinstance(value, Metric):
+            raise ConfigurationError(
+                f"self.log({name!r}): a {type(value).__name__} counts the samples of one client, and"
+                f" {type(self._trainer.lightning_module).__name__}.training_step runs for several at once: log a number"
+                " (torchmetrics.functional), or set trainer.stacked_clients=1."
+            )
+        self.logged.append(Logged(fx, name, value, options))
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Do nothing; Lightning calls this between hooks."""
+
+    @property
+    def should_stop(self) -> bool:
+        return self._trainer.should_stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        self._trainer.should_stop = stop
+
+    def __getattr__(self, name: str) -> Any:
+        values = self._facts.get(name, ())
+        if len(values) == 1:
+            return next(iter(values))
+        if values or name in _OF_ONE_CLIENT:
+            raise ConfigurationError(
+                f"{type(self._trainer.lightning_module).__name__} reads self.trainer.{name}, which differs between"
+                " clients, while several train at once: do not use it in training, or set trainer.stacked_clients=1."
+            )
+        return getattr(self._trainer, name)
+
 
 #: Bytes of visited batches that wait for their steps, of all clients of a group.
 _AHEAD = 2**26
@@ -31,10 +114,7 @@ _AHEAD = 2**26
 
 @dataclass(frozen=True)
 class RowBatch:
-    """A planned batch: its index in the turn, its samples in the pack [size], and its replaced targets, if any.
-
-    Batches with equal ``alike`` can be stacked.
-    """
+    """A planned batch: index in the turn, samples in the pack [size], replaced targets; stacked if ``alike``."""
 
     index: int
     samples: Tensor
@@ -65,7 +145,6 @@ class Row:
         )
 
     def samples(self, batch: RowBatch) -> list[Tensor]:
-        """A batch: tensors [size, ...]."""
         (tensors,) = self.pack.gather(batch.samples, [len(batch.samples)], batch.targets)
         return tensors
 

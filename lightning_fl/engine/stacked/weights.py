@@ -1,21 +1,20 @@
-"""Weights of several clients as rows of matrices, stepped by one optimiser.
-
-An elementwise optimiser treats the rows of clients with the same hyper-parameters as one parameter.
-"""
+"""Weights of several clients as rows of matrices, which an elementwise optimiser steps as one parameter."""
 
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fl.core.pinned_memory import to_device
+from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, has_fused_step, is_elementwise, settle_steps_
-from lightning_fl.engine.weights.flat import FlatModule, Place
-
-__all__ = ["StackedWeights", "clip_rows_", "why_not_stackable"]
+from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights
 
 
 def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
@@ -34,12 +33,7 @@ def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
 
 
 def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal["norm", "value"]) -> None:
-    """Clip every row's gradient separately, as ``clip_grad_norm_`` or ``clip_grad_value_`` clip one client's.
-
-    Args:
-        gradients: matrices [n, P_run], the same n rows in each.
-        clip_val: largest norm of a row over all matrices, or largest magnitude of an entry.
-    """
+    """Clip every row of matrices [n, P_run] separately, as torch clips one client's gradients by norm or value."""
     if algorithm == "value":
         for gradient in gradients:
             gradient.clamp_(-clip_val, clip_val)
@@ -52,13 +46,9 @@ def clip_rows_(gradients: Sequence[Tensor], clip_val: float, algorithm: Literal[
 
 
 class _StackedRun:
-    """A run of trained parameters, for all rows."""
-
-    def __init__(self, run: FlatRun, begin: int, num_rows: int) -> None:
-        size = run.flat.numel()
+    def __init__(self, run: FlatRun, num_rows: int) -> None:
         self.run = run
-        self.place = Place(run.flat.dtype, begin, begin + size)
-        self.matrix = run.flat.new_zeros(num_rows, size, requires_grad=False)
+        self.matrix = run.flat.new_zeros(num_rows, run.flat.numel(), requires_grad=False)
         self.gradient = torch.zeros_like(self.matrix)
         self.parameter = nn.Parameter(self.matrix)
 
@@ -83,12 +73,10 @@ class _StackedRun:
 
 
 class StackedWeights:
-    """A row of weights for each of several clients.
+    """A row of weights for each of n clients, of which the first ``active`` are stepped.
 
-    Args:
-        optimizer: a fresh, stackable optimiser of its parameters (:func:`why_not_stackable`). Its class,
-            hyper-parameters and groups are used for all rows; its own parameters do not change.
-        num_rows: n. The first ``active`` of them, initially all, are stepped.
+    The class, hyper-parameters and groups of a fresh, stackable optimiser (:func:`why_not_stackable`) are used for all
+    rows; its own parameters do not change.
     """
 
     def __init__(self, flat: FlatModule, optimizer: Optimizer, num_rows: int, *, fused: bool = False) -> None:
@@ -102,7 +90,7 @@ class StackedWeights:
         for group in optimizer.param_groups:
             runs = flat_runs(_trained(group), flat)
             assert runs is not None
-            self._groups.append([_StackedRun(run, _begin(run, flat), num_rows) for run in runs])
+            self._groups.append([_StackedRun(run, num_rows) for run in runs])
         self._runs = [one for stacked in self._groups for one in stacked]
         self._twin.param_groups = [
             {**group, "params": [one.parameter for one in stacked]}
@@ -115,9 +103,11 @@ class StackedWeights:
         for span in flat.spans():
             names.setdefault(Place(span.dtype, span.begin, span.end), []).append(span.name)
         #: Names of each trained parameter; a tied one has several.
-        self.trained_names = [
-            names.pop(_span(parameter, flat)) for one in self._runs for parameter in one.run.parameters
-        ]
+        self.trained_names = []
+        for run in (one.run for one in self._runs):
+            for parameter, offset in zip(run.parameters, run.begins, strict=True):
+                begin = run.place.begin + offset
+                self.trained_names.append(names.pop(Place(run.place.dtype, begin, begin + parameter.numel())))
         #: Buffers and untrained parameters: place -> rows [n, size].
         self._kept = {
             place: flat.weights.vectors[place.dtype].new_zeros(num_rows, place.end - place.begin) for place in names
@@ -132,32 +122,25 @@ class StackedWeights:
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows."""
         return next(iter(self._flat.weights.vectors.values())).device
 
     def take(self, row: int) -> None:
-        """Copy the module's present weights to a row."""
         vectors = self._flat.collect().vectors
         for place, rows in self._columns():
             rows[row] = vectors[place.dtype][place.begin : place.end]
 
     def give(self, row: int) -> None:
-        """Copy a row to the module."""
         vectors = self._flat.collect().vectors
         for place, rows in self._columns():
             vectors[place.dtype][place.begin : place.end] = rows[row]
 
     def _columns(self) -> list[tuple[Place, Tensor]]:
-        return [*((one.place, one.matrix) for one in self._runs), *self._kept.items()]
+        return [*((one.run.place, one.matrix) for one in self._runs), *self._kept.items()]
 
     def parts(self, rows: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """The trained parameters of some rows, as leaves of a graph, and all other tensors.
+        """The trained parameters of active rows [k] (``None`` for views of all), as leaves of a graph, and all others.
 
-        Args:
-            rows: some of the active rows, ascending, [k]; ``None`` for views of all.
-
-        Returns:
-            Tensors [k, *shape], in the orders of ``trained_names`` and ``kept_names``.
+        Tensors [k, *shape], in the orders of ``trained_names`` and ``kept_names``.
         """
         if rows is None:
             if self._all_parts is None:
@@ -198,8 +181,7 @@ class StackedWeights:
 
     @property
     def places(self) -> list[Place]:
-        """Entries of the flat vectors in the columns of each trained matrix."""
-        return [one.place for one in self._runs]
+        return [one.run.place for one in self._runs]
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -246,7 +228,6 @@ class StackedWeights:
             group["params"] = [one.parameter for one in stacked]
 
     def _copy_state(self, one: _StackedRun, optimizer: Optimizer) -> None:
-        """Copy the optimiser's initial state (such as Adagrad's sums) to every row."""
         states = [optimizer.state.get(parameter, {}) for parameter in one.run.parameters]
         if any(states):
             joined = one.run.join(states)
@@ -264,14 +245,88 @@ def _trained(group: dict[str, Any]) -> list[Tensor]:
     return [parameter for parameter in group["params"] if parameter.requires_grad]
 
 
-def _begin(run: FlatRun, flat: FlatModule) -> int:
-    place = flat.place(run.parameters[0])
-    assert place is not None
-    return place.begin
+class StackedCorrection:
+    """Applies a strategy's elementwise correction to columns of all clients' rows.
+
+    Clients of different models, or with different kept vectors, are corrected separately. Only columns in ``spans``
+    change.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        turns: Sequence[ClientTurn],
+        spans: Sequence[Span],
+        places: Sequence[Place],
+        matrices: Sequence[Tensor],
+    ) -> None:
+        self._learner = learner
+        self._turns = turns
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for row, turn in enumerate(turns):
+            kept = sorted(name for name, value in turn.kept.items() if isinstance(value, Weights))
+            alike.setdefault((turn.model if turn.model_state else None, *kept), []).append(row)
+        self._groups = list(alike.values())
+        self._places = places
+        self._starts = [matrix.clone() for matrix in matrices]
+        self._outside = [_outside(place, spans) for place in places]
+        #: Group and run -> the turn that represents the group.
+        self._stand_ins: dict[tuple[int, int], ClientTurn] = {}
+
+    def apply_(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Change the gradients of the active rows, [k, P_run] each, in place; their weights are read only."""
+        for run, (gradient, present, outside) in enumerate(zip(gradients, weights, self._outside, strict=True)):
+            others = [gradient[:, columns].clone() for columns in outside]
+            for number, rows in enumerate(self._groups):
+                active = [row for row in rows if row < len(gradient)]
+                if active:
+                    self._correct_(number, run, active, gradient, present)
+            for columns, values in zip(outside, others, strict=True):
+                gradient[:, columns] = values
+
+    def _correct_(self, group: int, run: int, rows: list[int], gradient: Tensor, present: Tensor) -> None:
+        turn, dtype = self._stand_in(group, run, rows), self._places[run].dtype
+        if len(rows) == len(gradient):
+            self._learner.correct_gradient_(turn, Weights({dtype: gradient}), Weights({dtype: present}))
+            return
+        chosen = to_device(torch.tensor(rows), gradient.device)
+        part = gradient.index_select(0, chosen)
+        self._learner.correct_gradient_(turn, Weights({dtype: part}), Weights({dtype: present.index_select(0, chosen)}))
+        gradient.index_copy_(0, chosen, part)
+
+    def _stand_in(self, group: int, run: int, rows: list[int]) -> ClientTurn:
+        """A turn with the weights of the group's active rows, recreated when the number of these changes."""
+        known = self._stand_ins.get((group, run))
+        place, turns = self._places[run], [self._turns[row] for row in rows]
+        if known is not None and len(known.start.vectors[place.dtype]) == len(rows):
+            return known
+        columns = slice(place.begin, place.end)
+        kept = {
+            name: Weights({place.dtype: torch.stack([turn.kept[name].vectors[place.dtype][columns] for turn in turns])})
+            for name, value in turns[0].kept.items()
+            if isinstance(value, Weights)
+        }
+        state = {
+            name: Weights({place.dtype: value.vectors[place.dtype][columns]}) if isinstance(value, Weights) else value
+            for name, value in turns[0].model_state.items()
+        }
+        made = replace(turns[0], start=Weights({place.dtype: self._starts[run][rows]}), kept=kept, model_state=state)
+        self._stand_ins[group, run] = made
+        return made
 
 
-def _span(parameter: Tensor, flat: FlatModule) -> Place:
-    """The entries of a parameter, without the alignment gap."""
-    place = flat.place(parameter)
-    assert place is not None
-    return Place(place.dtype, place.begin, place.begin + parameter.numel())
+def _outside(place: Place, spans: Sequence[Span]) -> list[slice]:
+    """The columns of a run outside of some spans, as slices relative to its beginning."""
+    inside = sorted(
+        (max(span.begin, place.begin), min(span.end, place.end))
+        for span in spans
+        if span.dtype == place.dtype and span.begin < place.end and span.end > place.begin
+    )
+    found, begin = [], place.begin
+    for first, last in inside:
+        if first > begin:
+            found.append(slice(begin - place.begin, first - place.begin))
+        begin = max(begin, last)
+    if begin < place.end:
+        found.append(slice(begin - place.begin, place.end - place.begin))
+    return found

@@ -16,8 +16,6 @@ from lightning_fl.engine.turn.module_callbacks import LIGHTNING, OF_STATE, is_of
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule
 
-__all__ = ["CallbackStates", "averaged_weights", "load_states", "saved_states"]
-
 #: Name of the client store, which holds checkpoints with only what the callbacks saved.
 _STORE = "callback_states"
 #: Placeholder for the module's own ``state_dict`` in such a checkpoint.
@@ -31,16 +29,8 @@ _PRISTINE = "_state_before_fit"
 class CallbackStates:
     """Loads and saves clients' states of callbacks around each turn, as Lightning does around a restart.
 
-    The state at the start of the fit is the initial one of every client. As in Lightning, an evaluation without a
-    checkpoint does not change callbacks that were never in a fit.
-
-    Args:
-        module_trainer: with the module and its callbacks; for a fit, at the end of ``on_train_start``.
-        flat: the module's flat weights.
-        federation: with the clients' stores.
-
-    Raises:
-        ConfigurationError: a checkpoint cannot hold what a callback saves.
+    The state at the start of the fit (at the end of ``on_train_start``) is the initial one of every client. As in
+    Lightning, an evaluation without a checkpoint does not change callbacks that were never in a fit.
     """
 
     def __init__(self, module_trainer: ModuleTrainer, flat: FlatModule, federation: Federation) -> None:
@@ -72,13 +62,6 @@ class CallbackStates:
 
     @contextmanager
     def turn(self, client: int, *, keep: bool, trained: bool = False) -> Iterator[None]:
-        """Context in which the callbacks have a client's state.
-
-        Args:
-            client: in turn; the module has its weights.
-            keep: save the state at the end.
-            trained: the turn trains the module.
-        """
         before = self._federation.client_stores.get(_STORE, {}).get(client, self._pristine)
         if not (self.callbacks and before and (self._pristine or self._trainer.ckpt_path)):
             yield
@@ -107,11 +90,7 @@ class CallbackStates:
 
 
 def saved_states(trainer: ModuleTrainer, callbacks: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint with what some callbacks save: plain values and copied tensors on the CPU.
-
-    Raises:
-        ConfigurationError: a checkpoint cannot hold it.
-    """
+    """A checkpoint with what some callbacks save: plain values and copied tensors on the CPU."""
     weights = trainer.lightning_module.state_dict()
     own = dict(weights)
     states = {name: callback.state_dict() for name, callback in callbacks.items()}

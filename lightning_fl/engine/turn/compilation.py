@@ -1,8 +1,7 @@
-"""``torch.compile`` of a module's steps during a run.
+"""``torch.compile`` of a module's steps during a run, shared by all clients and rounds.
 
 As in Lightning, ``forward`` and each step of the module are compiled as a whole, including the loss; ``self.log``,
-torchmetrics and a manually optimising ``training_step`` stay outside of the graph. All clients and rounds share the
-compiled steps, because they share the module and its memory. Processes compile after the fork.
+torchmetrics and a manually optimising ``training_step`` stay outside of the graph. Processes compile after the fork.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +19,6 @@ from torchmetrics import Metric, MetricCollection
 from lightning_fl.core.errors import ConfigurationError, cut
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.validation import Count, faults_of
-
-__all__ = ["CompileSettings", "CompiledSteps", "compile_faults"]
 
 #: Whether steps are compiled, or the keyword arguments of ``torch.compile``.
 CompileSettings = bool | dict[str, Any]
@@ -56,18 +53,7 @@ def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CompiledSteps:
-    """A module whose steps are compiled during a run, if requested.
-
-    Args:
-        model: a module, or one wrapped by ``torch.compile``, whose steps are then compiled in the same way.
-        settings: ``trainer.compile``.
-
-    Attributes:
-        module: the module itself.
-
-    Raises:
-        ConfigurationError: a compiled module, and ``trainer.compile`` as well.
-    """
+    """A module whose steps are compiled during a run, by ``trainer.compile`` or as ``torch.compile`` has wrapped it."""
 
     def __init__(self, model: object, settings: CompileSettings) -> None:
         self._compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -89,11 +75,7 @@ class CompiledSteps:
             self._backend = given.get("backend", "inductor")
 
     def check(self, device: torch.device) -> None:
-        """Try a registered backend on one line of code.
-
-        Raises:
-            ConfigurationError: it fails, for example without a C++ compiler.
-        """
+        """Try a registered backend on one line of code."""
         if self._compile is None or callable(self._backend):
             return
         try:
@@ -108,7 +90,6 @@ class CompiledSteps:
             ) from error
 
     def begin(self) -> None:
-        """Replace the module's steps by compiled ones."""
         if self._compile is None:
             return
         module: LightningModule = self.module
@@ -126,7 +107,6 @@ class CompiledSteps:
         self._change(module, "forward", compiled)
 
     def end(self) -> None:
-        """Restore the module's own steps."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             delattr(owner, name)
@@ -157,14 +137,8 @@ def _keeping_outputs(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeping_values(log: Callable[..., None]) -> Callable[..., None]:
-    """Copy the values that ``self.log`` gets, for the same reason."""
-
     @wraps(log)
     def run(*args: Any, **kwargs: Any) -> None:
-        log(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+        log(*apply_to_collection([*args], Tensor, Tensor.clone), **apply_to_collection(kwargs, Tensor, Tensor.clone))
 
     return run
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

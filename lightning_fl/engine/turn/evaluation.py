@@ -12,12 +12,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.engine.turn.module_checks import check_dataloader_idx
 from lightning_fl.engine.turn.module_trainer import STAGES
-from lightning_fl.engine.turn.services import TurnServices
+from lightning_fl.engine.turn.services import TurnServices, check_dataloader_idx
 from lightning_fl.engine.weights.flat import Weights
-
-__all__ = ["Evaluator", "Reading"]
 
 #: Split -> stage of the run, and name in hooks and steps; training data are validated.
 _STAGES: dict[Split, tuple[str, str]] = {
@@ -31,11 +28,7 @@ Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
 
 
 class Evaluator:
-    """Evaluates clients one after another on one module.
-
-    Args:
-        services: of the run.
-    """
+    """Evaluates clients one after another on one module."""
 
     def __init__(self, services: TurnServices) -> None:
         self._services = services
@@ -47,8 +40,8 @@ class Evaluator:
     def evaluations(self, word: str) -> Iterator[None]:
         """Call ``on_WORD_start`` and ``on_WORD_end`` once around the evaluations of all clients of this process.
 
-        If the first swaps the module's weights (for an average over its steps), or a callback with a state has one of
-        the two, both are called in each client's turn instead. A call with a shared model shows whether weights change.
+        They are called in each client's turn if the first swaps the weights of a shared model, or a callback with a
+        state has one of them.
         """
         services, start, end = self._services, f"on_{word}_start", f"on_{word}_end"
         services.call_apart(start)
@@ -79,9 +72,6 @@ class Evaluator:
         """Evaluate weights on a client's split; ``None`` if it has no such data.
 
         Args:
-            client: a hosted client.
-            weights: of the evaluated model.
-            split: of the data and step; training data are validated.
             read: selects batches of a loader, outside the run's own validations.
             own: whether it is one of the run's own evaluations, which the client's metrics ("best so far") count.
         """
@@ -173,7 +163,6 @@ class Evaluator:
             trainer.end_turn()
 
     def _step(self, word: str, batch: Any, index: int, which: tuple[int, ...]) -> Any:
-        """Run the step on one batch with its hooks; ``which`` is the loader's number if there are several."""
         services, progress = self._services, self._trainer.progress
         progress.increment_ready()
         if services.overridden(f"on_{word}_batch_start"):
@@ -187,11 +176,7 @@ class Evaluator:
         return output
 
     def open_validation_data(self) -> None:
-        """Open a fit's validation data, so that errors show before training.
-
-        Raises:
-            ConfigurationError: a client's loaders do not fit ``validation_step``.
-        """
+        """Open a fit's validation data, so that errors show before training."""
         services = self._services
         if services.settings.check_val_every_n_rounds and self.evaluates("val"):
             for client in services.processes.panel:

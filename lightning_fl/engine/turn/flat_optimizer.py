@@ -1,13 +1,12 @@
 """Optimiser steps on flat vectors: the same arithmetic on one long vector instead of many short ones.
 
-A small model's step spends most of its time between operations. Elementwise optimisers do not depend on the boundaries
-of parameters, so they can step the module's flat vector (:class:`FlatModule`) at once. Modules, schedulers and
-checkpoints still see the user's own optimiser, whose hyper-parameters are read at every step.
+Elementwise optimisers do not depend on the boundaries of parameters. Modules, schedulers and checkpoints still see the
+user's own optimiser, whose hyper-parameters are read at every step.
 """
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from lightning_fl.engine.weights.flat import FlatModule
-
-__all__ = ["FlatOptimizer", "FlatRun", "flat_runs", "has_fused_step", "is_elementwise", "settle_steps_"]
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, merge_spans
+from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
 
 #: Without norms, sorts or draws over whole parameters.
 _ELEMENTWISE = frozenset({SGD, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop})
@@ -33,16 +33,11 @@ _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class FlatRun:
-    """Adjacent parameters of one group, as one vector.
+    """Adjacent parameters of one group as one vector [P_run], a view of their place; alignment gaps hold zeros."""
 
-    Args:
-        parameters: in the order of the vector.
-        vector: their part of it, [P_run]; alignment gaps hold zeros.
-        begins: first entry of each parameter.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], vector: Tensor, begins: Sequence[int]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], place: Place, vector: Tensor, begins: Sequence[int]) -> None:
         self.parameters = parameters
+        self.place = place
         self.begins = begins
         self.flat = nn.Parameter(vector, requires_grad=True)
         self.gradient = torch.zeros_like(vector)
@@ -99,14 +94,7 @@ class FlatRun:
 
 
 class FlatOptimizer:
-    """Takes an optimiser's steps on the flat vector.
-
-    Args:
-        optimizer: of the client in turn; keeps its parameters, groups and hyper-parameters, and gets its state back
-            with :meth:`release`.
-        groups: the runs of every group of the optimiser.
-        fused: use torch's fused kernel if :func:`has_fused_step`, which rounds differently.
-    """
+    """Takes an optimiser's steps on the flat vector; the optimiser gets its state back with :meth:`release`."""
 
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool = False) -> None:
         self._optimizer = optimizer
@@ -123,24 +111,9 @@ class FlatOptimizer:
 
     @classmethod
     def of(
-        cls,
-        optimizer: Optimizer,
-        flat: FlatModule,
-        earlier: "FlatOptimizer | None" = None,
-        *,
-        fused: bool = False,
+        cls, optimizer: Optimizer, flat: FlatModule, earlier: "FlatOptimizer | None" = None, *, fused: bool = False
     ) -> "FlatOptimizer | None":
-        """The flat form of an optimiser, with its state; ``None`` if there is none or it saves no time.
-
-        That is the case for optimisers other than torch's elementwise ones, with hooks or another implementation of
-        steps, or with parameters that are frozen, not the module's, or scattered over the vector.
-
-        Args:
-            optimizer: the optimiser.
-            flat: the module of its parameters.
-            earlier: an unused flat optimiser of the same module, whose vectors are reused.
-            fused: as in the constructor.
-        """
+        """The flat form of an optimiser, with its state, in ``earlier`` vectors; ``None`` if none or slower."""
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
@@ -167,7 +140,6 @@ class FlatOptimizer:
 
     @property
     def outdated(self) -> bool:
-        """Whether the optimiser's groups have changed."""
         groups = self._optimizer.param_groups
         if len(groups) != len(self._known):
             return True
@@ -188,7 +160,6 @@ class FlatOptimizer:
         self.end()
 
     def end(self) -> None:
-        """Detach from the optimiser."""
         self._watch.remove()
         self._twin.state.clear()
         self._ended = True
@@ -197,7 +168,6 @@ class FlatOptimizer:
         self.release()
 
     def _covers(self, optimizer: Optimizer) -> bool:
-        """Whether an optimiser has the same parameters in the same groups, without frozen ones."""
         own = [[parameter for run in runs for parameter in run.parameters] for runs in self._groups]
         theirs = [group["params"] for group in optimizer.param_groups]
         return [[*map(id, group)] for group in own] == [[*map(id, group)] for group in theirs] and all(
@@ -234,13 +204,7 @@ def has_fused_step(optimizer: Optimizer) -> bool:
 
 
 def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Move an optimiser's count of steps, which a fused step needs on the parameter's device in float32.
-
-    Args:
-        state: of a parameter; changed in place.
-        device: of the count.
-        dtype: of the count.
-    """
+    """Move an optimiser's count of steps, which a fused step needs on the parameter's device in float32."""
     if "step" in state:
         state["step"] = torch.as_tensor(state["step"]).to(device, dtype)
     return state
@@ -255,10 +219,7 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 
 def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] | None:
-    """A group's parameters as runs of the flat vectors.
-
-    ``None`` if one is frozen, in half precision, not the module's, or not contiguous.
-    """
+    """A group's parameters as runs of the flat vectors; ``None`` if one is frozen, half precision or foreign."""
     places = [flat.place(parameter) for parameter in parameters]
     runs: list[FlatRun] = []
     begin = 0
@@ -269,9 +230,129 @@ def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] |
         if following is not None and (following.dtype, following.begin) == (place.dtype, place.end):
             continue
         members = [known for known in places[begin : number + 1] if known is not None]
-        vector = flat.weights.vectors[place.dtype][members[0].begin : place.end]
-        runs.append(
-            FlatRun(parameters[begin : number + 1], vector, [known.begin - members[0].begin for known in members])
-        )
+        whole = place._replace(begin=members[0].begin)
+        begins = [known.begin - whole.begin for known in members]
+        vector = flat.weights.vectors[place.dtype][whole.begin : whole.end]
+        runs.append(FlatRun(parameters[begin : number + 1], whole, vector, begins))
         begin = number + 1
     return runs
+
+
+class SecondOptimizer:
+    """Steps other weights, in place, by a client's only optimiser: its rule and rates, with a state of its own."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        flat: FlatModule,
+        spans: Sequence[Span],
+        weights: Weights,
+        *,
+        settings: Settings,
+        state: Sequence[dict[str, Any]],
+        who: str,
+    ) -> None:
+        if len(optimizers) != 1:
+            raise ConfigurationError(
+                f"{who} trains two models with one optimiser each, and the module has {len(optimizers)}: return one"
+                " from configure_optimizers, with automatic optimisation."
+            )
+        self._first = optimizers[0]
+        self._settings = settings
+        shared = {(span.dtype, span.begin): span for span in spans}
+        whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
+        self._groups: list[list[tuple[Place, nn.Parameter]]] = []
+        for group in self._first.param_groups:
+            places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
+            own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
+            parts: list[tuple[Place, torch.Size | None]]
+            if whole:
+                parts = [(run, None) for run in merge_spans([span for span, _ in own])]
+            else:
+                parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
+            self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])
+        self._parameters = [parameter for own in self._groups for _, parameter in own]
+        self._twin = copy.copy(self._first)  # keeps its class and settings
+        states = [
+            _moved_state(parameter, kept, self._first) for parameter, kept in zip(self._parameters, state, strict=False)
+        ]
+        self._twin.state = defaultdict(dict, zip(self._parameters, states, strict=False))
+        self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
+
+    def step(self, gradient: Weights) -> None:
+        """Step the weights by a gradient, clipped as in the run."""
+        for twin, group, own in zip(self._twin.param_groups, self._first.param_groups, self._groups, strict=True):
+            twin.update({name: value for name, value in group.items() if name != "params"})
+            for place, parameter in own:
+                parameter.grad = _part(gradient, place, parameter.shape)
+        if clip := self._settings.gradient_clip_val:
+            if self._settings.gradient_clip_algorithm == "value":
+                nn.utils.clip_grad_value_(self._parameters, clip)
+            else:
+                nn.utils.clip_grad_norm_(self._parameters, clip)
+        self._twin.step()
+
+    def state(self) -> list[dict[str, Any]]:
+        return [dict(self._twin.state[parameter]) for parameter in self._parameters]
+
+
+def _moved_state(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Move a parameter's state from the host to its device, except for steps that the optimiser counts on the host."""
+    counts_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+    return {
+        name: value.to(parameter.device) if isinstance(value, Tensor) and (name != "step" or counts_there) else value
+        for name, value in kept.items()
+    }
+
+
+def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:
+    part = weights.vectors[place.dtype][place.begin : place.end]
+    return part if shape is None else part.view(shape)
+
+
+#: Changes a gradient in place, given the present weights.
+Correction = Callable[[Weights, Weights], None]
+
+
+class GradientCorrection:
+    """Corrects the gradients of averaged parameters in one flat vector; a missing one counts as zero."""
+
+    def __init__(self, flat: FlatModule, personal: LocalParameters | None, correct_: Correction) -> None:
+        self._flat = flat
+        self._correct_ = correct_
+        self._gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in flat.weights.floating()})
+        self._personal = personal
+        self._of_optimizer: dict[tuple[int, ...], tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
+
+    def apply_(self, optimizer: Optimizer) -> None:
+        groups = (id(optimizer), *[len(group["params"]) for group in optimizer.param_groups])  # hooks may add some
+        if groups not in self._of_optimizer:
+            self._of_optimizer[groups] = self._views(optimizer)
+        parameters, views = self._of_optimizer[groups]
+        for parameter, view in zip(parameters, views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+        self._correct_(self._gradient, self._flat.collect())
+        for parameter, view in zip(parameters, views, strict=True):
+            if parameter.grad is not None or view.any():
+                parameter.grad = view
+
+    def _views(self, optimizer: Optimizer) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+        parameters, views = [], []
+        averaged = {(span.dtype, span.begin) for span in averaged_spans(self._flat, self._personal)}
+        taken: set[Place] = set()
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            place = self._flat.place(parameter)
+            if place is not None and (place.dtype, place.begin) in averaged:
+                if place in taken:
+                    raise ConfigurationError(
+                        "two parameters of the optimiser are different objects that share memory, and the strategy"
+                        " changes their gradients: tie them as one object (b.weight = a.weight)."
+                    )
+                taken.add(place)
+                vector = self._gradient.vectors[place.dtype]
+                parameters.append(parameter)
+                views.append(vector[place.begin : place.begin + parameter.numel()].view(parameter.shape))
+        return parameters, views

@@ -10,24 +10,15 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.metric_states import preserve_metrics
-from lightning_fl.engine.turn.module_checks import refuse_manual_steps
 from lightning_fl.engine.turn.module_trainer import STAGES
 from lightning_fl.engine.turn.results import LogCollector
-from lightning_fl.engine.turn.services import TurnServices
+from lightning_fl.engine.turn.services import TurnServices, refuse_manual_steps
 from lightning_fl.engine.turn.training import StepBatch, TrainingLoop
 from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, copy_spans_, merge_spans
 
-__all__ = ["TurnGradients"]
-
 
 class TurnGradients:
-    """Differentiates the training loss of a turn at any weights; the module's weights and metrics are restored.
-
-    Args:
-        services: of the run.
-        training: of the run.
-        learner: the strategy.
-    """
+    """Differentiates the training loss of a turn at any weights; the module's weights and metrics are restored."""
 
     def __init__(self, services: TurnServices, training: TrainingLoop, learner: Learner) -> None:
         self._services = services
@@ -36,7 +27,6 @@ class TurnGradients:
         self._gradient: FlatGradient | None = None
 
     def of_step(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        """:meth:`ClientTurn.step_gradient`."""
         services, training = self._services, self._training
         if not training.step_batches:
             raise ConfigurationError(
@@ -103,13 +93,7 @@ class TurnGradients:
 
 
 class FlatGradient:
-    """Differentiates losses by some parameters of a module.
-
-    Args:
-        module: the module.
-        flat: its layout.
-        spans: the parameters.
-    """
+    """Differentiates losses by some parameters of a module."""
 
     def __init__(self, module: nn.Module, flat: FlatModule, spans: Sequence[Span]) -> None:
         self.spans = spans
@@ -128,18 +112,12 @@ class FlatGradient:
             self._parameters += [found[span.dtype, span.begin] for span in inside]
 
     def load_(self, weights: Weights) -> None:
-        """Load the parameters from some weights."""
         for run, _ in self._runs:
             part = slice(run.begin, run.end)
             self._like.vectors[run.dtype][part] = weights.vectors[run.dtype][part]
 
     def of(self, losses: Iterable[Tensor], share: float) -> Weights:
-        """The gradient of ``share`` times the sum of losses; a new object, zero outside of the parameters.
-
-        Args:
-            losses: each with a graph of its own.
-            share: factor.
-        """
+        """The gradient of ``share`` times the sum of losses; a new object, zero outside of the parameters."""
         gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in self._like.floating()})
         for loss in losses:
             found = iter(torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True))

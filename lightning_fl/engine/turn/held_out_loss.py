@@ -3,6 +3,7 @@
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -15,61 +16,35 @@ from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.weights.flat import Span, Weights
 
-__all__ = ["HeldOutLoss"]
 
-
+@dataclass(frozen=True, eq=False, repr=False)
 class HeldOutLoss:
     """L of one client at any weights: the mean of ``training_step``'s loss over samples of one of its splits.
 
     It is computed in eval mode, without a strategy's proximal term or callbacks' changes of batches (mixup). Logged
     values are dropped, and torchmetrics keep their states. In one round the samples and random draws are the same at
-    all weights.
+    all weights. A loss or gradient that is not finite, or no loss, is a ``TrainingError``.
 
     Args:
-        loop: of the run, in a fit.
-        split: of the samples.
-        num_samples: of each client, drawn in every round; ``None`` for all. With a ``DataLoader``, the first batches
-            with at least as many.
-        purpose: of the random draws.
-        drawn_in: round of the draws; ``None`` for the current one.
+        num_samples: of each client, drawn in every round (``drawn_in``, if given); ``None`` for all.
         own: use the client's personal layers instead of those of the weights.
     """
 
-    def __init__(
-        self,
-        loop: TurnServices,
-        split: Split,
-        num_samples: int | None,
-        purpose: str,
-        drawn_in: int | None = None,
-        own: bool = True,
-    ) -> None:
-        self._loop = loop
-        self._own = own
-        self._drawn_in = drawn_in
-        self._split = split
-        self._num_samples = num_samples
-        self._purpose = purpose
+    loop: TurnServices
+    split: Split
+    num_samples: int | None
+    purpose: str
+    drawn_in: int | None = None
+    own: bool = True
 
     def value(self, client: int, weights: Weights) -> float:
-        """L of a hosted client.
-
-        Raises:
-            TrainingError: it is not finite, or ``training_step`` returns none.
-        """
         with torch.no_grad(), closing(self._losses(client, weights)) as found:
             return self._mean(client, *_columns(found))
 
     def of_samples(self, client: int, weights: Weights) -> tuple[Tensor, Tensor]:
-        """The loss of every sample of a hosted client, each as a batch of its own.
+        """The loss of every sample of a hosted client, or every batch of a ``DataLoader``, and the numbers of samples.
 
-        With a ``DataLoader``, the mean loss of each batch.
-
-        Returns:
-            Losses and their numbers of samples, float64, shape [n], on the CPU, in the same order at all weights.
-
-        Raises:
-            TrainingError: one is not finite, or ``training_step`` returns none.
+        Float64, shape [n], on the CPU, in the same order at all weights.
         """
         with torch.no_grad(), closing(self._losses(client, weights, singly=True)) as found:
             losses, sizes = _columns(found)
@@ -77,20 +52,8 @@ class HeldOutLoss:
         return torch.stack(losses).double().cpu(), torch.tensor(sizes, dtype=torch.float64)
 
     def gradient(self, client: int, weights: Weights, spans: Sequence[Span]) -> Tensor:
-        """∇L of a hosted client with respect to some trainable parameters.
-
-        Args:
-            client: a hosted client.
-            weights: point of the gradient.
-            spans: the parameters.
-
-        Returns:
-            Their concatenated entries, float64, shape [P], on the run's device.
-
-        Raises:
-            TrainingError: the loss or its gradient is not finite, or ``training_step`` returns no loss.
-        """
-        loop = self._loop
+        """∇L of a hosted client by the parameters of some spans, concatenated: float64, [P], on the run's device."""
+        loop = self.loop
         named = dict(loop.module.named_parameters(remove_duplicate=False))
         parameters = [named[span.name] for span in spans]
         lengths = [span.end - span.begin for span in spans]
@@ -126,22 +89,20 @@ class HeldOutLoss:
         return mean
 
     def _name(self, client: int) -> str:
-        return (
-            f"{self._loop.name_of(client)} on its {self._split} data in round {self._loop.federation.current_round + 1}"
-        )
+        return f"{self.loop.name_of(client)} on its {self.split} data in round {self.loop.federation.current_round + 1}"
 
     def _losses(
         self, client: int, weights: Weights, singly: bool = False
     ) -> Generator[tuple[Tensor, float], None, None]:
         """The loss of every batch, or of every sample, with its number of samples."""
-        loop = self._loop
+        loop = self.loop
         trainer = loop.module_trainer
-        drawn_in = loop.federation.current_round if self._drawn_in is None else self._drawn_in
-        path = (loop.settings.seed, drawn_in, client, self._purpose)
-        batches = loop.batches(client, self._split)
+        drawn_in = loop.federation.current_round if self.drawn_in is None else self.drawn_in
+        path = (loop.settings.seed, drawn_in, client, self.purpose)
+        batches = loop.batches(client, self.split)
         given = batches.singly if singly else batches.some
         with self._turn(client, weights, path):
-            for index, (batch, size) in enumerate(given(path, self._num_samples)):
+            for index, (batch, size) in enumerate(given(path, self.num_samples)):
                 batch = loop.move(batch, batches.on_device, client)
                 if batch is None:
                     continue
@@ -152,11 +113,11 @@ class HeldOutLoss:
 
     @contextmanager
     def _turn(self, client: int, weights: Weights, path: tuple[int | str, ...]) -> Iterator[None]:
-        loop = self._loop
+        loop = self.loop
         trainer = loop.module_trainer
         fn, stage = trainer.state.fn, trainer.state.stage
         assert fn is not None
-        loop.load(client, weights, own=self._own)
+        loop.load(client, weights, own=self.own)
         loop.seed_user_code(*path)
         # Not FITTING: in a fit's validation the round's number has moved on, here it has not.
         trainer.set_stage(TrainerFn.VALIDATING, RunningStage.VALIDATING)

@@ -10,44 +10,27 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import seed_default_generators
-from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.module_checks import takes_batch_index
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-
-__all__ = ["materialize_lazy_layers"]
+from lightning_fl.engine.turn.services import takes_batch_index
 
 
 def materialize_lazy_layers(
-    trainer: ModuleTrainer,
-    factory: BatchFactory,
-    data: FederatedDataModule,
-    processes: Processes,
-    settings: Settings,
+    trainer: ModuleTrainer, factory: BatchFactory, processes: Processes, settings: Settings
 ) -> None:
     """Run ``training_step`` on a copy of a module with lazy parameters, and give the module their shapes.
 
     The copy is in eval mode and has no gradients. Initial values are drawn from the run's seed; rank zero's are used.
-
-    Args:
-        trainer: of the module, which is on its device.
-        factory: the clients' batches.
-        data: of all clients.
-        processes: every rank uses its first hosted client.
-        settings: of the run.
-
-    Raises:
-        ConfigurationError: on every rank, if it fails on one, or shapes differ between ranks.
     """
     module = trainer.lightning_module
     if not _lazy(module):
         return
     problem, shapes = "", {}
     try:
-        shapes = _shapes(trainer, factory, data, processes, settings)
+        shapes = _shapes(trainer, factory, processes, settings)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".rstrip(".")
     found = processes.of_ranks((problem, shapes))
@@ -66,13 +49,8 @@ def _lazy(module: LightningModule) -> dict[str, Tensor]:
 
 
 def _shapes(
-    trainer: ModuleTrainer,
-    factory: BatchFactory,
-    data: FederatedDataModule,
-    processes: Processes,
-    settings: Settings,
+    trainer: ModuleTrainer, factory: BatchFactory, processes: Processes, settings: Settings
 ) -> dict[str, list[int]]:
-    """Materialize the module's lazy parameters and buffers; returns the shapes."""
     module = trainer.lightning_module
     if not processes.hosted:
         raise ConfigurationError("this process hosts no client: lower trainer.devices")
@@ -89,7 +67,7 @@ def _shapes(
     twin = copy.deepcopy(module, copies).eval()
     twin.trainer = trainer
     precision = trainer.precision_plugin.plugin
-    move = BatchTransfer(twin, data, processes.device, precision, channels_last=settings.channels_last)
+    move = BatchTransfer(twin, factory.data, processes.device, precision, channels_last=settings.channels_last)
     trainer.begin_turn(client, 0)
     trainer.collector.begin_step(batch, size)
     with torch.no_grad(), precision.forward_context():

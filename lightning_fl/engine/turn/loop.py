@@ -15,33 +15,23 @@ from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.callback_states import averaged_weights
-from lightning_fl.engine.turn.correction import Correction
 from lightning_fl.engine.turn.evaluation import Evaluator
+from lightning_fl.engine.turn.flat_optimizer import Correction, SecondOptimizer
 from lightning_fl.engine.turn.gradients import TurnGradients
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.metric_states import preserve_metrics
-from lightning_fl.engine.turn.second_optimizer import SecondOptimizer
 from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 
-__all__ = ["LocalLoop"]
-
 
 @dataclass(eq=False, repr=False)
 class LocalLoop(TurnServices):
-    """Runs clients' turns one after another on one module, with the steps of strategy and callbacks.
-
-    Attributes:
-        evaluator: evaluates clients.
-        training: trains clients.
-    """
+    """Runs clients' turns one after another on one module, with the steps of strategy and callbacks."""
 
     hooks: Hooks
-    """callbacks of turns and steps."""
     learner: Learner
-    """the strategy's steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,18 +52,21 @@ class LocalLoop(TurnServices):
         """Identity of a model that a client trains, or of a mixture (:meth:`Federation.identities`)."""
         return MIXTURE if model is None else (federation or self.federation).identities()[model]
 
+    def start_of(self, participant: Participant) -> Weights:
+        """The shared model, or mixture, that a participant's turn starts from."""
+        given, federation = participant.model, self.federation
+        return federation.shared_model(participant.client) if given is None else federation.models[given]
+
     def measure(self, participant: Participant) -> dict[str, float]:
         """Measurements of the strategy for a hosted participant, before the round's turns."""
-        client, given, federation = participant.client, participant.model, self.federation
-        start = federation.shared_model(client) if given is None else federation.models[given]
+        client, federation = participant.client, self.federation
         state = federation.client_states.get(client) or ClientState()
-        return self.learner.measure_client(self._turn(client, given, start, state, federation))
+        turn = self._turn(client, participant.model, self.start_of(participant), state, federation)
+        return self.learner.measure_client(turn)
 
     def begin_turn(self, participant: Participant) -> ClientTurn:
-        """Begin a hosted participant's turn and call the hooks of its start."""
         client, federation = participant.client, self.federation
-        given = participant.model
-        start = federation.shared_model(client) if given is None else federation.models[given]
+        start = self.start_of(participant)
         if participant.own:
             start = federation.own_model(client, self.processes.device) or start
         state = federation.client_states.setdefault(client, ClientState())
@@ -83,7 +76,7 @@ class LocalLoop(TurnServices):
             self.load(client, start, own=True)
         for hook in watchers:
             hook(client)
-        turn = self._turn(client, given, start, state, federation)
+        turn = self._turn(client, participant.model, start, state, federation)
         if participant.draw:
             turn.purpose = f"train, draw {participant.draw}"
         if "begin_client" in self.own_steps:
@@ -115,16 +108,10 @@ class LocalLoop(TurnServices):
         )
 
     def averaged_spans(self) -> list[Span]:
-        """The parameters that clients train and share, without frozen ones and personal layers."""
         return averaged_spans(self.flat, self.federation.personal)
 
     def client_model(self, client: int, federation: Federation | None = None) -> Weights:
-        """The model that a client uses, adapted by the strategy if this rank hosts the client.
-
-        Args:
-            client: any client.
-            federation: of another time; ``None`` for the present one.
-        """
+        """The model that a client uses, now or in another ``federation``, with what its host adapts."""
         federation = federation or self.federation
         model = federation.client_model(client, self.processes.device)
         final = federation.final_models
@@ -162,34 +149,26 @@ class LocalLoop(TurnServices):
         own = "evaluation_weights" in self.own_steps or self.callback_states.averages
         return own or bool(self.hooks.of("evaluation_weights"))
 
-    def train_aside(self, client: int, start: Weights, purpose: str, work: LocalWork) -> Weights:
-        """Train a client outside of its turns, without changing any state.
-
-        Args:
-            client: a hosted client.
-            start: initial weights, with its personal layers; read only.
-            purpose: of its draws.
-            work: amount.
-
-        Returns:
-            The trained weights.
-
-        Raises:
-            TrainingError: a loss is NaN or infinite.
-        """
+    def train_aside(
+        self,
+        client: int,
+        start: Weights,
+        purpose: str,
+        work: LocalWork | None,
+        state: ClientState | None = None,
+        correct_: Correction | None = None,
+    ) -> Weights:
+        """Train a client outside of its turns, from weights with its personal layers; changes nothing but ``state``."""
         present = self.flat.collect().clone()
         try:
-            self.training.train(client, start, ClientState(), purpose=purpose, own=False, work=work)
+            state = state or ClientState()
+            self.training.train(client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
             return self.flat.collect().clone()
         finally:
             self.flat.load(present)
 
     def take_turn(self, turn: ClientTurn) -> ClientReport:
-        """Train the client of a turn; leaves its new weights in ``flat``.
-
-        Raises:
-            TrainingError: a loss is NaN or infinite.
-        """
+        """Train the client of a turn; leaves its new weights in ``flat``."""
         self._second, self.module_trainer.rates = {}, []
         phases = self.learner.phases(turn) if "phases" in self.own_steps else ()
         if phases:
@@ -265,33 +244,26 @@ class LocalLoop(TurnServices):
     def train_again(
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
     ) -> Weights:
-        """:meth:`ClientTurn.train`; restores the module's weights."""
         name = f"training for {purpose}"
         state = ClientState(**turn.kept.get(name, {}))
-        present = self.flat.collect().clone()
         start = self.with_personal_layers(turn, start)
-        self.training.train(turn.client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
-        trained = self.flat.collect().clone()
-        self.flat.load(present)
+        trained = self.train_aside(turn.client, start, purpose, work, state, correct_)
         turn.kept[name] = state.state_dict()
         return trained
 
     def with_personal_layers(self, turn: ClientTurn, weights: Weights) -> Weights:
-        """:meth:`ClientTurn.with_personal_layers`."""
         personal, own = self.federation.personal, self.federation.personal_layers.get(turn.client)
         if personal is None or own is None or not personal.same(weights, turn.start):
             return weights
         return personal.insert_(weights.clone(), own)
 
     def loss_at(self, turn: ClientTurn, weights: Weights) -> float:
-        """:meth:`ClientTurn.training_loss`; restores the module's weights."""
         present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
         loss = HeldOutLoss(self, "train", None, "training loss", own=False).value(turn.client, weights)
         self.flat.load(present)
         return loss
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
-        """:meth:`ClientTurn.training_metrics`; restores the module's weights."""
         if not self.evaluator.evaluates("val"):
             raise ConfigurationError(
                 f"{type(self.learner).__name__} measures models by what validation_step logs: define it in"
@@ -306,20 +278,16 @@ class LocalLoop(TurnServices):
         return report.metrics
 
     def step_gradient(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        """:meth:`ClientTurn.step_gradient`."""
         return self._gradients.of_step(turn, weights, part, buffers)
 
     def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
-        """:meth:`ClientTurn.batch_gradient`."""
         return self._gradients.of_batch(turn, self.with_personal_layers(turn, weights), purpose)
 
     def learning_rate(self, turn: ClientTurn) -> float:
-        """:attr:`ClientTurn.learning_rate`."""
         optimizers = turn.optimizers or self.training.optimization.configure()[0]
         return float(optimizers[0].param_groups[0]["lr"])
 
     def second_step(self, turn: ClientTurn, name: str, gradient: Weights) -> None:
-        """:meth:`ClientTurn.second_step`."""
         if name not in self._second:
             self._second[name] = SecondOptimizer(
                 turn.optimizers,

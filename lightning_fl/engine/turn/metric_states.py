@@ -11,8 +11,6 @@ from torchmetrics import Metric
 
 from lightning_fl.engine.federation import Federation
 
-__all__ = ["MetricStates", "preserve_metrics"]
-
 #: Name of the client store.
 _STORE = "metric_states"
 #: Temporary attributes of a metric.
@@ -30,12 +28,7 @@ _State = dict[str, Any]
 class MetricStates:
     """Swaps the states of a module's metrics with the client in turn, as for buffers.
 
-    Metrics that are logged as objects are reset at the end of a turn, so nothing of them is kept. Clients' states are
-    in their stores and in checkpoints.
-
-    Args:
-        module: its present state is every client's initial one.
-        federation: with the clients' stores.
+    The module's present state is every client's initial one. Metrics logged as objects are reset after a turn.
     """
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
@@ -47,7 +40,6 @@ class MetricStates:
         self._owner: int | None = None
 
     def begin(self, client: int) -> None:
-        """Load a client's states at the start of its turn."""
         if not self.metrics:
             return
         if client != self._owner:
@@ -55,12 +47,7 @@ class MetricStates:
         self._owner = None  # until the turn has succeeded
 
     def end(self, client: int, keep: bool) -> None:
-        """End a client's turn.
-
-        Args:
-            client: the client.
-            keep: save the states; otherwise the client keeps those before the turn.
-        """
+        """End a client's turn; without ``keep`` the client keeps the states before it."""
         if not self.metrics or not keep:
             return
         changed = {name: _state(metric) for name, metric in self.metrics.items() if self._changed(name, metric)}

@@ -16,17 +16,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.engine.turn.shared_averages import SharedAverages
 
-__all__ = [
-    "LIGHTNING",
-    "OF_STATE",
-    "RunCallbacks",
-    "TurnLogger",
-    "call_callbacks",
-    "check_callback",
-    "is_of_run",
-    "only_watches",
-]
-
 #: Lightning's classes that a federated run replaces, and those that change Lightning's loops -> what to do instead.
 _REPLACED = {
     "Checkpoint": "lightning_fl.callbacks.ModelCheckpoint keeps the best and the last round",
@@ -59,21 +48,7 @@ _APART = {*_EVALUATION, "on_train_epoch_start", "on_train_epoch_end"}
 
 
 class RunCallbacks:
-    """Lightning's callbacks of a run by their hooks.
-
-    Args:
-        module: its own callbacks replace given ones of their class, as in Lightning.
-        given: those of ``trainer.callbacks``.
-
-    Attributes:
-        all: in the order of their calls.
-        watching: hook -> callbacks whose method is called before the module's.
-        apart: hook -> callbacks of the run whose method is called once for all clients.
-        averages: what stands for Lightning's ``StochasticWeightAveraging``, if it is given.
-
-    Raises:
-        ConfigurationError: a callback is not supported.
-    """
+    """Lightning's callbacks of a run by their hooks; the module's own replace given ones of their class."""
 
     def __init__(self, module: LightningModule, given: Sequence[Any]) -> None:
         own = _of_module(module)
@@ -97,11 +72,7 @@ class RunCallbacks:
 
 
 def call_callbacks(callbacks: Iterable[Any], hook: str, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Call a hook of some callbacks.
-
-    Raises:
-        ConfigurationError: one of Lightning's refuses the run, outside of a client's turn.
-    """
+    """Call a hook of some callbacks; a refusal by one of Lightning's, outside of turns, is a ``ConfigurationError``."""
     for callback in callbacks:
         try:
             getattr(callback, hook)(trainer, trainer.lightning_module, *args, **kwargs)
@@ -113,12 +84,7 @@ def call_callbacks(callbacks: Iterable[Any], hook: str, trainer: Any, *args: Any
 
 
 def check_callback(callback: object, where: str) -> None:
-    """Refuse what is not a callback of Lightning, or is not supported.
-
-    Args:
-        callback: given by the user.
-        where: it was given, for the message.
-    """
+    """Refuse what is not a callback of Lightning, or is not supported."""
     name = type(callback).__name__
     if _class_of(callback, ["Callback"]) is None:
         raise ConfigurationError(
@@ -164,7 +130,6 @@ def _of_module(module: LightningModule) -> list[Any]:
 
 
 def _hooks(callback: object) -> list[str]:
-    """The hooks that a callback defines."""
     base, own = _class_of(callback, ["Callback"]), vars(callback)  # LambdaCallback has them in attributes
     defined = (hook for hook in vars(base) if hook in own or getattr(type(callback), hook) is not getattr(base, hook))
     return [hook for hook in defined if not hook.startswith("_")]
@@ -177,12 +142,7 @@ def _class_of(callback: object, names: Collection[str]) -> type | None:
 
 
 class TurnLogger:
-    """A logger as callbacks see it in a client's turn: ``log_metrics`` logs like ``self.log``, for every client.
-
-    Args:
-        logger: for everything else.
-        log: takes name and value; ``None`` to drop them.
-    """
+    """A logger as callbacks see it in a client's turn: ``log_metrics`` logs like ``self.log``, for every client."""
 
     def __init__(self, logger: Any, log: Callable[[str, Tensor], object] | None) -> None:
         self._logger, self._log = logger, log
@@ -192,7 +152,6 @@ class TurnLogger:
         return type(self._logger)
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
-        """Log values of the present step."""
         if self._log is not None:
             for name, value in metrics.items():
                 self._log(name, as_tensor(value))

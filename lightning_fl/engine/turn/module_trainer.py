@@ -22,22 +22,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fl.core.lightning_types import is_overridden, own_lightning, rank_seen
+from lightning_fl.core.metrics import lightning_names
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.factory import BatchFactory
-from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.packs import PackedBatches
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.client_datamodule import ClientDataModule
-from lightning_fl.engine.turn.logged_metrics import LoggedMetrics
 from lightning_fl.engine.turn.module_callbacks import RunCallbacks, TurnLogger, call_callbacks
-from lightning_fl.engine.turn.module_loops import restrict_loops
-from lightning_fl.engine.turn.module_strategy import make_strategy
 from lightning_fl.engine.turn.results import EarlyLog, LogCollector
-from lightning_fl.engine.turn.trainer_attributes import FixedList, Refused, fixed, refusal, refuse_outside_of_a_turn
-
-__all__ = ["STAGES", "ModuleTrainer", "make_module_trainer"]
+from lightning_fl.engine.turn.trainer_parts import (
+    ClientDataModule,
+    FixedList,
+    Refused,
+    fixed,
+    make_strategy,
+    refusal,
+    refuse_outside_of_a_turn,
+    restrict_loops,
+)
 
 _FIT, _VALIDATE = TrainerFn.FITTING, TrainerFn.VALIDATING
 #: Stage of a run -> function and stage of the Trainer.
@@ -66,6 +70,8 @@ _SETTINGS = {
     "reload_dataloaders_every_n_epochs": "",
     "val_check_interval": "check_val_every_n_rounds",
 }
+#: Attributes that are the federated trainer's.
+_OF_FEDERATED = ("target_statistics", "descriptor_statistics", "target_summaries")
 #: Stage of a loader -> functions of the Trainer that read it, and its attribute.
 _LOADERS = {
     "train": ((_FIT,), "train_dataloader"),
@@ -75,22 +81,8 @@ _LOADERS = {
 }
 
 
-class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
-    """Mixin of Lightning's Trainer with what a federated run answers otherwise, see :func:`make_module_trainer`.
-
-    Args:
-        module: the user's module.
-        fabric: of the run.
-        factory: the clients' batches.
-        settings: of the run.
-        federation: the round, and latest metrics.
-        processes: of the run.
-        federated: the federated trainer, with loggers, callbacks and profiler of the run.
-        stage: "fit", "validate", "test" or "predict".
-        log_dir: folder of the run.
-        checkpoint_callback: the one that saves checkpoints.
-        checkpoint_hyper_parameters: of the module in the checkpoint that the run resumes from.
-    """
+class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Mixin of Lightning's Trainer with what a federated run answers otherwise, see :func:`make_module_trainer`."""
 
     fit = validate = test = predict = save_checkpoint = Refused()
     checkpoint_callback: Any = None
@@ -223,29 +215,44 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
     def checkpoint_callbacks(self) -> list[Any]:
         return [callback for callback in (self.checkpoint_callback,) if callback is not None]
 
-    def target_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the training targets over all clients; see ``FederatedTrainer``."""
-        return self.federated.target_statistics()
+    @property
+    def _results(self) -> Any:
+        if self.predicting:
+            return None
+        return self._between_turns if self.client is None else self.collector
 
-    def descriptor_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of molecules' descriptors over all clients; see ``FederatedTrainer``."""
-        return self.federated.descriptor_statistics()
+    # The latest means over clients; in a client's turn what it logged until now comes first.
 
-    def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
-        """A summary of every client's targets; see ``FederatedTrainer``."""
-        return self.federated.target_summaries(summarize, split)
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        means = self._federation.latest_means()
+        return means if self.client is None else means | self._so_far()
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        return self._logged_with("to_logger")
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._logged_with("prog_bar").items()}
+
+    def _logged_with(self, destination: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for metrics in self._federation.metrics.values():
+            wanted = {name: metric for name, metric in metrics.items() if getattr(metric, destination)}
+            means = lightning_names(wanted, steps=True, single=True)
+            found |= {name: torch.tensor(mean) for name, mean in means.items()}
+        return found if self.client is None else found | self._so_far(destination)
+
+    def _so_far(self, destination: str | None = None) -> dict[str, Tensor]:
+        ended = (self._module._current_fx_name or "").endswith("_epoch_end")
+        return self.collector.so_far(training=self.training, ended=ended, destination=destination)
 
     def set_stage(self, fn: TrainerFn, stage: RunningStage | None) -> None:
-        """Enter a stage, as Lightning's loops do."""
         self.state.fn, self.state.stage = fn, stage
 
     def loader(self, word: str, name: str) -> Any:
-        """The client's own loader of a split, with draws that depend only on the turn; ``None`` without such data.
-
-        Args:
-            word: "train", "val", "test", or "predict" for the split that is evaluated.
-            name: what the module asked for below ``self.trainer``, for the message.
-        """
+        """The client's loader of a split ("predict": the evaluated one), with a turn's draws; ``None`` without data."""
         if self.client is None:
             refuse_outside_of_a_turn(name)
         split: Any = self._evaluated_split if word == "predict" else word
@@ -288,15 +295,7 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         evaluated: Split | None = None,
         num_batches: Sequence[float] = (),
     ) -> None:
-        """Begin a client's turn: what is logged from now on is its own.
-
-        Args:
-            client: in turn.
-            global_step: its optimiser steps so far.
-            batches_before: that it trained on so far.
-            evaluated: the evaluated split; ``None`` in training.
-            num_batches: of each evaluated loader.
-        """
+        """Begin a client's turn, of training or on an ``evaluated`` split: what is logged from now on is its own."""
         self.client, self.global_step, self._took_turns = client, global_step, True
         self.__dict__["accumulate_grad_batches"] = self._settings.accumulate_grad_batches
         self._evaluated_split = evaluated or "test"
@@ -316,7 +315,6 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         self.replay(self.collector)
 
     def end_turn(self) -> None:
-        """End the client's turn."""
         self.client = None
 
     def begin_hook_of_run(self) -> None:
@@ -333,14 +331,10 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         return self.state.stage, self._federation.current_round
 
     def call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the module, after its callbacks'; ``self.log`` knows the caller.
-
-        In a client's turn this process is rank zero to the module, because it is alone there.
-        """
+        """Call a method of the module, after its callbacks'; in a client's turn this process is rank zero to it."""
         return self.call_of(self._module, name, *args, **kwargs)
 
     def call_of(self, module: LightningModule, name: str, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`call_hook` of a module, or of its copy."""
         before, module._current_fx_name = module._current_fx_name, name
         try:
             with nullcontext() if self.client is None else rank_seen(0):
@@ -351,7 +345,6 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
             module._current_fx_name = before
 
     def call_callbacks(self, hooks: Mapping[str, Sequence[Any]], name: str, *args: Any, **kwargs: Any) -> None:
-        """Call Lightning's callbacks that define a hook."""
         own: list[Any] = self.loggers
         self.loggers = own if self.client is None else self._turn_loggers
         try:
@@ -367,17 +360,17 @@ class ModuleTrainer(LoggedMetrics, Trainer if TYPE_CHECKING else object):  # typ
         self._ends_round = False
 
     def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
-        """Take the optimisers and schedulers of the client whose turn begins."""
         self.strategy.optimizers, self.strategy.lr_scheduler_configs = list(optimizers), list(schedulers)
 
     def count_step(self) -> None:
-        """Count one optimiser step."""
         self.global_step += 1
         if self.rates is not None and (groups := self.optimizers[0].param_groups):  # none where nothing is trained
             rate = groups[0].get("lr")
             self.rates.append(1.0 if rate is None else float(rate))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_FEDERATED:
+            return getattr(self.federated, name)
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
     def _accumulates_from_here(self, name: str) -> bool:

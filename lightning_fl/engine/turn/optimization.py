@@ -26,14 +26,11 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.profile import BACKWARD
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.correction import Correction, GradientCorrection
-from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, has_fused_step
+from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.pristine import PristineOptimizers
 from lightning_fl.engine.turn.schedulers import Schedulers, held_schedulers
 from lightning_fl.engine.weights.flat import FlatModule
-
-__all__ = ["STEP_HOOKS", "Optimization"]
 
 #: Hooks of a module that take part in an optimiser's step.
 STEP_HOOKS = (
@@ -58,15 +55,6 @@ class Optimization:
     continue from round to round: with ``interval: step`` they count the client's own steps, with ``interval: epoch``
     the rounds of the run, whether or not the client took part. A scheduler that monitors a metric sees its latest value
     once, at the client's next turn.
-
-    Args:
-        module_trainer: the module's ``self.trainer``.
-        flat: the module.
-        settings: of the run.
-        federation: with the current round.
-
-    Raises:
-        ConfigurationError: a setting needs automatic optimisation, and the module optimises manually.
     """
 
     def __init__(
@@ -111,17 +99,10 @@ class Optimization:
         self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
 
     def end_run(self) -> None:
-        """Restore optimisers that the module keeps to their state before the run."""
         self._end_flat()
         self._pristine.restore()
 
     def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
-        """Create optimisers and schedulers for a client's turn, and restore their states.
-
-        Args:
-            state: of the client.
-            correct_: changes the gradient of the averaged parameters before every step.
-        """
         self._correct_, self._correction = correct_, None
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
@@ -159,7 +140,6 @@ class Optimization:
         state.rounds_seen = self._federation.current_round
 
     def end(self, state: ClientState) -> None:
-        """Save the states for the client's next turn."""
         optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
         if self._settings.optimizer_state == "keep":
             self._release()
@@ -187,11 +167,7 @@ class Optimization:
             return []
 
     def _regroup(self, optimizers: Sequence[Optimizer], state: ClientState) -> None:
-        """Restore the groups at the end of the client's last turn, because hooks add groups only once.
-
-        Raises:
-            ConfigurationError: the module lacks one of the parameters.
-        """
+        """Restore the groups at the end of the client's last turn, because hooks add groups only once."""
         own = dict(self._module.named_parameters())
         for optimizer, groups, values in zip(optimizers, state.parameters, state.groups, strict=True):
             made = {
@@ -244,14 +220,7 @@ class Optimization:
             group["params"] = [parameter for parameter in group["params"] if self._names.get(id(parameter)) not in late]
 
     def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
-        """Process one batch: loss, backward and, if ``stepping``, the optimiser's step.
-
-        Args:
-            compute: runs ``training_step``; returns the loss and its output.
-            index: of the batch in the turn.
-            first: clear gradients before (first batch of an accumulation).
-            stepping: step after (last batch of an accumulation).
-        """
+        """Process one batch by ``compute``, the ``first`` of a step or not; step the optimiser if ``stepping``."""
         if not self._module.automatic_optimization:
             return compute()
         optimizer = self._trainer.optimizers[0]
@@ -300,16 +269,12 @@ class Optimization:
         return result[-1]
 
     def _own_gradients(self) -> None:
-        """Copy accumulated gradients, which a compiled step may have left in the memory of a CUDA graph.
-
-        With ``mode: reduce-overhead`` the next run overwrites them (pytorch/pytorch#169545).
-        """
+        """Copy accumulated gradients, which a CUDA graph's next run would overwrite (pytorch/pytorch#169545)."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
-        """The flat form of the turn's optimiser, if its results are the same."""
         fused = self._settings.fused_optimizers
         plain = len(self._trainer.optimizers) == 1 and not self._own["optimizer_step"]
         plain = plain and _steps_plainly(self._trainer.precision_plugin.plugin)

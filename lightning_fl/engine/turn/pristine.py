@@ -1,7 +1,7 @@
 """Optimisers and schedulers that a module makes once and hands out in every turn (from its ``__init__``, say)."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_iter
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.client import is_plain
-
-__all__ = ["PristineOptimizers"]
 
 #: Kept in their own way.
 _APART = frozenset({"state", "param_groups", "defaults"})
@@ -26,20 +24,15 @@ class PristineOptimizers:
     """
 
     def __init__(self) -> None:
-        self._snapshots: dict[int, _OfOptimizer | _OfScheduler] | None = None
+        self._snapshots: dict[int, Callable[[], None]] | None = None
         self._seen: WeakSet[Any] = WeakSet()
 
     def restore(self) -> None:
-        """Set all objects that may come again back, before ``configure_optimizers`` is called."""
-        for snapshot in (self._snapshots or {}).values():
-            snapshot.restore()
+        for restore in (self._snapshots or {}).values():
+            restore()
 
     def check(self, made: Sequence[Any]) -> None:
-        """Look at the optimisers and schedulers that ``configure_optimizers`` returned or left in the module.
-
-        Raises:
-            ConfigurationError: an object of an earlier turn that was not there at the first call.
-        """
+        """Refuse an optimiser or scheduler of an earlier turn that was not returned at the first call."""
         if self._snapshots is None:
             self._snapshots = {id(one): _snapshot(one) for one in made}
         else:
@@ -55,52 +48,42 @@ class PristineOptimizers:
         self._seen.update(made)
 
 
-class _OfOptimizer:
-    """An optimiser's state, groups, and plain attributes of its own; those of an optimiser inside of it, too."""
+def _snapshot(made: Any) -> Callable[[], None]:
+    """A function that sets an optimiser or a scheduler back to what it is now."""
+    if isinstance(made, Optimizer):
+        return _snapshot_of_optimizer(made)
+    state = copy.deepcopy(made.state_dict())
+    return lambda: made.load_state_dict(copy.deepcopy(state))
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._state = _copied_state(optimizer.state)
-        self._groups = [(group, list(group["params"]), _hyper_parameters(group)) for group in optimizer.param_groups]
-        others = {key: value for key, value in vars(optimizer).items() if key not in _APART}
-        self._values = {key: copy.deepcopy(value) for key, value in others.items() if _is_plain(value)}
-        self._inner = [_OfOptimizer(value) for value in others.values() if isinstance(value, Optimizer)]
 
-    def restore(self) -> None:
-        optimizer = self._optimizer
+def _snapshot_of_optimizer(optimizer: Optimizer) -> Callable[[], None]:
+    """Of its state, groups, and plain attributes of its own; also of an optimiser inside of it."""
+    state = _copied_state(optimizer.state)
+    groups = [(group, list(group["params"]), _hyper_parameters(group)) for group in optimizer.param_groups]
+    others = {key: value for key, value in vars(optimizer).items() if key not in _APART}
+    values = {key: copy.deepcopy(value) for key, value in others.items() if _is_plain(value)}
+    inner = [_snapshot(value) for value in others.values() if isinstance(value, Optimizer)]
+
+    def restore() -> None:
         optimizer.state.clear()
-        optimizer.state.update(_copied_state(self._state))
-        for group, parameters, values in self._groups:
+        optimizer.state.update(_copied_state(state))
+        for group, parameters, hyper_parameters in groups:
             group.clear()
-            group.update({"params": list(parameters), **copy.deepcopy(values)})
-        optimizer.param_groups[:] = [group for group, _, _ in self._groups]  # in place: wrappers hold the list
+            group.update({"params": list(parameters), **copy.deepcopy(hyper_parameters)})
+        optimizer.param_groups[:] = [group for group, _, _ in groups]  # in place: wrappers hold the list
         own = vars(optimizer)
         for key in [key for key, value in own.items() if key not in _APART and _is_plain(value)]:
-            if key not in self._values:
+            if key not in values:
                 del own[key]
-        own.update(copy.deepcopy(self._values))
-        for inner in self._inner:
-            inner.restore()
+        own.update(copy.deepcopy(values))
+        for restore_inner in inner:
+            restore_inner()
 
-
-class _OfScheduler:
-    """A scheduler's state."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._state = copy.deepcopy(scheduler.state_dict())
-
-    def restore(self) -> None:
-        self._scheduler.load_state_dict(copy.deepcopy(self._state))
-
-
-def _snapshot(made: Any) -> "_OfOptimizer | _OfScheduler":
-    return _OfOptimizer(made) if isinstance(made, Optimizer) else _OfScheduler(made)
+    return restore
 
 
 def _copied_state(state: Any) -> dict[Any, Any]:
-    """The state of each parameter; the keys are the parameters themselves."""
-    return {parameter: copy.deepcopy(of_parameter) for parameter, of_parameter in state.items()}
+    return {parameter: copy.deepcopy(of_parameter) for parameter, of_parameter in state.items()}  # parameters as keys
 
 
 def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
@@ -108,5 +91,4 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an attribute is the optimiser's own, without parameters of the module."""
     return is_plain(value) and not any(isinstance(leaf, nn.Parameter) for leaf in tree_iter(value))

@@ -14,8 +14,6 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.pinned_memory import fetch, to_device
 from lightning_fl.engine.batches.client import guess_batch_size
 
-__all__ = ["EarlyLog", "LogCollector"]
-
 
 @dataclass
 class _Entry:
@@ -39,13 +37,10 @@ class _Entry:
 
 
 class LogCollector:
-    """Result collection of ``LightningModule.log`` for one client's turn.
+    """Result collection of ``LightningModule.log`` for one client's turn, which also keeps every n-th step's values.
 
     Values stay on their device until :meth:`reduce`, which waits for a GPU once. A ``Metric`` is computed once at the
     end and reset, so that every client's metric covers only its own samples.
-
-    Args:
-        every_n_steps: also keep every n-th step's values of what is logged with ``on_step=True``; 0 for none.
     """
 
     def __init__(self, every_n_steps: int = 0) -> None:
@@ -68,11 +63,7 @@ class LogCollector:
             self._sizes = []
 
     def step_size(self) -> float:
-        """Samples of the present step, the weight of its loss.
-
-        The batch size logged with the first value with "loss" in its name, or with the first value; else that of the
-        batch, as known or as found by Lightning; else 1.
-        """
+        """Samples of the present step, the weight of its loss: those of the first logged loss, value, or the batch."""
         if self._size_of_loss is not None:
             return self._size_of_loss
         if self._sizes:
@@ -80,10 +71,7 @@ class LogCollector:
         return self._current_batch_size(needed=False)
 
     def begin_loader(self, number: int | None) -> None:
-        """Begin one of several loaders, or end the last one (``None``).
-
-        Metrics of the previous loader are computed, as in Lightning, and continue counting.
-        """
+        """Begin one of several loaders, or end the last (``None``), whose metrics are computed and go on counting."""
         for name, entry in self._entries.items():
             if entry.metric is not None and entry.loader is not None and entry.loader == self._loader:
                 entry.computed = _single(name, entry.metric.compute()).clone()  # no state
@@ -93,7 +81,7 @@ class LogCollector:
         """Values logged until now, as Lightning's Trainer shows them; metrics continue counting.
 
         Args:
-            training: whether it is training, whose single steps are in ``callback_metrics``.
+            training: single steps are in ``callback_metrics``, too.
             ended: the steps are over, so that epoch values exist.
             destination: "to_logger" or "prog_bar", where each value has one name; ``None`` for ``callback_metrics``.
         """
@@ -138,14 +126,7 @@ class LogCollector:
         add_dataloader_idx: bool = True,
         **_: Any,
     ) -> None:
-        """Keep one value. The signature is that of Lightning's result collection.
-
-        Other arguments have no effect: clients never synchronise inside a round (``sync_dist``), and values are
-        detached (``enable_graph``).
-
-        Raises:
-            ConfigurationError: values of two loaders have the same name.
-        """
+        """Keep one value. The signature is that of Lightning's result collection; other arguments have no effect."""
         if batch_size is not None:
             self._sizes.append(batch_size)
             if self._size_of_loss is None and "loss" in name.lower():
@@ -184,15 +165,7 @@ class LogCollector:
         entry.at_steps.append(self.step)
 
     def reduce(self, num_samples: float, of_loaders: Sequence[float] = ()) -> dict[str, LoggedValue]:
-        """One :class:`LoggedValue` per name.
-
-        Args:
-            num_samples: weight of a ``Metric`` object's value.
-            of_loaders: the same for each of several loaders.
-
-        Raises:
-            ConfigurationError: the value of a ``Metric`` object is not one number, or ``reduce_fx`` is unknown.
-        """
+        """One :class:`LoggedValue` per name; ``num_samples`` is the weight of a ``Metric`` object's value."""
         return self.reduce_with((), num_samples, of_loaders)[0]
 
     def reduce_with(
@@ -226,7 +199,6 @@ class LogCollector:
         return reduced, of_losses
 
     def _number(self, name: str, entry: _Entry) -> Tensor:
-        """The reduced value of one entry."""
         if entry.metric is None:
             return _single(name, _reduced(entry))
         return _single(name, entry.metric.compute() if entry.computed is None else entry.computed)
@@ -267,14 +239,12 @@ class EarlyLog:
         self._moment, self._calls = moment, []
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Keep one call of :meth:`LogCollector.log`."""
         self._calls.append((args, kwargs))
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Do nothing; Lightning calls this between hooks."""
 
     def replay(self, moment: Any, collector: LogCollector) -> None:
-        """Log the calls of a stage and round into a turn's collector."""
         if moment == self._moment:
             for args, kwargs in self._calls:
                 collector.log(*args, **kwargs)
@@ -312,6 +282,13 @@ def _so_far(entry: _Entry) -> Tensor:
 
 
 _MEANS = ("mean", "avg")
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": torch.sum,
+    "min": torch.min,
+    "amin": torch.min,
+    "max": torch.max,
+    "amax": torch.max,
+}
 
 
 def _name(reduce_fx: str | Callable[[Tensor], Any]) -> str:
@@ -322,12 +299,8 @@ def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: T
     name = _name(reduce_fx)
     if name in _MEANS:
         return (values * weights).sum() / weights.sum()
-    if name == "sum":
-        return values.sum()
-    if name in ("min", "amin"):
-        return values.min()
-    if name in ("max", "amax"):
-        return values.max()
+    if name in _REDUCTIONS:
+        return _REDUCTIONS[name](values)
     if callable(reduce_fx):
         return reduce_fx(values)
     raise ConfigurationError(

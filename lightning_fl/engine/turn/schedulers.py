@@ -14,17 +14,9 @@ from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
-__all__ = ["Schedulers", "held_schedulers"]
-
 
 class Schedulers:
-    """Steps the schedulers of the client in turn.
-
-    Args:
-        module_trainer: the module's ``self.trainer``, with its schedulers and metrics.
-        settings: of the run.
-        federation: with the current round.
-    """
+    """Steps the schedulers of the client in turn."""
 
     def __init__(self, module_trainer: ModuleTrainer, settings: Settings, federation: Federation) -> None:
         self._trainer, self._settings, self._federation = module_trainer, settings, federation
@@ -32,13 +24,7 @@ class Schedulers:
         self._by_module = is_overridden(hook, module) or hook in module_trainer.watching
 
     def step(self, when: str, done: int, *, latest: bool = True) -> None:
-        """Step the schedulers of an interval.
-
-        Args:
-            when: the interval, "step" or "round".
-            done: steps or rounds so far.
-            latest: whether it is the last of several rounds, whose metrics are known.
-        """
+        """Step the schedulers of an interval; metrics are known only of the ``latest`` of several rounds."""
         for config in self._trainer.lr_scheduler_configs:
             interval = self._settings.scheduler_interval
             if interval == "auto":

@@ -1,36 +1,37 @@
 """What the parts of clients' turns share: the module with its hooks and steps, the clients' batches and states."""
 
-from collections.abc import Mapping
+import inspect
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
-from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.held_generators import held_generators, seed_held_generators
 from lightning_fl.core.lightning_private import ModuleModes
 from lightning_fl.core.lightning_types import is_overridden
+from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
-from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.present_round import Round
+from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.profile import DATA, HOOKS
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.callback_states import CallbackStates
 from lightning_fl.engine.turn.metric_states import MetricStates
-from lightning_fl.engine.turn.module_checks import refuse_hooks, takes_batch_index
 from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule, Weights
-
-__all__ = ["TurnServices"]
 
 _TRAINING = (TrainerFn.FITTING, RunningStage.TRAINING)
 _WORDS = {"validation": "validate", "test": "test", "predict": "predict"}
@@ -44,28 +45,16 @@ _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
 
 @dataclass(eq=False, repr=False)
 class TurnServices:
-    """The module of this process and the run's state, for the parts that train and evaluate clients.
+    """The module of this process and the run's state, for the parts that train and evaluate clients."""
 
-    Raises:
-        ConfigurationError: the module has a hook or signature that is not supported in a federated turn.
-    """
-
-    module_trainer: ModuleTrainer
-    """the module's ``self.trainer``; the module is on its device."""
+    module_trainer: ModuleTrainer  #: with the module, which is on its device
     flat: FlatModule
-    """the module's flat weights."""
     data: FederatedDataModule
-    """of all clients."""
     factory: BatchFactory
-    """the clients' batches."""
     settings: Settings
-    """of the run."""
     federation: Federation
-    """models and clients' states."""
     round: Round
-    """the present round."""
     processes: Processes
-    """hosts of the clients."""
     module: LightningModule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,16 +85,13 @@ class TurnServices:
         return self.settings.seed, self.federation.current_round, client, purpose
 
     def seed_user_code(self, *path: int | str) -> None:
-        """Seed the default generators, and those of the module."""
         seed_default_generators(*path)  # type: ignore[arg-type]
         seed_held_generators(self.held_generators, *path)  # type: ignore[arg-type]
 
     def name_of(self, client: int) -> str:
-        """A client's name in messages."""
         return f"client {client} ({self.data.client_names()[client]})"
 
     def global_step(self, client: int) -> int:
-        """Optimiser steps of a client in the run."""
         state = self.federation.client_states.get(client)
         return 0 if state is None else state.global_step
 
@@ -127,12 +113,7 @@ class TurnServices:
                 personal.insert_(self.flat.weights, values)
 
     def refuse_new(self, where: str, client: int | None = None) -> None:
-        """Refuse parameters and buffers that were created while clients already train.
-
-        Args:
-            where: place of the check, for the message.
-            client: in turn.
-        """
+        """Refuse parameters and buffers that were created while clients already train."""
         new = self.flat.new_tensors()
         if new:
             where += "" if client is None else f" of {self.name_of(client)}"
@@ -205,3 +186,107 @@ class TurnServices:
                 " None."
             )
         return loss
+
+
+def refuse_hooks(module: LightningModule) -> None:
+    """Refuse hooks that are not called."""
+    if is_overridden("configure_sharded_model", module):
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_sharded_model is not called: rename it to configure_model, which has"
+            " replaced it in Lightning."
+        )
+
+
+def refuse_manual_steps(module: LightningModule, who: str) -> None:
+    """Refuse manual optimisation where losses or gradients are needed."""
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"{who} needs the loss that training_step returns, and {type(module).__name__} optimises manually: use"
+            f" automatic optimisation, or remove {who}."
+        )
+
+
+def takes_batch_index(module: LightningModule, name: str) -> bool:
+    """Whether a step takes the batch's index, passed by position as in Lightning; other arguments are refused."""
+    signature = inspect.signature(getattr(module, name))
+    step = f"{type(module).__name__}.{name}"
+    if "dataloader_iter" in signature.parameters:
+        raise ConfigurationError(
+            f"{step} takes 'dataloader_iter', which is not supported: define {name}(self, batch, batch_idx)."
+        )
+    kinds = [parameter.kind.name for parameter in signature.parameters.values()]
+    takes_index = "VAR_POSITIONAL" in kinds or sum(kind.startswith("POSITIONAL") for kind in kinds) >= 2
+    loader = name != "training_step" and "dataloader_idx" in signature.parameters
+    try:
+        signature.bind(*range(1 + takes_index), **({"dataloader_idx": 0} if loader else {}))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{step} gets a batch and its index, by position ({error}): give other arguments default values."
+        ) from error
+    return takes_index
+
+
+def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
+    """Check a step and its batch hooks against a client's number of loaders, by Lightning's own rule."""
+    hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
+    try:
+        _verify_dataloader_idx_requirement(hooks, num_loaders > 1, STAGES[_WORDS[word]][1], module)
+    except RuntimeError as error:
+        has = f"{num_loaders} loaders" if num_loaders > 1 else "one loader"
+        raise ConfigurationError(f"{type(module).__name__} does not fit data with {has}: {error}") from error
+
+
+@dataclass
+class TurnLength:
+    """Length of a turn; for data of unknown length it is determined during the turn.
+
+    A step accumulates fewer batches at the end of the turn, and of an epoch of known length.
+    """
+
+    accumulate: int
+    total: float
+    epoch_length: int | None
+    steps: float
+    epochs: int = 1
+    _begin: int = 0  # first batch of an epoch of unknown length
+    _last: int = -1  # its last batch, once known
+
+    def end_epoch(self, index: int, last: bool) -> None:
+        """Record that the next batch is the last of its epoch, or of the turn."""
+        self._last = index
+        if last:
+            self.total = index + 1
+
+    def begins_step(self, index: int) -> bool:
+        """Whether a batch, in ascending order, is the first of a step; steps restart in every epoch."""
+        return self.accumulate == 1 or self._place(index) % self.accumulate == 0
+
+    def ends_step(self, index: int) -> bool:
+        if self.accumulate == 1:
+            return True
+        place = self._place(index)
+        ended = (place + 1) % self.accumulate == 0 or index == self.total - 1
+        return ended or place + 1 == self.epoch_length or index == self._last
+
+    def _place(self, index: int) -> int:
+        if self.epoch_length:
+            return index % self.epoch_length
+        if 0 <= self._last < index:
+            self._begin, self._last = index, -1
+        return index - self._begin
+
+
+def turn_report(
+    num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[float]
+) -> ClientReport:
+    """Report a turn, with the mean loss as ``train/loss`` unless the module logs that; a loss must be finite."""
+    if losses:
+        step = next((step for step, value in enumerate(losses) if not math.isfinite(value)), None)
+        if step is not None:
+            raise TrainingError(
+                f"the training loss is {losses[step]} at local batch {step + 1} of {len(losses)}. Lower the"
+                " learning rate, set trainer.gradient_clip_val, or look at this client's data."
+            )
+        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
+    return ClientReport(num_samples, num_steps, metrics)

@@ -12,8 +12,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.weights.flat import Weights, copy_spans_
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 
-__all__ = ["SharedAverages"]
-
 _NAME = "StochasticWeightAveraging"
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isfunction
 from typing import Any, cast
 
 import torch
@@ -12,37 +13,20 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.held_generators import DrawStates
 from lightning_fl.core.seeding import generator
-from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
+from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, parts_of
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
-from lightning_fl.engine.batches.parts import parts_of
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
-from lightning_fl.engine.hooks import Hook, Hooks
-from lightning_fl.engine.learner import Learner, changes
+from lightning_fl.engine.hooks import Hook, Hooks, overrides
+from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
-from lightning_fl.engine.turn.correction import Correction
-from lightning_fl.engine.turn.module_checks import refuse_manual_steps
+from lightning_fl.engine.turn.flat_optimizer import Correction
 from lightning_fl.engine.turn.module_trainer import STAGES
 from lightning_fl.engine.turn.optimization import Optimization
-from lightning_fl.engine.turn.services import TurnServices
-from lightning_fl.engine.turn.turn_length import TurnLength, turn_report
+from lightning_fl.engine.turn.services import TurnLength, TurnServices, refuse_manual_steps, turn_report
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["StepBatch", "TrainingLoop"]
-
-#: Steps of a client's turn that a strategy may override.
-_STEPS = (
-    "check_optimizers",
-    "measure_client",
-    "client_loss",
-    "begin_client",
-    "correct_gradient_",
-    "end_client",
-    "client_update",
-    "weigh_cohort",
-    "aggregate",
-    "evaluation_weights",
-    "phases",
-)
+#: Steps that a strategy may override.
+_STEPS = [name for name, step in vars(Learner).items() if isfunction(step) and name not in ("evaluated", "figures")]
 
 
 @dataclass
@@ -55,16 +39,7 @@ class StepBatch:
 
 
 class TrainingLoop:
-    """Trains clients one after another on one module.
-
-    Args:
-        services: of the run.
-        hooks: callbacks of turns and steps.
-        learner: the strategy's steps.
-
-    Raises:
-        ConfigurationError: the module optimises manually where its losses are needed.
-    """
+    """Trains clients one after another on one module."""
 
     def __init__(self, services: TurnServices, hooks: Hooks, learner: Learner) -> None:
         self._services = services
@@ -75,7 +50,7 @@ class TrainingLoop:
         self.around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")
         #: Steps that the strategy overrides.
-        self.own_steps = {step for step in _STEPS if changes(learner, step)}
+        self.own_steps = {step for step in _STEPS if overrides(learner, step, Learner)}
         #: Batches of the present optimiser step, if something may change its gradient.
         self.step_batches: list[StepBatch] = []
         #: Generators of callbacks around the steps of the present turn.
@@ -87,11 +62,7 @@ class TrainingLoop:
             refuse_manual_steps(services.module, type(learner).__name__)
 
     def add_late_parameters(self) -> None:
-        """Add parameters and buffers that a hook of the run created before the first turn, with rank zero's values.
-
-        Raises:
-            ConfigurationError: the ranks' modules differ, or lack parameters of the checkpoint.
-        """
+        """Add parameters and buffers that a hook of the run created before the first turn, with rank zero's values."""
         services = self._services
         flat, processes = services.flat, services.processes
         new = processes.of_ranks(flat.new_tensors())
@@ -118,7 +89,6 @@ class TrainingLoop:
             self._check_optimizers()
 
     def _check_optimizers(self) -> None:
-        """Let the strategy check the optimisers of the first hosted client."""
         services, reasons = self._services, []
         for client in services.processes.hosted[:1]:
             self._set_length(self.turn_length(services.batches(client, "train"), None))
@@ -147,17 +117,11 @@ class TrainingLoop:
         """Train a client in the current round; leaves its new weights in ``flat`` and updates ``state``.
 
         Args:
-            client: a hosted client.
             start: initial weights; ``None`` for the module's present ones.
-            state: of the client, updated.
             purpose: of its random draws; the same purpose gives the same batches.
             own: whether the turn is part of the federation, with the client's personal layers, the strategy's loss and
                 callbacks of steps. Otherwise only the module is trained on ``start``.
             work: amount; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
-            correct_: changes the gradient before every optimiser step.
-
-        Raises:
-            TrainingError: a loss is NaN or infinite.
         """
         services = self._services
         trainable = services.flat.trainable()
@@ -279,7 +243,6 @@ class TrainingLoop:
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
-        """The length of a client's turn."""
         settings = self._services.settings
         accumulate = self._trainer.accumulate_grad_batches
         work = work or self._services.round.work or LocalWork(settings.local_steps, settings.local_epochs)
@@ -319,15 +282,9 @@ class TrainingLoop:
         return self._learner.client_loss(loss, self._services.module) if by_strategy and loss is not None else loss
 
     def mean_loss(self, client: int, weights: Weights, num_batches: float, purpose: str) -> float:
-        """The mean loss of some training batches in training mode (dropout, mixup), without training.
+        """The mean loss of at most ``num_batches`` training batches in training mode (dropout, mixup).
 
         Callbacks choose or weigh clients by it, so it excludes terms that the strategy adds.
-
-        Args:
-            client: a hosted client.
-            weights: of the evaluated model.
-            num_batches: number of drawn batches, at most all; infinite for all.
-            purpose: of the draws.
         """
         services, trainer = self._services, self._trainer
         refuse_manual_steps(services.module, "training_loss")

@@ -1,7 +1,4 @@
-"""Weights as flat vectors, one per dtype, viewed by the module's own parameters and buffers.
-
-Loading, saving and averaging a model are then single vector operations for any module.
-"""
+"""Weights as flat vectors, one per dtype, viewed by the module's own parameters and buffers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,41 +21,23 @@ from lightning_fl.engine.weights.layout import (
     tensors_of,
 )
 
-__all__ = [
-    "FlatModule",
-    "Place",
-    "Span",
-    "Weights",
-    "copy_spans_",
-    "inner_product",
-    "linear_combination",
-    "merge_spans",
-]
-
 
 class Weights:
-    """A model's weights: one flat vector per dtype. Floating vectors are averaged, others take the largest entry.
-
-    Args:
-        vectors: dtype -> vector of shape [P_dtype], on one device.
-    """
+    """A model's weights: a vector [P_dtype] per dtype. Floating ones are averaged, others take the largest entry."""
 
     def __init__(self, vectors: dict[torch.dtype, Tensor]) -> None:
         # The same order everywhere, since processes exchange one vector after the other.
         self.vectors = dict(sorted(vectors.items(), key=lambda item: str(item[0])))
 
     def clone(self) -> "Weights":
-        """A copy that shares no memory."""
         return Weights({dtype: vector.clone() for dtype, vector in self.vectors.items()})
 
     def copy_(self, other: "Weights") -> "Weights":
-        """Overwrite with weights of the same layout."""
         for dtype, vector in self.vectors.items():
             vector.copy_(other.vectors[dtype])
         return self
 
     def to_(self, device: torch.device) -> "Weights":
-        """Move the vectors, in place."""
         self.vectors = {dtype: vector.to(device) for dtype, vector in self.vectors.items()}
         return self
 
@@ -76,7 +55,6 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the vectors in bytes."""
         return sum(vector.numel() * vector.element_size() for vector in self.vectors.values())
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -90,11 +68,7 @@ class Weights:
         return cls({dtype: moved.clone() if moved is vector else moved for dtype, (vector, moved) in there.items()})
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Overwrite with a :meth:`state_dict`.
-
-        Raises:
-            ConfigurationError: the layout differs, so it is of another model.
-        """
+        """Overwrite with a :meth:`state_dict`."""
         own = {str(dtype).removeprefix("torch."): vector for dtype, vector in self.vectors.items()}
         got = {name: tuple(vector.shape) for name, vector in state.items()}
         want = {name: tuple(vector.shape) for name, vector in own.items()}
@@ -198,14 +172,7 @@ class FlatModule:
 
     Tied parameters and buffers stay tied, even as different objects that share memory; frozen ones stay frozen. If user
     code replaces a buffer by assignment (``self.ema = ...``), :meth:`collect` copies the new values into the vector.
-
-    Args:
-        layout: :meth:`layout` of the resumed run, with room for parameters that the module does not have yet. Ignored
-            if the module does not fit it.
-
-    Raises:
-        ConfigurationError: a parameter is uninitialised (lazy), complex or sparse, or shares part of its memory with
-            another parameter.
+    The layout of a resumed run, if the module fits it, has room for parameters that it does not have yet.
     """
 
     def __init__(self, module: nn.Module, layout: Sequence[Entry] = ()) -> None:
@@ -248,7 +215,6 @@ class FlatModule:
         ]
 
     def buffers(self) -> list[Span]:
-        """Every buffer."""
         pairs = zip(self.spans(), self._slots, strict=True)
         return [span for span, slot in pairs if not isinstance(slot.tensor, nn.Parameter)]
 
@@ -257,16 +223,11 @@ class FlatModule:
         return self._places.get(id(tensor))
 
     def load(self, weights: Weights) -> None:
-        """Load weights into the module."""
         self.collect()
         self.weights.copy_(weights)
 
     def collect(self) -> Weights:
-        """The live vectors, after restoring views that user code replaced.
-
-        Raises:
-            TrainingError: a parameter or buffer was removed, or its shape or dtype changed.
-        """
+        """The live vectors, after restoring views that user code replaced; shapes and dtypes must not have changed."""
         for slot in self._slots:
             tensor, view = slot.owner.get(slot.key), slot.view
             if slot.holds(tensor):
@@ -296,7 +257,6 @@ class FlatModule:
 
     @property
     def device(self) -> torch.device:
-        """Device of the vectors."""
         return next((vector.device for vector in self.weights.vectors.values()), torch.device("cpu"))
 
     def to(self, device: torch.device) -> None:
@@ -324,9 +284,7 @@ class FlatModule:
     def add_late_parameters(self) -> Callable[[Weights], Weights] | None:
         """Recreate the views, including parameters and buffers created since.
 
-        Returns:
-            A function that converts weights to the new layout, with the module's present values for what is new;
-            ``None`` if the layout already had room.
+        Returns a function that converts weights to the new layout; ``None`` if the layout already had room.
         """
         self.collect()
         before = {(id(slot.owner), slot.key): slot for slot in self._slots}
@@ -358,7 +316,6 @@ class FlatModule:
         return [name for name, *_ in self._entries if name not in own]
 
     def trainable(self) -> list[bool]:
-        """``requires_grad`` of every parameter and buffer."""
         return [slot.tensor.requires_grad for slot in self._slots]
 
     def set_trainable(self, names: Mapping[str, bool]) -> dict[str, bool]:

@@ -10,20 +10,6 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = [
-    "Entry",
-    "Held",
-    "Places",
-    "TensorWatch",
-    "assign_places",
-    "check_tensors",
-    "memory_keys",
-    "padded_size",
-    "places_of_layout",
-    "sizes_of",
-    "tensors_of",
-]
-
 # Views start at multiples of 64 bytes, as torch's own allocations do, so that vector kernels keep their speed.
 _ALIGNMENT_BYTES = 64
 
@@ -172,7 +158,6 @@ class TensorWatch:
         self._count()
 
     def new(self) -> list[str]:
-        """Names of those created since."""
         if (
             sum(map(len, self._dicts)) == self._number
             and all(tuple(held.values()) == known for held, known in self._children)

@@ -9,18 +9,11 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 
-__all__ = ["LocalParameters", "averaged_spans", "matches", "shared_bytes", "span_bytes", "spans_in"]
-
 
 class LocalParameters:
     """The part of a model's flat vectors that is never averaged.
 
-    Args:
-        patterns: names of parameters, buffers or submodules, with the wildcards ``*`` and ``?``: "classifier",
-            "encoder.*.bn*".
-
-    Raises:
-        ConfigurationError: a pattern matches nothing, or nothing is left to share.
+    ``patterns`` are names of parameters, buffers or submodules, with the wildcards ``*`` and ``?``: "encoder.*.bn*".
     """
 
     def __init__(self, flat: FlatModule, patterns: Sequence[str]) -> None:
@@ -45,7 +38,6 @@ class LocalParameters:
 
     @property
     def names(self) -> list[str]:
-        """Names of the local parameters and buffers."""
         return [span.name for span in self._spans]
 
     def extract(self, weights: Weights) -> dict[str, Tensor]:
@@ -53,17 +45,14 @@ class LocalParameters:
         return {span.name: weights.vectors[span.dtype][span.begin : span.end].cpu().clone() for span in self._spans}
 
     def insert_(self, weights: Weights, values: dict[str, Tensor]) -> Weights:
-        """Overwrite the local part of some weights."""
         for span in self._spans:
             weights.vectors[span.dtype][span.begin : span.end].copy_(values[span.name])
         return weights
 
     def copy_(self, weights: Weights, other: Weights) -> Weights:
-        """Overwrite the local part of some weights with that of others."""
         return copy_spans_(weights, other, self._spans)
 
     def same(self, weights: Weights, other: Weights) -> bool:
-        """Whether the local parts of two weights are equal to the bit."""
         pairs = ([one.vectors[span.dtype][span.begin : span.end] for one in (weights, other)] for span in self._spans)
         return all(torch.equal(first, second) for first, second in pairs)
 
@@ -75,11 +64,7 @@ def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: C
 
 
 def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -> list[Span]:
-    """Select the spans in some layers.
-
-    Args:
-        layers: names of submodules or parameters, with the wildcards ``*`` and ``?``; ``None`` for all.
-    """
+    """Select the spans in layers, which are names of submodules or parameters with the wildcards ``*`` and ``?``."""
     for pattern in layers or ():
         if not any(matches(span.name, pattern) for span in spans):
             names = ", ".join(dict.fromkeys(span.name.rpartition(".")[0] or span.name for span in spans))

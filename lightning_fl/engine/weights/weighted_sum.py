@@ -11,8 +11,6 @@ from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.processes import Transport
 from lightning_fl.engine.weights.flat import Weights
 
-__all__ = ["SoleContribution", "WeightedSum", "check_finite", "largest_magnitude", "mixture"]
-
 #: Terms are multiples of 1 / _GRID; sums of such integers are exact in float64 up to _EXACT of them.
 _GRID, _EXACT = 2.0**46, 2.0**53
 #: A unit of the coarse sum in units of the fine one. After a carry a fine sum is at most half of it.
@@ -27,12 +25,7 @@ _SENT_TOGETHER = 1 << 20
 
 
 class _Block:
-    """A block of a vector and the sum of its changes: ``fine + coarse * _COARSE`` units of 1 / _GRID.
-
-    Args:
-        reference: the entries before they changed, shape [n].
-        fine: zeros, float64, shape [n].
-    """
+    """A block of a vector and the sum of its changes: ``fine + coarse * _COARSE`` units of 1 / _GRID."""
 
     __slots__ = ("bound", "coarse", "fine", "infinite", "kept", "reference")
 
@@ -91,11 +84,8 @@ class WeightedSum:
     model has it, and becomes the average once all are finite there. Each change is rounded to a multiple of 2^-46, an
     integer held in float64. Sums of integers are exact, hence independent of order, below 2^53; where a bound on their
     magnitudes could reach 2^53 (changes that add up to 128), the sum becomes two integers, in units of 2^-12 and 2^-46.
-    Every term is off by at most 2^-47, plus float64's rounding of difference and product. (A plain float64 sum depends
-    on the order.) Integer and boolean vectors take the largest entry.
-
-    Vectors are processed in blocks that stay in the cache, so that each model moves its weights, the reference and the
-    sum through memory once: 24 bytes per float32 entry, where a copy moves 12. The sum takes 8 bytes per entry, or 16.
+    Every term is off by at most 2^-47, plus float64's rounding of difference and product. Integer and boolean vectors
+    take the largest entry. Vectors are processed in blocks that stay in the cache.
 
     Args:
         reference: w_0, the same on every process; it must not change while the sum is in use.
@@ -124,19 +114,11 @@ class WeightedSum:
         self._magnitude = 0.0
 
     def add_(self, weights: Weights, weight: float) -> None:
-        """Add one model with its weight a_i.
-
-        Raises:
-            TrainingError: an entry became NaN or infinite, or changed by more than :attr:`LARGEST`. Nothing is added.
-        """
+        """Add one model with its weight a_i, or nothing (see :meth:`add_all_`)."""
         self.add_all_([(weights, weight)])
 
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Add several models, each with its weight; this moves less memory than adding them one by one.
-
-        Raises:
-            TrainingError: as :meth:`add_`, for any of them. Nothing is added.
-        """
+        """Add several models, each with its weight; this moves less memory than adding them one by one."""
         magnitudes = [0.0] * len(terms)
         added: list[tuple[_Block, Tensor, float]] = []
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
@@ -218,14 +200,7 @@ class WeightedSum:
                     part.copy_(total)
 
     def value(self, total: float) -> Weights:
-        """The average, in the weights' own dtypes.
-
-        Args:
-            total: the sum of all weights a_i, over all processes.
-
-        Raises:
-            TrainingError: the terms add up to more than :attr:`LARGEST`.
-        """
+        """The average, in the weights' own dtypes; ``total`` is the sum of all a_i, over all processes."""
         if not self._magnitude < self.LARGEST:
             raise TrainingError(
                 f"the weights changed by {self._magnitude:.3g} in total, more than {self.LARGEST:.3g}: training"
@@ -253,28 +228,23 @@ class SoleContribution:
         self._weights: Weights | None = None
 
     def add_(self, weights: Weights, weight: float) -> None:
-        """Store the client's weights; its weight does not matter."""
         check_finite(weights, self._reference)
         self._weights = weights.clone()
 
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Store the weights of the only term, if the client is hosted here."""
         for weights, weight in terms:
             self.add_(weights, weight)
 
     def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        """Undo :meth:`add_all_`."""
         self._weights = None if terms else self._weights
 
     def reduce_(self, reducer: Transport) -> None:
-        """Send the weights to all processes."""
         if self._weights is None:
             self._weights = self._reference.clone()
         for vector in self._weights.vectors.values():
             reducer.broadcast_bytes_(vector, self._rank)
 
     def value(self, total: float) -> Weights:
-        """The client's weights."""
         assert self._weights is not None
         return self._weights
 
@@ -328,15 +298,7 @@ def _add_part(
 ) -> float:
     """Add one model's entries to a block's sum, rounded to integers.
 
-    Args:
-        part: the model's entries, shape [n].
-        start: the reference, float64, shape [n].
-        change: overwritten, float64, shape [n].
-        square: squared norm of the change, if known.
-
-    Returns:
-        Magnitude of the largest term if it is large enough to matter; infinity if nothing was added because a term is
-        not finite or exceeds :attr:`WeightedSum.LARGEST`.
+    Returns the magnitude of the largest term if it matters; infinity if a term is not finite or too large to be added.
     """
     change.copy_(part).sub_(start)
     scale, magnitude = weight * _GRID, 0.0

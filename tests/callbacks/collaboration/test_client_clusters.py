@@ -23,7 +23,7 @@ from lightning_fl.callbacks import (
     UniformSampling,
 )
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.labels import in_order
+from lightning_fl.functional.gram import in_order
 from lightning_fl.runtime.surface import TrainerSurface
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the run ends at max_rounds.*")

@@ -30,8 +30,7 @@ from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.standin import esol_standin
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.factory import pack_dataset
-from lightning_fl.engine.batches.packed import PackedBatches
-from lightning_fl.engine.batches.packs import TensorPack
+from lightning_fl.engine.batches.packs import PackedBatches, TensorPack
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C"]
 

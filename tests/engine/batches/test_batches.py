@@ -26,7 +26,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
-from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.packs import PackedBatches
 
 PATH = (1, 2, 3, "train")
 

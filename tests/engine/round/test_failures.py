@@ -10,7 +10,7 @@ from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import Tensor
 
 from lightning_fl import TrainingError
-from lightning_fl.engine.round.failures import free_memory
+from lightning_fl.engine.round.training import free_memory
 from lightning_fl.strategies import FedAvg
 
 LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.engine.hooks import Hooks
-from lightning_fl.engine.learner import Learner, ModelUpdate, changes
+from lightning_fl.engine.hooks import Hooks, overrides
+from lightning_fl.engine.learner import Learner, ModelUpdate
 from lightning_fl.engine.round.training import train_round
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import FederatedStrategy
@@ -125,8 +125,8 @@ def test_a_learner_changes_the_loss_and_the_average() -> None:
     for dtype, vector in plain.federation.models[0].vectors.items():
         other = changed.federation.models[0].vectors[dtype]
         assert torch.allclose(vector, other, rtol=10 * torch.finfo(dtype).eps, atol=1e-7)
-    assert [changes(Halfway(), step) for step in ("client_loss", "aggregate")] == [True, True]
-    assert [changes(Learner(), step) for step in ("client_loss", "aggregate")] == [False, False]
+    assert [overrides(Halfway(), step, Learner) for step in ("client_loss", "aggregate")] == [True, True]
+    assert [overrides(Learner(), step, Learner) for step in ("client_loss", "aggregate")] == [False, False]
     assert issubclass(FederatedStrategy, Learner)
 
 

@@ -21,7 +21,7 @@ from lightning_fl.callbacks import Callback, LocalTraining, PersonalLayers, Unif
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.stacked import visits
-from lightning_fl.engine.stacked.turns import groups_of
+from lightning_fl.engine.stacked.loop import groups_of
 from lightning_fl.engine.stacked.weights import clip_rows_
 from lightning_fl.strategies import SCAFFOLD, FedProx
 

@@ -26,7 +26,7 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
-from lightning_fl.engine.batches.packed import PackedBatches
+from lightning_fl.engine.batches.packs import PackedBatches
 from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.engine.probes.statistics import target_statistics
 from lightning_fl.engine.turn.loop import LocalLoop
