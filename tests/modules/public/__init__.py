@@ -4,6 +4,7 @@ from public import (  # noqa: F401
     densities,
     images,
     molecules,
+    satellites,
     series,
     sound_and_language,
     tables,

@@ -15,76 +15,53 @@ def _classify(net: Any, batch: Any) -> Any:
     return nn.functional.cross_entropy(net(x), y)
 
 
-@case("ClassificationTask", "torchgeo")
-def torchgeo_classification() -> dict[str, Any]:
-    from torchgeo.trainers import ClassificationTask
+def _anomaly_batches(silo: int) -> dict[str, Any]:
+    from anomalib.data import ImageBatch, ImageItem
 
-    def loaders(silo: int) -> dict[str, Any]:
-        return split_loaders([{"image": x, "label": y} for x, y in tensors(silo, (3, 32, 32), classes=4, count=16)])
-
-    return {
-        "make": lambda: ClassificationTask(model="resnet18", weights=None, in_channels=3, num_classes=4, patience=1),
-        "loaders": loaders,
-    }
-
-
-@case("SemanticSegmentationTask", "torchgeo")
-def torchgeo_segmentation() -> dict[str, Any]:
-    from torchgeo.trainers import SemanticSegmentationTask
-
-    def loaders(silo: int) -> dict[str, Any]:
-        generator = draws(silo)
-        return split_loaders(
-            [
-                {
-                    "image": torch.randn(3, 32, 32, generator=generator),
-                    "mask": torch.randint(2, (32, 32), generator=generator),
-                }
-                for _ in range(12)
-            ]
+    generator = draws(silo)
+    items = [
+        ImageItem(
+            image=torch.rand(3, 64, 64, generator=generator),
+            gt_label=torch.tensor(i % 2),
+            gt_mask=torch.zeros(64, 64, dtype=torch.bool),
+            image_path=f"{i}.png",
         )
+        for i in range(12)
+    ]
+    return {"train": split_loaders(items, collate_fn=ImageBatch.collate)["train"]}
 
+
+def _anomalib(name: str, **options: Any) -> dict[str, Any]:
+    from anomalib import models
+
+    kind = getattr(models, name)
+    quiet = dict.fromkeys(("visualizer", "evaluator", "post_processor"), False)
     return {
-        "make": lambda: SemanticSegmentationTask(
-            model="unet", backbone="resnet18", weights=None, in_channels=3, num_classes=2, task="multiclass"
-        ),
-        "loaders": loaders,
+        "make": lambda: kind(**options, **quiet, pre_processor=kind.configure_pre_processor((64, 64))),
+        "loaders": _anomaly_batches,
+        "load": load_into,
     }
+
+
+@case("Fastflow", "anomalib")
+def anomalib_fastflow() -> dict[str, Any]:
+    return _anomalib("Fastflow", backbone="resnet18", pre_trained=False, flow_steps=1)
 
 
 @case("Fre", "anomalib")
 def anomalib_fre() -> dict[str, Any]:
-    from anomalib.data import ImageBatch, ImageItem
-    from anomalib.models import Fre
+    size = {"input_dim": 4096, "latent_dim": 8, "pooling_kernel_size": 2}
+    return _anomalib("Fre", backbone="resnet18", pre_trained=False, layer="layer1", **size)
 
-    def loaders(silo: int) -> dict[str, Any]:
-        generator = draws(silo)
-        items = [
-            ImageItem(
-                image=torch.rand(3, 64, 64, generator=generator),
-                gt_label=torch.tensor(i % 2),
-                gt_mask=torch.zeros(64, 64, dtype=torch.bool),
-                image_path=f"{i}.png",
-            )
-            for i in range(12)
-        ]
-        return {"train": split_loaders(items, collate_fn=ImageBatch.collate)["train"]}
 
-    def make() -> Any:
-        return Fre(
-            backbone="resnet18",
-            pre_trained=False,
-            layer="layer1",
-            input_dim=4096,
-            latent_dim=8,
-            pooling_kernel_size=2,
-            visualizer=False,
-            evaluator=False,
-            pre_processor=False,
-            post_processor=False,
-        )
+@case("Ganomaly (manual optimisation)", "anomalib")
+def anomalib_ganomaly() -> dict[str, Any]:
+    return _anomalib("Ganomaly", batch_size=4, n_features=4, latent_vec_size=8)
 
-    return {"make": make, "loaders": loaders, "load": load_into}
+
+@case("Padim (a memory of features, no optimiser)", "anomalib", fails="a federated model cannot change its layout")
+def anomalib_padim() -> dict[str, Any]:
+    return _anomalib("Padim", backbone="resnet18", pre_trained=False, layers=["layer1"], n_features=4)
 
 
 @case("LinearClassifier", "lightly")

@@ -253,3 +253,25 @@ def autoencoder_cv() -> dict[str, Any]:
         "loaders": lambda silo: _mlcolvar_loaders(silo, labels=False),
         "load": load_into,
     }
+
+
+@case("DeepLDA, `norm_in=None`", "mlcolvar")
+def deep_lda() -> dict[str, Any]:
+    from mlcolvar.cvs import DeepLDA
+
+    return {
+        "make": lambda: DeepLDA([6, 8, 3], n_states=2, options={"norm_in": None}),
+        "loaders": lambda silo: _mlcolvar_loaders(silo, labels=True),
+        "load": load_into,
+    }
+
+
+@case("VariationalAutoEncoderCV, `norm_in=None`", "mlcolvar")
+def variational_autoencoder_cv() -> dict[str, Any]:
+    from mlcolvar.cvs import VariationalAutoEncoderCV
+
+    return {
+        "make": lambda: VariationalAutoEncoderCV(n_cvs=2, encoder_layers=[6, 8], options={"norm_in": None}),
+        "loaders": lambda silo: _mlcolvar_loaders(silo, labels=False),
+        "load": load_into,
+    }

@@ -1,5 +1,6 @@
 """Forecasting."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,24 +66,28 @@ def forecasting_tft() -> dict[str, Any]:
     return {"make": make, "loaders": lambda silo: _forecasting_data(silo)[1]}
 
 
-@case("DeepAR", "pytorch-forecasting")
-def forecasting_deepar() -> dict[str, Any]:
-    from pytorch_forecasting import DeepAR
+def _forecasting(name: str, **options: Any) -> dict[str, Any]:
+    import pytorch_forecasting
 
     def make() -> Any:
-        return DeepAR.from_dataset(_forecasting_data(0)[0], hidden_size=8, rnn_layers=1, log_interval=0)
+        return getattr(pytorch_forecasting, name).from_dataset(_forecasting_data(0)[0], log_interval=0, **options)
 
     return {"make": make, "loaders": lambda silo: _forecasting_data(silo)[1]}
 
 
-@case("NHiTS", "pytorch-forecasting")
-def forecasting_nhits() -> dict[str, Any]:
-    from pytorch_forecasting import NHiTS
-
-    def make() -> Any:
-        return NHiTS.from_dataset(_forecasting_data(0)[0], hidden_size=8, log_interval=0)
-
-    return {"make": make, "loaders": lambda silo: _forecasting_data(silo)[1]}
+_FORECASTING: dict[str, dict[str, Any]] = {
+    "DeepAR": {"hidden_size": 8, "rnn_layers": 1},
+    "NBeats": {
+        "widths": [8, 8],
+        "num_blocks": [1, 1],
+        "num_block_layers": [1, 1],
+        "expansion_coefficient_lengths": [3, 3],
+    },
+    "NHiTS": {"hidden_size": 8},
+    "RecurrentNetwork": {"cell_type": "GRU", "hidden_size": 8, "rnn_layers": 1},
+}
+for _name, _options in _FORECASTING.items():
+    case(_name, "pytorch-forecasting")(partial(_forecasting, _name, **_options))
 
 
 def _gluonts_loaders(estimator: Any, silo: int) -> dict[str, Any]:
@@ -99,12 +104,11 @@ def _gluonts_loaders(estimator: Any, silo: int) -> dict[str, Any]:
     return {"train": DataLoader(batches, batch_size=None), "val": DataLoader(batches[:2], batch_size=None)}
 
 
-def _gluonts(name: str) -> dict[str, Any]:
+def _gluonts(name: str, **options: Any) -> dict[str, Any]:
     import gluonts.torch
 
-    options: dict[str, Any] = {"DeepAREstimator": {"freq": "D", "num_layers": 1, "hidden_size": 8}}.get(name, {})
-    estimator = getattr(gluonts.torch, name)(
-        prediction_length=4, context_length=8, batch_size=8, num_batches_per_epoch=4, **options
+    estimator = getattr(gluonts.torch, f"{name}Estimator")(
+        prediction_length=4, batch_size=8, num_batches_per_epoch=4, **options
     )
     cache: dict[int, Any] = {}
 
@@ -116,35 +120,28 @@ def _gluonts(name: str) -> dict[str, Any]:
     return {"make": estimator.create_lightning_module, "loaders": loaders, "load": load_into}
 
 
-@case("DeepARLightningModule", "gluonts")
-def gluonts_deepar() -> dict[str, Any]:
-    return _gluonts("DeepAREstimator")
-
-
-@case("SimpleFeedForwardLightningModule", "gluonts")
-def gluonts_feed_forward() -> dict[str, Any]:
-    return _gluonts("SimpleFeedForwardEstimator")
-
-
-@case("PatchTSTLightningModule", "gluonts")
-def gluonts_patch_tst() -> dict[str, Any]:
-    import gluonts.torch
-
-    estimator = gluonts.torch.PatchTSTEstimator(
-        prediction_length=4,
-        context_length=8,
-        patch_len=4,
-        batch_size=8,
-        num_batches_per_epoch=4,
-        d_model=8,
-        nhead=2,
-        dim_feedforward=8,
-    )
-    return {
-        "make": estimator.create_lightning_module,
-        "loaders": lambda silo: _gluonts_loaders(estimator, silo),
-        "load": load_into,
-    }
+_GLUONTS: dict[str, dict[str, Any]] = {
+    "DeepAR": {"context_length": 8, "freq": "D", "num_layers": 1, "hidden_size": 8},
+    "DLinear": {"context_length": 8},
+    "PatchTST": {"context_length": 8, "patch_len": 4, "d_model": 8, "nhead": 2, "dim_feedforward": 8},
+    "SimpleFeedForward": {"context_length": 8},
+    "TemporalFusionTransformer": {
+        "context_length": 8,
+        "freq": "D",
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "variable_dim": 4,
+    },
+    "WaveNet": {
+        "freq": "D",
+        "dilation_depth": 2,
+        "num_residual_channels": 4,
+        "num_skip_channels": 4,
+        "num_bins": 16,
+    },
+}
+for _name, _options in _GLUONTS.items():
+    case(f"{_name}LightningModule", "gluonts")(partial(_gluonts, _name, **_options))
 
 
 def _neuralforecast(name: str, **options: Any) -> dict[str, Any]:
@@ -176,14 +173,14 @@ def _neuralforecast(name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-@case("NHITS", "neuralforecast")
-def neuralforecast_nhits() -> dict[str, Any]:
-    return _neuralforecast("NHITS", mlp_units=[[8, 8]] * 3)
-
-
-@case("PatchTST", "neuralforecast")
-def neuralforecast_patch_tst() -> dict[str, Any]:
-    return _neuralforecast("PatchTST", hidden_size=8, n_heads=2, linear_hidden_size=8, encoder_layers=1, patch_len=4)
+_NEURALFORECAST: dict[str, dict[str, Any]] = {
+    "LSTM": {"encoder_hidden_size": 8, "encoder_n_layers": 1, "decoder_hidden_size": 8},
+    "NBEATS": {"mlp_units": [[8, 8]] * 3},
+    "NHITS": {"mlp_units": [[8, 8]] * 3},
+    "PatchTST": {"hidden_size": 8, "n_heads": 2, "linear_hidden_size": 8, "encoder_layers": 1, "patch_len": 4},
+}
+for _name, _options in _NEURALFORECAST.items():
+    case(_name, "neuralforecast")(partial(_neuralforecast, _name, **_options))
 
 
 def _darts(name: str, **options: Any) -> dict[str, Any]:
@@ -231,11 +228,11 @@ def _darts(name: str, **options: Any) -> dict[str, Any]:
     return {"make": make, "loaders": loaders, "load": load_into}
 
 
-@case("_TideModule of TiDEModel", "darts")
-def darts_tide() -> dict[str, Any]:
-    return _darts("TiDEModel", hidden_size=8, dropout=0.1)
-
-
-@case("_NBEATSModule of NBEATSModel", "darts")
-def darts_nbeats() -> dict[str, Any]:
-    return _darts("NBEATSModel", num_stacks=2, layer_widths=8)
+_DARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "_NBEATSModule": ("NBEATSModel", {"num_stacks": 2, "layer_widths": 8}),
+    "_TCNModule": ("TCNModel", {"num_filters": 2, "kernel_size": 2, "dropout": 0.1}),
+    "_TideModule": ("TiDEModel", {"hidden_size": 8, "dropout": 0.1}),
+    "_TransformerModule": ("TransformerModel", {"d_model": 8, "nhead": 2, "dim_feedforward": 8}),
+}
+for _name, (_model, _options) in _DARTS.items():
+    case(f"{_name} of {_model}", "darts")(partial(_darts, _model, **_options))

@@ -1,5 +1,6 @@
 """Tables, cells, recommendations, uncertainty."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ from torch.utils.data import DataLoader
 from public.lit import Lit, draws, load_into, split_loaders, tensors
 
 
-@case("CategoryEmbedding", "pytorch-tabular")
-def pytorch_tabular() -> dict[str, Any]:
+def _pytorch_tabular(name: str, **options: Any) -> dict[str, Any]:
     import pandas as pd
+    import pytorch_tabular.models
     from pytorch_tabular import TabularModel
     from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
-    from pytorch_tabular.models import CategoryEmbeddingModelConfig
 
     def frame(silo: int) -> Any:
         rng = np.random.default_rng(silo)
@@ -26,7 +26,7 @@ def pytorch_tabular() -> dict[str, Any]:
     def tabular() -> Any:
         return TabularModel(
             data_config=DataConfig(target=["y"], continuous_cols=["x"], categorical_cols=["kind"], num_workers=0),
-            model_config=CategoryEmbeddingModelConfig(task="regression", layers="8-4"),
+            model_config=getattr(pytorch_tabular.models, f"{name}Config")(task="regression", **options),
             optimizer_config=OptimizerConfig(),
             verbose=False,
             trainer_config=TrainerConfig(
@@ -55,6 +55,15 @@ def pytorch_tabular() -> dict[str, Any]:
     return {"make": make, "loaders": loaders, "load": load_into}
 
 
+_TABULAR: dict[str, dict[str, Any]] = {
+    "CategoryEmbeddingModel": {"layers": "8-4"},
+    "FTTransformer": {"input_embed_dim": 8, "num_heads": 2, "num_attn_blocks": 1},
+    "GANDALF": {"gflu_stages": 2},
+}
+for _name, _options in _TABULAR.items():
+    case(_name.removesuffix("Model"), "pytorch-tabular")(partial(_pytorch_tabular, _name, **_options))
+
+
 def _cells(silo: int) -> Any:
     import anndata
     import scvi
@@ -66,41 +75,64 @@ def _cells(silo: int) -> Any:
     return cells
 
 
-@case("TrainingPlan of SCVI", "scvi-tools")
-def scvi_plan() -> dict[str, Any]:
+def _scvi(plan: str, **options: Any) -> dict[str, Any]:
     import scvi
-    from scvi.train import TrainingPlan
 
     scvi.settings.verbosity = 40
 
-    def make() -> Any:
-        return TrainingPlan(scvi.model.SCVI(_cells(0), n_hidden=8, n_latent=2).module)
+    def model(silo: int) -> Any:
+        return scvi.model.SCVI(_cells(silo), n_hidden=8, n_latent=2)
 
     def loaders(silo: int) -> dict[str, Any]:
-        model = scvi.model.SCVI(_cells(silo), n_hidden=8, n_latent=2)
+        own = model(silo)
         part = {"train": range(24), "val": range(24, 36), "test": range(36, 48)}
         return {
-            split: model._make_data_loader(model.adata, indices=np.array(list(cells)), batch_size=8, shuffle=False)
+            split: own._make_data_loader(own.adata, indices=np.array(list(cells)), batch_size=8, shuffle=False)
             for split, cells in part.items()
         }
+
+    return {
+        "make": lambda: getattr(scvi.train, plan)(model(0).module, **options),
+        "loaders": loaders,
+        "load": load_into,
+    }
+
+
+@case("TrainingPlan of SCVI", "scvi-tools")
+def scvi_plan() -> dict[str, Any]:
+    return _scvi("TrainingPlan")
+
+
+@case("AdversarialTrainingPlan of SCVI (manual optimisation)", "scvi-tools")
+def scvi_adversarial_plan() -> dict[str, Any]:
+    return _scvi("AdversarialTrainingPlan", adversarial_classifier=True)
+
+
+def _uncertain(name: str, outputs: int, **options: Any) -> dict[str, Any]:
+    import lightning_uq_box.uq_methods
+    from lightning_uq_box.models import MLP
+
+    def make() -> Any:
+        network = MLP(n_inputs=3, n_hidden=[8], n_outputs=outputs, dropout_p=0.1)
+        return getattr(lightning_uq_box.uq_methods, name)(network, **options)
+
+    def loaders(silo: int) -> dict[str, Any]:
+        return split_loaders([{"input": x, "target": y} for x, y in tensors(silo, (3,), (1,))])
 
     return {"make": make, "loaders": loaders, "load": load_into}
 
 
-@case("MVERegression", "lightning-uq-box")
-def mean_variance() -> dict[str, Any]:
-    from lightning_uq_box.models import MLP
-    from lightning_uq_box.uq_methods import MVERegression
-
-    def loaders(silo: int) -> dict[str, Any]:
-        data = [{"input": x, "target": y} for x, y in tensors(silo, (3,), (1,))]
-        return split_loaders(data)
-
-    return {
-        "make": lambda: MVERegression(MLP(n_inputs=3, n_hidden=[8], n_outputs=2), burnin_epochs=1),
-        "loaders": loaders,
-        "load": load_into,
-    }
+_UNCERTAIN: dict[str, tuple[int, dict[str, Any]]] = {
+    "BNN_VI_ELBO_Regression": (1, {"criterion": nn.MSELoss(), "burnin_epochs": 1, "num_mc_samples_test": 2}),
+    "DER": (4, {}),
+    "MCDropoutRegression": (1, {"num_mc_samples": 2, "loss_fn": nn.MSELoss()}),
+    "MVERegression": (2, {"burnin_epochs": 1}),
+    "QuantileRegression": (3, {}),
+}
+for _name, (_outputs, _options) in _UNCERTAIN.items():
+    # Its on_fit_start counts the training samples.
+    _fails = "self.trainer.datamodule.train_dataloader() belongs to a client" if _name.startswith("BNN") else None
+    case(_name, "lightning-uq-box", fails=_fails)(partial(_uncertain, _name, _outputs, **_options))
 
 
 @case("ClassificationRoutine", "torch-uncertainty")
