@@ -18,8 +18,6 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
 
-__all__ = ["data_digest"]
-
 _LENGTH = 16
 
 

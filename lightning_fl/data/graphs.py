@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
     from torch_geometric.loader.dataloader import Collater
 
-__all__ = ["is_graph", "is_graph_collater", "is_graph_dataset"]
-
 
 def _pyg_is_imported() -> bool:
     """Whether PyG objects can exist; importing PyG takes a second."""

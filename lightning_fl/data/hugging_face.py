@@ -17,8 +17,6 @@ from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 
-__all__ = ["HFDataset"]
-
 
 class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
@@ -227,7 +225,6 @@ class HFDataset(SharedDataModule):
         return torch.from_numpy(np.stack(found))
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """Model inputs: float32, normalised by the training samples."""
         trained = torch.cat([of_client["train"] for of_client in shares])
         samples = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, _Samples)}
         inputs = {split: dataset.inputs for split, dataset in samples.items()}
@@ -247,7 +244,6 @@ class HFDataset(SharedDataModule):
         }
 
     def describe(self) -> Mapping[str, Any]:
-        """Origin, columns, normalisation, partition, division and sizes, for the run's record."""
         return {**super().describe(), "normalization": self._statistics}
 
 

@@ -25,24 +25,6 @@ from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.graphs import is_graph, is_graph_collater
 from lightning_fl.data.module import Split
 
-__all__ = [
-    "Loader",
-    "as_loader",
-    "collate",
-    "combined",
-    "combined_size",
-    "divisible_loader",
-    "find_loader",
-    "has_plain_batches",
-    "holds_several",
-    "is_dataset",
-    "is_loader",
-    "is_shuffled",
-    "loader_like",
-    "make_loader",
-    "sampled_dataset",
-]
-
 #: One ``DataLoader``, or any other iterables of batches in Lightning's wrapper.
 Loader = DataLoader | CombinedLoader
 

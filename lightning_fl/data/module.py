@@ -16,8 +16,6 @@ from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
-__all__ = ["BATCH_HOOKS", "SPLITS", "SPLIT_NAMES", "FederatedDataModule", "Split", "default_names", "known_clients"]
-
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Common names of the splits, in lower case.

@@ -26,8 +26,6 @@ from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.silo_kinds import Silo
 
-__all__ = ["Partitioned"]
-
 
 class Partitioned(SharedDataModule):
     """Clients made from one data set by a partitioner; each client's samples are then divided inside the client.
@@ -115,7 +113,6 @@ class Partitioned(SharedDataModule):
                 setattr(self, hook, getattr(module, hook))
 
     def prepare_data(self) -> None:
-        """Call the data module's ``prepare_data``."""
         self._silo.call("prepare_data")
 
     def _open(self, *, allow_download: bool) -> OpenedData:
@@ -160,7 +157,6 @@ class Partitioned(SharedDataModule):
         return dataset
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
-        """The client's samples: a ``Subset`` of a shared data set, or a loader like the user's over it."""
         indices = self._samples(client, split)
         if len(indices) == 0:
             return None
@@ -179,26 +175,21 @@ class Partitioned(SharedDataModule):
         return self._kept[client, split]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Digests of all splits, which are opened together."""
         return self._digests(client)
 
     def pool_training(self, pooled: bool) -> None:
-        """Give the first client the training samples of all, in ascending order, or undo that."""
         super().pool_training(pooled)
         self._kept.pop((0, "train"), None)
 
     def see_trainer(self, trainer: Any) -> None:
-        """Set the trainer here and in the data module that is divided."""
         super().see_trainer(trainer)
         if self._silo.module is not None:
             self._silo.module.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
-        """The data module that is divided, if there is one."""
         return self._silo.module or self
 
     def describe(self) -> Mapping[str, Any]:
-        """Source, partitioner, seed and sizes."""
         return {
             **FederatedDataModule.describe(self),
             "partitioner": self.partitioner.describe(),
@@ -208,5 +199,4 @@ class Partitioned(SharedDataModule):
         }
 
     def teardown(self, stage: str | None = None) -> None:
-        """Call the data module's ``teardown``."""
         self._silo.teardown(stage)

@@ -4,8 +4,6 @@ from typing import Any
 
 from lightning_fl.core.validation import check_fields
 
-__all__ = ["Scheme"]
-
 
 class Scheme:
     """Base class of dataclasses whose fields are options: checked by their annotations, and written to the record."""

@@ -15,22 +15,12 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator, run_seed
 from lightning_fl.core.validation import Fraction, Size, checked
 from lightning_fl.data.digest import data_digest
-from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, cut_splits, divide_clients
+from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
 from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
-
-__all__ = [
-    "ClientShares",
-    "OpenedData",
-    "SharedDataModule",
-    "class_labels",
-    "cut_splits",
-    "pooled_indices",
-    "warn_of_missing_parts",
-]
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,6 @@ class SharedDataModule(FederatedDataModule):
         return None
 
     def prepare_data(self) -> None:
-        """Find or download the data."""
         self._load(allow_download=True)
 
     def setup(self, stage: str | None = None) -> None:
@@ -255,18 +244,15 @@ class SharedDataModule(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients N."""
         if self._indices is None and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
         return len(self._shares)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
-        """A view of the data set that all clients share; ``None`` if the client has no sample in this split."""
         indices = self._samples(client, split)
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Digests of all splits, which are in memory."""
         parts = {
             split: Subset(self._held[self._part_of(split)], self._samples(client, split))  # type: ignore[arg-type]
             for split in self._shares[client]
@@ -274,7 +260,6 @@ class SharedDataModule(FederatedDataModule):
         return {split: data_digest(part) for split, part in parts.items() if len(part)}
 
     def pool_training(self, pooled: bool) -> None:
-        """Give the first client the training samples of all, in ascending order, or undo that."""
         self._pooled = pooled
 
     def _samples(self, client: int, split: Split) -> Tensor:
@@ -284,14 +269,12 @@ class SharedDataModule(FederatedDataModule):
         return self._shares[client][split]
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
-        """Row numbers of a client's samples in each split, or sample numbers from 0 if the data have no rows."""
         return {
             split: row_numbers(self._data.datasets[self._part_of(split)], indices)
             for split, indices in self._shares[client].items()
         }
 
     def held_source(self) -> Mapping[str, Any]:
-        """Source of these numbers."""
         record = self._data.record
         rows = sample_rows(self._data.datasets["train"])
         named = {"file": record.get("file"), "sha256": record.get("sha256")}
@@ -303,19 +286,15 @@ class SharedDataModule(FederatedDataModule):
         }
 
     def client_names(self) -> list[str]:
-        """The groups' names if each group is a client, else numbers."""
         return list(self._names or super().client_names())
 
     def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client, after ``setup``."""
         return None if self._indices is None else self.num_samples("train")
 
     def num_samples(self, split: Split) -> list[int]:
-        """Samples per client in a split."""
         return [len(self._samples(client, split)) for client in range(len(self._shares))]
 
     def describe(self) -> Mapping[str, Any]:
-        """Origin, partition, division and sizes, for the run's record."""
         sizes = {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS}
         return {
             **super().describe(),

@@ -19,8 +19,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.data.scheme import Scheme
 
-__all__ = ["FedCollabConceptShift", "Inversion", "LabelPermutation", "Rotation", "Shift", "concept_permutations"]
-
 
 class Shift(Scheme):
     """Base class of shifts; by itself it changes nothing.
@@ -64,12 +62,10 @@ class Rotation(Shift):
         self.degrees = list(self.degrees)
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """Rotate by the client's angle."""
         angle = self.degrees[client // self.clients_per_value]
         return rotate(images, angle, interpolation=InterpolationMode.BILINEAR)
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """Require one block of clients per angle."""
         _check_blocks(self, len(self.degrees), self.clients_per_value, num_clients)
 
 
@@ -99,12 +95,10 @@ class LabelPermutation(Shift):
                 )
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
-        """Renumber by the client's permutation."""
         permutation = self.permutations[client // self.clients_per_value]
         return torch.tensor(permutation, device=labels.device)[labels]
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """Require one block of clients per permutation, and as many labels as classes."""
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if len(self.permutations[0]) != num_classes:
             raise ConfigurationError(
@@ -179,11 +173,9 @@ class Inversion(Shift):
             raise ConfigurationError(f"clients={self.clients}: must have at least one client number, each once.")
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
-        """Invert the images if the client is one of ``clients``."""
         return 255 - images if client in self.clients else images
 
     def check(self, num_clients: int, num_classes: int) -> None:
-        """Require that the clients exist."""
         if max(self.clients) >= num_clients:
             raise ConfigurationError(
                 f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}; give some of these."

@@ -16,8 +16,6 @@ from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.loaders import as_loader, find_loader, holds_several, is_dataset, is_loader
 from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split
 
-__all__ = ["Silo", "are_silos", "is_splits"]
-
 
 def is_splits(value: object) -> bool:
     """Whether a value is a dict of loaders or data sets by split, such as ``{"train": ..., "val": ...}``."""

@@ -14,6 +14,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.lightning_types import AnyDataModule
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
+from lightning_fl.data.division import cut_splits
 from lightning_fl.data.loaders import (
     collate,
     combined,
@@ -25,11 +26,8 @@ from lightning_fl.data.loaders import (
     sampled_dataset,
 )
 from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.silo_kinds import Silo, is_splits
 from lightning_fl.data.sizes import check_fractions
-
-__all__ = ["Silos"]
 
 #: Data of one client that a recipe can express.
 Given = AnyDataModule | Dataset | DataLoader
@@ -154,19 +152,15 @@ class Silos(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients N."""
         return len(self.datamodules)
 
     def client_names(self) -> list[str]:
-        """The given names, else numbers."""
         return list(self.names or super().client_names())
 
     def given_samples(self, client: int) -> int | None:
-        """The client's entry in ``num_samples``."""
         return None if self._samples is None else self._samples[client]
 
     def transfer_hooks(self, client: int) -> LightningDataModule:
-        """The client's own data module, if it has one."""
         return self._silos[client].module or self
 
     def open(self, client: int, stage: str = "fit") -> LightningDataModule:
@@ -177,7 +171,6 @@ class Silos(FederatedDataModule):
         return silo.module or self
 
     def see_trainer(self, trainer: Any) -> None:
-        """Set the trainer here and in every client's data module."""
         super().see_trainer(trainer)
         for silo in self._silos:
             if silo.module is not None:
@@ -188,7 +181,6 @@ class Silos(FederatedDataModule):
         return self.transfer_hooks(0) if client is None else self.open(client, stage)
 
     def client_data(self, client: int, split: Split) -> Any:
-        """The client's own loader or data set, made once."""
         key, silo = (client, split), self._silos[client]
         if key not in self._loaders:
             if silo.undivided is not None and len(silo.undivided):
@@ -201,7 +193,6 @@ class Silos(FederatedDataModule):
         return self._loaders[key]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Digests of all splits, unless a data module would have to open them."""
         return self._digests(client) if self._silos[client].module is None else super().data_digests(client, stage)
 
     def _divide(self, client: int) -> None:
@@ -260,10 +251,8 @@ class Silos(FederatedDataModule):
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """Source and the clients' names, without opening any data."""
         return {**super().describe(), "clients": self.client_names()}
 
     def teardown(self, stage: str | None = None) -> None:
-        """Call ``teardown`` of every opened data module."""
         for silo in self._silos:
             silo.teardown(stage)

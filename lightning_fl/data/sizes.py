@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import SPLITS, Split
 
-__all__ = ["apportion", "check_fractions", "remaining_fractions", "split_sizes"]
-
 
 def apportion(total: int, ratios: Sequence[float]) -> list[int]:
     """Divide ``total`` in the given ratios into whole numbers with that sum (largest remainders, ties to the first).

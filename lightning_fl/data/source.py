@@ -1,7 +1,5 @@
 """Names for the origin of data. Imports nothing, so that finished runs can be shown without torch."""
 
-__all__ = ["STAND_IN", "STAND_IN_LABEL"]
-
 #: The source of embedded example data.
 STAND_IN = "stand-in"
 #: Shown wherever numbers come from embedded example data.

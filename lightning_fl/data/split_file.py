@@ -9,8 +9,6 @@ from typing import Any
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 
-__all__ = ["SplitFile", "read_split_file", "split_file_text", "sums_of"]
-
 _FORMAT = 1
 
 

@@ -12,8 +12,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
 
-__all__ = ["TARGET_KEYS", "batch_targets", "dataset_targets", "with_batch_targets"]
-
 #: Keys of the targets in a mapping.
 TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 

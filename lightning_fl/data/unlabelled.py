@@ -16,8 +16,6 @@ from lightning_fl.files.user_file import existing_file
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["STANDARD_INPUT", "NewSamples", "Reading", "Unlabelled", "name_of_source", "read_rows", "read_smiles_column"]
-
 #: Source of new samples: a file or folder, ``-`` for standard input, a table, or a list of texts (SMILES).
 NewSamples: TypeAlias = "str | Path | pd.DataFrame | Sequence[str]"
 

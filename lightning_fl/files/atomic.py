@@ -13,8 +13,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["link_whole", "remove_leftovers", "whole_file", "write_whole"]
-
 _PREFIX, _SUFFIX = ".", ".tmp"
 
 

@@ -7,8 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["remove_generated_files"]
-
 #: Endings of their names.
 _ENDINGS = ("_propagate", "_edge_updater")
 

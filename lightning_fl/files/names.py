@@ -5,8 +5,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["MOST_PLAIN_BYTES", "client_files", "file_names", "is_plain_name"]
-
 #: Bytes of a name in UTF-8; file systems allow 255, and endings are added.
 _MOST_BYTES = 100
 #: Bytes of a name that is used unchanged.

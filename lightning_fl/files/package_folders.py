@@ -4,8 +4,6 @@ from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["package_folder"]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has the folders inside the package, a source checkout next to it.
 _PLACES = (_PACKAGE / "_shipped", _PACKAGE.parent)

@@ -16,8 +16,6 @@ from lightning_fl.files.text_table import read_text_table, refuse_twice, unpacke
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_texts", "kind_of_table", "read_table_file"]
-
 #: Limit per record: RDKit writes SMILES recursively and overflows its stack at twice as many.
 _MAX_ATOMS = 10_000
 

@@ -19,8 +19,6 @@ import torch
 
 from lightning_fl.core.errors import CheckpointError, FederatedError
 
-__all__ = ["NUMPY", "read_numpy", "read_torch", "unreadable_part"]
-
 #: Classes that restore NumPy numbers and arrays: a schedule computed with NumPy gives NumPy learning rates.
 NUMPY: list[Any] = [
     np.dtype,

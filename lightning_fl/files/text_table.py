@@ -29,19 +29,6 @@ from lightning_fl.core.escaping import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "column_names",
-    "list_rows",
-    "read_numbers",
-    "read_text_table",
-    "refuse_twice",
-    "refuse_values",
-    "require_columns",
-    "text_lines",
-    "text_rows",
-    "unpacked",
-]
-
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 #: First bytes of packed files -> function that opens them.
 _PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}

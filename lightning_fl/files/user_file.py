@@ -5,8 +5,6 @@ from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 
-__all__ = ["existing_file", "near", "refuse_link_out"]
-
 
 def existing_file(path: str, argument: str = "path") -> Path:
     """Return the file at a path, ``~`` expanded.

@@ -13,8 +13,6 @@ import yaml
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["Quoted", "dump_yaml", "parse_yaml", "read_yaml"]
-
 _MAX_DEPTH = 100
 #: Values of a document after its aliases are expanded.
 _MAX_VALUES = 1_000_000

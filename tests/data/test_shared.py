@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from lightning_fl.data.division import split_indices
+from lightning_fl.data.division import cut_splits, split_indices
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.shared import class_labels, cut_splits
+from lightning_fl.data.shared import class_labels
 
 
 def test_who_lacks_a_split_is_named_once():

@@ -10,8 +10,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, check_fields
 from lightning_fl.data.cards.fields import CardFile, check_plain_name, read_record
 
-__all__ = ["Card"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Card(ABC):

@@ -16,25 +16,11 @@ from typing import TypeVar, overload
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile
 from lightning_fl.data.cards.images import ImageCard
-from lightning_fl.data.cards.molecules import CardTarget, FileFormat, MoleculeCard, Transform
+from lightning_fl.data.cards.molecules import MoleculeCard
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.files.package_folders import package_folder
 from lightning_fl.files.yaml import read_yaml
-
-__all__ = [
-    "Card",
-    "CardFile",
-    "CardTarget",
-    "FileFormat",
-    "ImageCard",
-    "MoleculeCard",
-    "TableCard",
-    "Transform",
-    "available_cards",
-    "load_card",
-]
 
 KindOfCard = TypeVar("KindOfCard", bound=Card)
 

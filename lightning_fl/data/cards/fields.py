@@ -13,8 +13,6 @@ from lightning_fl.files.names import MOST_PLAIN_BYTES, is_plain_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["CardFile", "check_keys", "check_names", "check_paths", "check_plain_name", "read_record", "within"]
-
 Record = TypeVar("Record", bound="DataclassInstance")
 
 

@@ -9,8 +9,6 @@ from lightning_fl.core.validation import Count, check_fields
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import check_keys, check_names, check_paths, within
 
-__all__ = ["DIGITS_FORMAT", "FolderLayout", "ImageCard", "ImageFolder", "TorchvisionData"]
-
 #: Format of the digits in scikit-learn, which have no file.
 DIGITS_FORMAT = "scikit-learn-digits"
 _ImageFormat = Literal["npz", "scikit-learn-digits"]
@@ -150,11 +148,9 @@ class ImageCard(Card):
 
     @property
     def can_be_fetched(self) -> bool:
-        """Whether torchvision downloads the images."""
         return self.torchvision is not None
 
     def details(self) -> dict[str, str]:
-        """Return counts, size and classes."""
         names = list(self.classes) if len(self.classes) <= 10 else [*self.classes[:9], "..."]
         counts = " and ".join(f"{count:,} for {part}" for part, count in self.rows.items() if count is not None)
         colours = "grey" if self.channels == 1 else "colour"

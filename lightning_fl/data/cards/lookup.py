@@ -16,22 +16,8 @@ from filelock import FileLock
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import checked
-from lightning_fl.data.cards.catalogue import Card, CardFile
-
-__all__ = [
-    "FoundFile",
-    "Source",
-    "cache_folder",
-    "dataset_cache",
-    "download",
-    "file_in_folder",
-    "file_sha256",
-    "find_file",
-    "is_offline",
-    "real_or_standin",
-    "user_folders",
-    "why_not_fetched",
-]
+from lightning_fl.data.cards.card import Card
+from lightning_fl.data.cards.fields import CardFile
 
 
 def rank_zero_warn(message: str) -> None:

@@ -10,8 +10,6 @@ from lightning_fl.core.validation import Count, Positive, check_fields
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import check_keys, within
 
-__all__ = ["CardTarget", "FileFormat", "MoleculeCard", "Transform"]
-
 #: File format of molecules.
 FileFormat = Literal["csv", "csv.gz", "drugood-json"]
 #: Transform of a target: its logarithm or the negative of it, as in pIC50.
@@ -89,7 +87,6 @@ class MoleculeCard(Card):
         return super().parse(content, path)
 
     def details(self) -> dict[str, str]:
-        """Return columns and units."""
         others = dict.fromkeys((self.smiles, *self.required, *self.not_targets))
         return {
             "molecules": self.smiles,

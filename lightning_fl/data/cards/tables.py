@@ -9,8 +9,6 @@ from lightning_fl.core.validation import Count
 from lightning_fl.data.cards.card import Card
 from lightning_fl.data.cards.fields import check_keys, check_names, within
 
-__all__ = ["DerivedColumn", "TableCard"]
-
 _TableFormat = Literal["c45", "table"]
 
 
@@ -104,7 +102,6 @@ class TableCard(Card):
         return (1, 2)
 
     def details(self) -> dict[str, str]:
-        """Return columns, classes and groups."""
         inputs = [name for name in self.columns if name != self.target]
         groups = [f"{one.name} ({one.label}, {one.other}; from {one.column})" for one in self.derived]
         return {

@@ -15,8 +15,6 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import Partitioner
 from lightning_fl.data.sizes import check_fractions, remaining_fractions
 
-__all__ = ["ClientShares", "DivisionSettings", "divide_clients"]
-
 #: For every client: the split, and the ascending indices of its samples in the data set that holds the split.
 ClientShares = list[dict[Split, Tensor]]
 

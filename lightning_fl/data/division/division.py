@@ -16,8 +16,6 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import read_column, sample_rows
 from lightning_fl.data.scheme import Scheme
 
-__all__ = ["Cut", "Division", "Folds", "check_train", "read_texts"]
-
 #: K of K-fold cross-validation.
 Folds = Annotated[int, Ge(2)]
 

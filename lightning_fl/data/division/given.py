@@ -20,8 +20,6 @@ from lightning_fl.files.text_table import read_text_table, require_columns
 from lightning_fl.files.user_file import existing_file
 from lightning_fl.files.yaml import read_yaml
 
-__all__ = ["ColumnDivision", "ListDivision"]
-
 
 class _GivenDivision(Division):
     """Division with given parts; a part without any sample is cut from every client's training samples.
@@ -103,7 +101,6 @@ class ColumnDivision(_GivenDivision):
         self._part_of = part_of
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The part of every sample."""
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
@@ -137,7 +134,6 @@ class ListDivision(_GivenDivision):
             raise ConfigurationError(f"ListDivision.path={self.path!r}: must end in .yaml, .json or .csv.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The part of every sample."""
         path = existing_file(self.path, "ListDivision.path")
         part_of = _read_lists(path)
         ids = read_texts(dataset, self.id_column, "ListDivision")

@@ -13,8 +13,6 @@ from lightning_fl.data.division.parts import fold_numbers, group_numbers, groupe
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
 
-__all__ = ["GroupDivision", "ScaffoldDivision", "joined_groups"]
-
 
 class _WholeGroups(Division):
     """Division into whole groups, which are the keys."""
@@ -22,7 +20,6 @@ class _WholeGroups(Division):
     balanced: bool
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide into whole groups; groups with copies of one molecule are joined."""
         groups = group_numbers(keys)
         if cut.copies is not None:
             groups = joined_groups(groups, cut.copies)
@@ -49,7 +46,6 @@ class GroupDivision(_WholeGroups):
     balanced: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The group of every sample."""
         return read_texts(dataset, self.column, type(self).__name__)
 
 
@@ -69,7 +65,6 @@ class ScaffoldDivision(_WholeGroups):
     balanced: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The scaffold of every molecule."""
         return read_scaffolds(dataset, "ScaffoldDivision")
 
 

@@ -15,8 +15,6 @@ from lightning_fl.data.division.division import Cut, Division, check_train, read
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
 
-__all__ = ["HashDivision", "hash_shares"]
-
 
 def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
     """Uniform numbers in [0, 1) that depend on the key and the seed only; float64 [n]."""
@@ -54,7 +52,6 @@ class HashDivision(Division):
             raise ConfigurationError(f"HashDivision.by={self.by!r} and column={self.column!r}: give one of them.")
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        """The key to hash of every sample."""
         if self.column is not None:
             return read_texts(dataset, self.column, "HashDivision")
         if self.by == "scaffold":
@@ -67,7 +64,6 @@ class HashDivision(Division):
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide by the hashes."""
         shares = hash_shares(keys, cut.seed)
         if cut.folds is not None:
             parts = cut.by_folds((shares * cut.folds).long())

@@ -16,8 +16,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.sizes import split_sizes
 from lightning_fl.files.text_table import list_rows
 
-__all__ = ["OrderDivision", "ordered_parts"]
-
 
 @dataclass(kw_only=True, eq=False)
 class OrderDivision(Division):
@@ -53,7 +51,6 @@ class OrderDivision(Division):
         )
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide by :func:`ordered_parts`."""
         times = torch.tensor(keys, dtype=torch.float64)
         if cut.copies is not None:
             first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)

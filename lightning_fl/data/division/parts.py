@@ -9,8 +9,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.sizes import apportion
 
-__all__ = ["fold_numbers", "group_numbers", "grouped_parts"]
-
 
 def group_numbers(keys: Sequence[str]) -> Tensor:
     """The group number of every sample, int64 [n]; groups are numbered in the order of their names."""

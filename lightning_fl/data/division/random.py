@@ -14,14 +14,11 @@ from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.sizes import check_fractions, remaining_fractions, split_sizes
 
-__all__ = ["RandomDivision", "cut_splits", "split_clients", "split_indices"]
-
 
 class RandomDivision(Division):
     """Random division, the default; if ``stratified``, classes keep their proportions, in parts of the same sizes."""
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        """Divide by :func:`~lightning_fl.data.division.split_indices`; copies of a molecule stay together."""
         if cut.folds is not None:
             rng = cut.generator("random folds")
             return cut.by_folds(fold_numbers(cut.size, cut.folds, rng, groups=cut.copies, labels=cut.labels))

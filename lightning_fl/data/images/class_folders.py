@@ -19,8 +19,6 @@ from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split
 from lightning_fl.files.atomic import remove_leftovers, whole_file
 
-__all__ = ["cached_images", "read_class_folders"]
-
 
 def cached_images(found: PublishedImages) -> Path:
     """Return the file in the cache for a state of the folder: names, sizes and the latest change."""

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import DataError, did_you_mean, listed
 
-__all__ = ["Column", "ImageDataset", "convert_channels", "resize_images"]
-
 _CHUNK_IMAGES = 4096
 
 #: One value per sample by which samples can be grouped.

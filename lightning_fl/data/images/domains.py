@@ -19,8 +19,6 @@ from lightning_fl.data.partition import Partitioner, apportion
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.shared import OpenedData
 
-__all__ = ["DomainPartition", "ImageDomains"]
-
 
 class DomainPartition(Partitioner):
     """Partition of every domain's samples among its own clients, in equal parts; needs a column ``domain``.
@@ -36,7 +34,6 @@ class DomainPartition(Partitioner):
         self.stratified = stratified
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition each domain."""
         assert isinstance(dataset, ImageDataset)
         domains = dataset.column("domain")
         parts: list[Tensor] = []
@@ -121,7 +118,6 @@ class ImageDomains(SharedImages):
         self.source_choice: Source = source
 
     def client_groups(self) -> list[str]:
-        """Return the domain of each client."""
         return [name.rpartition("_")[0] for name in self.client_names()]
 
     def _open(self, *, allow_download: bool) -> OpenedData:

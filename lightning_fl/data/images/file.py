@@ -17,8 +17,6 @@ from lightning_fl.data.images.dataset import resize_images
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["read_image_file", "read_images", "warn_of_unread_files"]
-
 _THREADS = 8
 _FILES_PER_TASK = 256
 

@@ -20,8 +20,6 @@ from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split
 
-__all__ = ["read_leaf"]
-
 _REMEDY = "make the files again with LEAF's preprocess.sh"
 
 

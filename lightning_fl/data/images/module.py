@@ -23,8 +23,6 @@ from lightning_fl.data.shifts import Shift
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.user_file import existing_file
 
-__all__ = ["ImageData", "SharedImages"]
-
 
 class SharedImages(TransformedImages, SharedDataModule):
     """Images in memory, partitioned among clients.
@@ -95,7 +93,6 @@ class SharedImages(TransformedImages, SharedDataModule):
         self._transform = ImageTransform(known["mean"], known["std"])
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """Read a folder of images, or a ``.npz`` file, and normalise batches as in the run."""
         self._normalize_as(record)
         return unlabelled_images(source, reading, record["image_shape"], size=self.size, channels=self.channels)
 
@@ -109,7 +106,6 @@ class SharedImages(TransformedImages, SharedDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes 0, 1, ..., after ``prepare_data`` or ``setup``."""
         return self._images(self._data.datasets["train"]).classes
 
     @property

@@ -12,8 +12,6 @@ from lightning_fl.data.images.dataset import Column, ImageDataset
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.files.tensors import read_numpy
 
-__all__ = ["REMEDY", "read_npz", "read_npz_images"]
-
 #: What to do about a file that cannot be read.
 REMEDY = "fetch it again, or give a file made with numpy.savez."
 #: Prefix of an array's name, in any case -> prefix of the split.

@@ -13,8 +13,6 @@ from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.shared import OpenedData
 from lightning_fl.files.user_file import existing_file
 
-__all__ = ["ImageOrigin"]
-
 
 @dataclass(frozen=True)
 class ImageOrigin:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
 
-__all__ = ["ImageReader", "PublishedImages"]
-
 
 @dataclass(frozen=True)
 class ImageReader(ABC):
@@ -144,16 +142,13 @@ class PublishedImages(ImageReader):
 
     @property
     def place(self) -> str:
-        """The folder and the number of files."""
         return f"{self.path} ({self.num_files:,} files)"
 
     @property
     def sums(self) -> str:
-        """Sum of the listing."""
         return f"{self.listing_sha256} (of names and sizes)"
 
     def record(self) -> dict[str, Any]:
-        """Return the folder, and size and sum of its listing."""
         return {
             **super().record(),
             "file": self.path.name,

@@ -11,17 +11,15 @@ from torch.utils.data import Subset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
+from lightning_fl.data.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.file import read_images, warn_of_unread_files
 from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import TransformedImages
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
-from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
-
-__all__ = ["ImageFolders"]
 
 
 class ImageFolders(TransformedImages):
@@ -91,7 +89,6 @@ class ImageFolders(TransformedImages):
         self._opened: dict[int, dict[Split, Subset]] = {}
 
     def setup(self, stage: str | None = None) -> None:
-        """Determine silos and classes from the names of folders, without opening images."""
         if self._names is None:
             self._names = [path.name for path in _folders(Path(self.root).expanduser(), "root")]
             if not self._names:
@@ -116,18 +113,15 @@ class ImageFolders(TransformedImages):
 
     @property
     def num_clients(self) -> int:
-        """Number of silos; after ``setup`` if ``silos`` is ``None``."""
         return len(self.client_names())
 
     def client_names(self) -> list[str]:
-        """Return the names of the silos."""
         if self._names is None:
             raise DataError("the silos are not known yet: call setup() first, or give silos.")
         return list(self._names)
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes; after ``setup`` if ``classes`` is ``None``."""
         if self._classes is None:
             raise DataError("the classes are not known yet: call setup() first, or give classes.")
         return self._classes
@@ -138,12 +132,10 @@ class ImageFolders(TransformedImages):
         return self.channels, self.size, self.size
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """Return a view of a silo's images, which are read once; ``None`` if it has none in this split."""
         part = self._splits(client)[split]
         return part if len(part) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Return the digests of all splits, as a silo is read as a whole."""
         return self._digests(client)
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]]:
@@ -151,7 +143,6 @@ class ImageFolders(TransformedImages):
         return {split: list(part.indices) for split, part in self._splits(client).items()}
 
     def held_source(self) -> Mapping[str, Any]:
-        """Return the meaning of the numbers of :meth:`held_rows`; silos may have different parts of their own."""
         return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
 
     def _splits(self, client: int) -> dict[Split, Subset]:
@@ -170,13 +161,11 @@ class ImageFolders(TransformedImages):
         return self._opened[client]
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """Read the folder of a new silo, all its parts."""
         self._classes = record["classes"]
         parts = self._read(Path(path).expanduser())
         return ImageDataset.joined(list(parts.values()), place=f"silo {path}").tensors()
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """Read a folder of images, or a ``.npz`` file."""
         return unlabelled_images(source, reading, self.image_shape, size=self.size, channels=self.channels)
 
     def _read(self, folder: Path) -> dict[Split, ImageDataset]:
@@ -215,7 +204,6 @@ class ImageFolders(TransformedImages):
         return ImageDataset(images, targets, classes=self.class_names, place=what)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return source, silos and shape of the images, without opening any."""
         return {
             **super().describe(),
             "clients": self.client_names(),

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
 
-__all__ = ["ClassFolderImages", "DigitImages", "LeafImages", "NpzImages", "find_images"]
-
 
 @dataclass(frozen=True)
 class NpzImages(ImageReader):
@@ -38,7 +36,6 @@ class NpzImages(ImageReader):
 
     @classmethod
     def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
-        """Find the card's file in a folder."""
         file = file_in_folder(card, card.file, folder, origin)
         return None if file is None else cls(file.path, origin, file.verified, {file.path.name: file.sha256}, card)
 
@@ -69,7 +66,6 @@ class LeafImages(PublishedImages):
     layout, suffix, remedy = "leaf", ".json", "run LEAF's preprocess.sh again"
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read the images of all writers."""
         from lightning_fl.data.images.leaf import read_leaf
 
         return read_leaf(self)
@@ -82,7 +78,6 @@ class ClassFolderImages(PublishedImages):
 
     @classmethod
     def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
-        """Files of the class folders, in the order of the classes."""
         if unknown := {entry.name for entry in folder.glob("[!.]*/")}.difference(card.classes):
             raise DataError(
                 f"data set {card.name}: {folder} has folders {', '.join(sorted(unknown))} that are not classes"
@@ -91,7 +86,6 @@ class ClassFolderImages(PublishedImages):
         return [path for name in card.classes for path in super(ClassFolderImages, cls)._list(card, folder / name)]
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read the images, from the cache if the folder has not changed."""
         from lightning_fl.data.images.class_folders import read_class_folders
 
         return read_class_folders(self)
@@ -103,7 +97,6 @@ class DigitImages(ImageReader):
     layout = "scikit-learn"
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Return all digits for training."""
         from lightning_fl.data.images.standin import read_digits
 
         return {"train": read_digits()}

@@ -17,8 +17,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.images.dataset import ImageDataset
 
-__all__ = ["MAX_CLASSES", "NUM_WRITERS", "RENDERINGS", "digits_domain", "digits_standin", "read_digits"]
-
 _DIGITS = 10
 #: Most classes that the digits can replace: ten digits in four directions, plain and mirrored.
 MAX_CLASSES = 8 * _DIGITS

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
 
-__all__ = ["TorchvisionImages", "download", "torchvision_cache"]
-
 _SILENCE_SECONDS = 10.0
 
 
@@ -52,11 +50,9 @@ class TorchvisionImages(ImageReader):
 
     @property
     def place(self) -> str:
-        """The folder and the files."""
         return f"{self.path} ({', '.join(self.sha256)})"
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read training and test images with torchvision."""
         import torchvision
 
         from lightning_fl.data.images.dataset import ImageDataset

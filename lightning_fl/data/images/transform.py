@@ -20,16 +20,6 @@ from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.validation import NonNegative, Positive, checked
 from lightning_fl.data.module import FederatedDataModule
 
-__all__ = [
-    "Augmentation",
-    "ImageTransform",
-    "TransformedImages",
-    "channel_statistics",
-    "crop_at",
-    "flip_where",
-    "transform_batch",
-]
-
 Augmentation = Literal["crop", "flip"]
 
 _PADDING = 4
@@ -183,5 +173,4 @@ class TransformedImages(FederatedDataModule):
         return len(self.class_names)
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        """Convert bytes to normalised floats, augmented in training."""
         return transform_batch(self, self._transform, batch)

@@ -16,8 +16,6 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.tensors import read_numpy
 from lightning_fl.files.user_file import existing_file
 
-__all__ = ["unlabelled_images"]
-
 #: Size of a chunk of images.
 _MAX_BYTES = 64 << 20
 

@@ -14,8 +14,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.files.atomic import remove_leftovers, whole_file
 from lightning_fl.files.tensors import read_torch
 
-__all__ = ["load_or_compute"]
-
 T = TypeVar("T")
 
 

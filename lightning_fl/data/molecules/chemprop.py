@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-__all__ = ["chemprop_loader", "require_chemprop"]
-
 
 def require_chemprop() -> None:
     """Raise an error if chemprop is not installed."""

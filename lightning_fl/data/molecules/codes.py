@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from rdkit import Chem, rdBase
 from rdkit.Chem import Atom, Bond, BondStereo, BondType, HybridizationType, Mol
 
-__all__ = ["ATOM_GROUPS", "BOND_GROUPS", "MAX_ATOMS", "MAX_CHARACTERS", "Codes", "read_codes", "read_molecule"]
-
 #: Most atoms of a molecule: RDKit writes SMILES recursively, and a chain of twice as many atoms overflows its stack.
 MAX_ATOMS = 10_000
 #: Longest SMILES that is parsed.

@@ -30,8 +30,6 @@ from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.molecules.unlabelled import explain_unreadable
 from lightning_fl.files.text_table import list_rows
 
-__all__ = ["MoleculeDataset"]
-
 _PROGRESS_FROM = 2000
 _REPORT_FROM = 5000
 

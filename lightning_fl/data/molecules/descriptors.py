@@ -13,8 +13,6 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, listed
 
-__all__ = ["FeatureName", "clean_descriptors", "compute_descriptors", "descriptor_names", "distinct_features"]
-
 FeatureName = Literal["rdkit", "morgan"]
 
 _MORGAN_RADIUS, _MORGAN_SIZE = 2, 2048

@@ -21,16 +21,6 @@ from lightning_fl.files.text_table import list_rows
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-__all__ = [
-    "DuplicateCounts",
-    "DuplicateRows",
-    "Duplicates",
-    "Identity",
-    "count_duplicates",
-    "merge_duplicates",
-    "molecule_identities",
-]
-
 #: Criterion by which two molecules are the same.
 Identity = Literal["smiles", "inchikey_no_stereo"]
 #: Treatment of several rows of one molecule.

@@ -33,8 +33,6 @@ from torch import Tensor
 from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, Codes, read_codes
 from lightning_fl.data.molecules.reading import read_blocks
 
-__all__ = ["ATOM_DIM", "BOND_DIM", "FEATURIZER_VERSION", "MoleculeGraphs", "encode_smiles", "molecule_graphs"]
-
 #: To be increased whenever a feature changes; cached codes of other versions are not used.
 FEATURIZER_VERSION = "1"
 

@@ -12,18 +12,16 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.cards.lookup import cache_folder
+from lightning_fl.data.division import cut_splits
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
-from lightning_fl.data.shared import cut_splits
 from lightning_fl.data.sizes import check_fractions
 from lightning_fl.files.text_table import read_text_table
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
-
-__all__ = ["PrivateTargets"]
 
 
 class PrivateTargets(FederatedDataModule):
@@ -94,11 +92,9 @@ class PrivateTargets(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of laboratories."""
         return len(self.files)
 
     def client_names(self) -> list[str]:
-        """Return the names of the laboratories."""
         return list(self.files)
 
     @property
@@ -117,7 +113,6 @@ class PrivateTargets(FederatedDataModule):
         return self._names[client]
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """Return a laboratory's molecules; ``None`` where it has none in this split."""
         return self._open(client).get(split)
 
     def describe(self) -> Mapping[str, Any]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.molecules.codes import Codes
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-__all__ = ["MoleculeCSV", "MoleculeDataModule", "OpenedTable"]
-
 #: Library of the clients' graphs.
 Graphs = Literal["pyg", "chemprop"]
 
@@ -130,12 +128,10 @@ class MoleculeDataModule(SharedDataModule):
         return self._duplicate_rows.identities(self.dataset)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and partition the molecules and report duplicates. Further calls change nothing."""
         super().setup(stage)
         self._duplicate_rows.report(self.dataset, self._shares)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
-        """Return a view of the shared data set, or a chemprop loader; ``None`` where there is nothing."""
         data = super().client_data(client, split)
         if self.graphs == "pyg" or not isinstance(data, Subset):
             return data
@@ -152,7 +148,6 @@ class MoleculeDataModule(SharedDataModule):
         return self._loaders[client, split]
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
-        """Read a table with the run's columns of SMILES and targets, in the same way as the run's."""
         if self.graphs == "chemprop":
             raise ConfigurationError(
                 "graphs='chemprop': a new client's file can only be read with graphs='pyg'. Let the new client take"
@@ -161,7 +156,6 @@ class MoleculeDataModule(SharedDataModule):
         return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """Read rows with a column of SMILES, or SMILES; unreadable ones get an explanation."""
         from lightning_fl.data.molecules.dataset import MoleculeDataset
         from lightning_fl.data.molecules.unlabelled import unlabelled_molecules
 
@@ -198,7 +192,6 @@ class MoleculeDataModule(SharedDataModule):
         return self.dataset.target_units
 
     def describe(self) -> Mapping[str, Any]:
-        """Return origin, file, sum, units, licence, partition and sizes, for the run's record."""
         return {
             **super().describe(),
             "target_names": self.target_names,

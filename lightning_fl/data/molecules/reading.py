@@ -15,8 +15,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules import codes
 from lightning_fl.data.molecules.codes import Codes, read_codes
 
-__all__ = ["read_blocks"]
-
 _BLOCK = 256
 #: Number of molecules, 1 s of work, from which further processes are started.
 _PARALLEL_FROM = 5000

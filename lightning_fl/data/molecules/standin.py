@@ -37,18 +37,6 @@ from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data.molecules.table import MoleculeTable
 
-__all__ = [
-    "ASSAYS",
-    "LABORATORIES",
-    "STANDIN_SEED",
-    "clark_log_bb",
-    "delaney_log_solubility",
-    "enumerate_molecules",
-    "esol_standin",
-    "make_standin",
-    "normal_noise",
-]
-
 #: Assays: name -> (offset, standard deviation of the noise), both in log10(mol/L).
 ASSAYS = {"assay_a": (0.0, 0.1), "assay_b": (0.4, 0.2), "assay_c": (-0.5, 0.3), "assay_d": (0.2, 0.6)}
 

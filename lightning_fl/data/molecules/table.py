@@ -12,14 +12,12 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import checked
-from lightning_fl.data.cards.catalogue import FileFormat, Transform
+from lightning_fl.data.cards.molecules import FileFormat, Transform
 from lightning_fl.files.table_file import as_texts, read_table_file
 from lightning_fl.files.text_table import read_numbers, refuse_values, require_columns
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["DrugOODPart", "Invalid", "MoleculeTable", "TargetTransform", "Transform", "read_table"]
 
 #: Part of a DrugOOD file, in the order of reading.
 DrugOODPart = Literal["train", "iid_val", "iid_test", "ood_val", "ood_test"]

@@ -17,8 +17,6 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_o
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["explain_unreadable", "unlabelled_molecules"]
-
 
 def unlabelled_molecules(
     source: NewSamples,

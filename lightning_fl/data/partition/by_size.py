@@ -16,8 +16,6 @@ from lightning_fl.data.partition.partitioner import JointPartitioner, name_split
 from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.sizes import apportion
 
-__all__ = ["SizePartitioner"]
-
 #: Bins for stratifying by real targets.
 _NUM_BINS = 10
 
@@ -45,7 +43,6 @@ class SizePartitioner(JointPartitioner):
         return sizes
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Divide all splits in the same ratios."""
         parts, ratios = {}, None
         for split, dataset in datasets.items():
             with name_split(split):

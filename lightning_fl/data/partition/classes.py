@@ -11,8 +11,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
 from lightning_fl.data.targets import dataset_targets
 
-__all__ = ["bin_targets", "check_labels", "read_classes"]
-
 
 def read_classes(
     datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""

@@ -10,8 +10,6 @@ from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.labels import LabelPartitioner, share_counts
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
-__all__ = ["Dirichlet"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Dirichlet(LabelPartitioner):

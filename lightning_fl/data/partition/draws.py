@@ -7,8 +7,6 @@ from annotated_types import Gt, doc
 
 from lightning_fl.core.errors import DataError
 
-__all__ = ["Concentration", "draw_until_enough"]
-
 T = TypeVar("T")
 
 #: The parameter alpha of a symmetric Dirichlet distribution.

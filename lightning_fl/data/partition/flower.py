@@ -13,8 +13,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.partitioner import Partitioner, read_column
 
-__all__ = ["FromFlower"]
-
 #: Name of the classes in ``partition_by``.
 LABEL = "label"
 _INDEX = "lightning_fl_index"
@@ -59,7 +57,6 @@ class FromFlower(Partitioner):
             raise ConfigurationError(f"FromFlower.arguments do not fit {self.partitioner}: {error}") from error
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Each client's samples in ascending order."""
         from datasets import Dataset as Table
 
         flower = self._make(seed)
@@ -83,7 +80,6 @@ class FromFlower(Partitioner):
         return list(read_column(dataset, name, "FromFlower"))
 
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
-        """Partition one data set; the partitions of several would not belong together."""
         if len(datasets) > 1:
             raise DataError(
                 f"FromFlower partitions one data set, these data have the parts {', '.join(datasets)}: join them with"
@@ -92,5 +88,4 @@ class FromFlower(Partitioner):
         return super().partition_splits(datasets, seed)
 
     def describe(self) -> dict[str, Any]:
-        """Name, Flower's partitioner and its arguments."""
         return {"name": "FromFlower", "partitioner": self.partitioner, "arguments": self.arguments}

@@ -15,8 +15,6 @@ from lightning_fl.data.partition.partitioner import Partitioner, sample_rows
 from lightning_fl.data.split_file import SplitFile, read_split_file, sums_of
 from lightning_fl.files.user_file import existing_file
 
-__all__ = ["FromFile"]
-
 
 @dataclass(kw_only=True, eq=False)
 class FromFile(Partitioner):
@@ -37,7 +35,6 @@ class FromFile(Partitioner):
         return file
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Refuse data from another file."""
         now = sums_of(record.get("files") or [record])
         known = self._splits.sums
         if known != now:
@@ -58,7 +55,6 @@ class FromFile(Partitioner):
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """Every client's samples in every split."""
         file = self._splits
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):

@@ -8,8 +8,6 @@ from lightning_fl.core.validation import Count
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.by_size import SizePartitioner
 
-__all__ = ["Sizes"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Sizes(SizePartitioner):
@@ -33,9 +31,7 @@ class Sizes(SizePartitioner):
         self.num_clients = len(self.train)
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
-        """Equal parts of separate validation and test data."""
         return [1.0] * len(self.train)
 
     def client_sizes(self, split: Split, num_samples: int, ratios: Sequence[float]) -> Sequence[int]:
-        """The given numbers of training samples."""
         return self.train if split == "train" else super().client_sizes(split, num_samples, ratios)

@@ -13,8 +13,6 @@ from lightning_fl.core.validation import Count, Size
 from lightning_fl.data.partition.groups import WholeGroups
 from lightning_fl.data.partition.partitioner import read_column
 
-__all__ = ["GroupBy"]
-
 
 @dataclass(kw_only=True, eq=False)
 class GroupBy(WholeGroups):
@@ -44,7 +42,6 @@ class GroupBy(WholeGroups):
             )
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        """The group of every sample."""
         return read_column(dataset, self.column, "GroupBy")
 
     def _choose(self, groups: list[Any], train: Mapping[Any, int], seed: int) -> list[Any]:

@@ -17,8 +17,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import JointPartitioner
 from lightning_fl.data.sizes import apportion
 
-__all__ = ["KeyPartitioner", "WholeGroups", "sorted_groups"]
-
 
 class KeyPartitioner(JointPartitioner):
     """Base class of partitions by a key; all splits are dealt together, so that a group has the same clients in each.
@@ -44,7 +42,6 @@ class KeyPartitioner(JointPartitioner):
         """
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Assign the samples of all splits at once."""
         keys = [list(self.keys(dataset)) for dataset in datasets.values()]
         clients, num_clients = self.assign([key for part in keys for key in part], len(keys[0]), seed)
         parts = {}
@@ -84,7 +81,6 @@ class WholeGroups(KeyPartitioner):
             )
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[list[int], int]:
-        """Deal the chosen groups; samples of the others stay unused."""
         sizes = Counter(keys)
         groups = self._choose(sorted_groups(keys), Counter(keys[:num_train]), seed)
         if self.num_clients is None:

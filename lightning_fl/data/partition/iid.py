@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.by_size import SizePartitioner
 
-__all__ = ["IID"]
-
 
 @dataclass(kw_only=True, eq=False)
 class IID(SizePartitioner):
@@ -22,5 +20,4 @@ class IID(SizePartitioner):
     stratified: bool = False
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
-        """The same for all clients."""
         return [1.0] * self.num_clients

@@ -10,8 +10,6 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, Fraction, Size
 from lightning_fl.data.partition.labels import SUM_TOLERANCE, LabelPartitioner
 
-__all__ = ["FedCollabLabelShift", "LabelTypes"]
-
 #: FedCollab's four types of clients: the share of every class's samples that a type holds, over ten classes.
 _FEDCOLLAB_SHARES = [
     [0.25, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],

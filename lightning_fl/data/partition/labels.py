@@ -12,8 +12,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import check_labels, read_classes
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split
 
-__all__ = ["SUM_TOLERANCE", "LabelPartitioner", "deal_classes", "share_counts"]
-
 #: Rounding error allowed in a sum of shares.
 SUM_TOLERANCE = 1e-5
 
@@ -46,7 +44,6 @@ class LabelPartitioner(JointPartitioner):
         return share_counts(sizes, holdings)
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Draw what clients hold of every class for the training data and apply it to all splits."""
         labels = read_classes(datasets, num_bins=self.num_bins, target=self.target)
         for split, part in labels.items():
             with name_split(split):

@@ -15,8 +15,6 @@ from lightning_fl.data.partition.groups import KeyPartitioner, sorted_groups
 from lightning_fl.data.partition.scaffold import read_scaffolds
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
-__all__ = ["ScaffoldLDA"]
-
 
 @dataclass(kw_only=True, eq=False)
 class ScaffoldLDA(KeyPartitioner):
@@ -42,11 +40,9 @@ class ScaffoldLDA(KeyPartitioner):
     min_samples: Count = 1
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        """The scaffold of every molecule."""
         return read_scaffolds(dataset, "ScaffoldLDA")
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[Tensor, int]:
-        """Draw the client of every molecule from the shares of its scaffold."""
         sizes = Counter(keys)
         names = sorted(sorted_groups(keys), key=lambda name: -sizes[name])
         counts = torch.tensor([sizes[name] for name in names])

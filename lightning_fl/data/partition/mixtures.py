@@ -17,16 +17,6 @@ from lightning_fl.data.partition.labels import deal_classes
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split, read_column
 from lightning_fl.data.sizes import remaining_fractions, split_sizes
 
-__all__ = [
-    "Mixture",
-    "by_mixture",
-    "check_mixture",
-    "largest_mixture",
-    "mixture_counts",
-    "mixture_share",
-    "mixture_shares",
-]
-
 #: Rounding error allowed in products of shares and sizes.
 _TOLERANCE = 1e-9
 
@@ -100,13 +90,11 @@ class Mixture(JointPartitioner):
             self.invert_validation = self.invert_test
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        """Deal every part of the data separately by :func:`by_mixture`; cut none."""
         return {split: of_split[split] for split, of_split in self._dealt(datasets, (1.0, 0.0, 0.0), seed).items()}
 
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """Deal all splits; those without data of their own come from the training data."""
         dealt = self._dealt(datasets, remaining_fractions(fractions, list(datasets)), seed)
         return {split: dealt[split if split in datasets else "train"][split] for split in SPLITS}
 

@@ -12,17 +12,6 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
 from lightning_fl.data.scheme import Scheme
 
-__all__ = [
-    "JointPartitioner",
-    "Partitioner",
-    "innermost",
-    "name_split",
-    "read_column",
-    "read_smiles",
-    "row_numbers",
-    "sample_rows",
-]
-
 
 class Partitioner(Scheme, ABC):
     """Divides the samples of a data set among clients.
@@ -88,7 +77,6 @@ class JointPartitioner(Partitioner):
     """Partitioner that divides all splits together in :meth:`partition_splits`."""
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        """Partition one data set, as training data."""
         return self.partition_splits({"train": dataset}, seed)["train"]
 
     @abstractmethod

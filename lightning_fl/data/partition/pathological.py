@@ -10,8 +10,6 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Size
 from lightning_fl.data.partition.labels import LabelPartitioner
 
-__all__ = ["Pathological"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Pathological(LabelPartitioner):

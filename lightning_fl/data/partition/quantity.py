@@ -11,8 +11,6 @@ from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.sizes import apportion
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
-__all__ = ["Quantity"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Quantity(SizePartitioner):
@@ -51,7 +49,6 @@ class Quantity(SizePartitioner):
         self.num_clients = self.num_clients or len(self.ratios or [])
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
-        """The given ratios, or some drawn for so many training samples, with sum 1."""
         num_clients, alpha = self.num_clients or 0, self.alpha
         if alpha is None:
             return self.ratios or []

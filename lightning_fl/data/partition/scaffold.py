@@ -10,8 +10,6 @@ from lightning_fl.core.validation import Count
 from lightning_fl.data.partition.groups import WholeGroups
 from lightning_fl.data.partition.partitioner import read_smiles
 
-__all__ = ["Scaffold", "murcko_scaffolds", "read_scaffolds"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Scaffold(WholeGroups):
@@ -28,7 +26,6 @@ class Scaffold(WholeGroups):
     num_clients: Count = field()
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        """The scaffold of every molecule."""
         return read_scaffolds(dataset, "Scaffold")
 
 

@@ -13,8 +13,6 @@ from lightning_fl.core.validation import Count, Positive, Size
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import LabelPartitioner
 
-__all__ = ["OneClassShards"]
-
 
 @dataclass(kw_only=True, eq=False)
 class OneClassShards(LabelPartitioner):

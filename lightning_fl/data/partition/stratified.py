@@ -8,8 +8,6 @@ from torch import Tensor
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.sizes import apportion
 
-__all__ = ["check_classes", "stratified_parts"]
-
 
 def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
     """Divide samples at random into parts of given sizes, each with the classes in proportion.

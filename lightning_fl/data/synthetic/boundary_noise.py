@@ -35,8 +35,6 @@ from lightning_fl.core.validation import Count, Fraction, Size, checked
 from lightning_fl.data.module import Split
 from lightning_fl.data.synthetic.module import SyntheticDataModule
 
-__all__ = ["BoundaryNoise", "boundary_samples"]
-
 
 def boundary_samples(
     count: int, num_features: int, flip_probability: float, width: float, rng: torch.Generator
@@ -95,25 +93,20 @@ class BoundaryNoise(SyntheticDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Two."""
         return 2
 
     def client_names(self) -> list[str]:
-        """Return "clean" and "noisy", by their labels."""
         return ["clean", "noisy"]
 
     def count(self, client: int, split: Split) -> int:
-        """Return the number of samples, the same at both clients."""
         return self.sizes[split]
 
     def draw(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Draw a client's samples, with wrong labels at the second except for testing."""
         rng = generator(self.seed, "boundary noise", client, split)
         probability = self.flip_probability if client == 1 and split != "test" else 0.0
         return boundary_samples(self.sizes[split], self.num_features, probability, self.width, rng)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return every argument that changes the samples, and the seed."""
         return {
             **super().describe(),
             "title": "Wrong labels near the boundary at one of two clients",

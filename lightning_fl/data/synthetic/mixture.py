@@ -40,8 +40,6 @@ from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
 from lightning_fl.data.synthetic.module import SyntheticDataModule
 
-__all__ = ["SyntheticMixture", "SyntheticTask", "linear_samples"]
-
 SyntheticTask = Literal["regression", "classification"]
 #: τ of FedSoft.
 _FEDSOFT_STD = math.sqrt(10)
@@ -137,7 +135,6 @@ class SyntheticMixture(SyntheticDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients N."""
         return self._num_clients
 
     @property
@@ -151,7 +148,6 @@ class SyntheticMixture(SyntheticDataModule):
         return mixture_shares(self.mixture, self.num_clients, self.seed)
 
     def count(self, client: int, split: Split) -> int:
-        """Return the number of samples; for training it is drawn."""
         if split != "train":
             return self.eval_samples[split]
         rng = generator(self.seed, "synthetic", "size", client)
@@ -166,14 +162,12 @@ class SyntheticMixture(SyntheticDataModule):
         return of_a, of_b
 
     def draw(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Draw a client's samples."""
         counts = self.client_counts(client, split)
         rng = generator(self.seed, "synthetic", "samples", client, split)
         x, y = linear_samples(self.coefficients, counts, noise_std=self.noise_std, rng=rng)
         return x, y[:, None] if self.task == "regression" else (y > 0).long()
 
     def describe(self) -> Mapping[str, Any]:
-        """Return every argument that changes the samples, the seed, and the clients' shares and sizes."""
         names = ("task", "mixture", "num_features", "coefficient_std", "noise_std", "invert_test", "invert_validation")
         return {
             **super().describe(),

@@ -11,8 +11,6 @@ from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Seed, checked
 from lightning_fl.data.module import FederatedDataModule, Split
 
-__all__ = ["SyntheticDataModule"]
-
 
 class SyntheticDataModule(FederatedDataModule):
     """Clients whose samples are drawn, the same at every call.
@@ -46,15 +44,12 @@ class SyntheticDataModule(FederatedDataModule):
         return run_seed() if self.data_seed is None else self.data_seed
 
     def num_samples(self, split: Split) -> list[int]:
-        """Return the number of every client's samples in a split."""
         return [self.count(client, split) for client in range(self.num_clients)]
 
     def client_sizes(self) -> Sequence[int]:
-        """Return the number of every client's training samples."""
         return self.num_samples("train")
 
     def client_data(self, client: int, split: Split) -> TensorDataset | None:
-        """Draw the client's samples; ``None`` if there are none."""
         return TensorDataset(*self.draw(client, split)) if self.count(client, split) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:

@@ -24,20 +24,6 @@ from lightning_fl.files.text_table import (
     unpacked,
 )
 
-__all__ = [
-    "MISSING",
-    "TableDataset",
-    "TableSchema",
-    "class_indices",
-    "class_names",
-    "column_statistics",
-    "read_c45",
-    "read_csv",
-    "standardize",
-    "survival_times",
-    "target_numbers",
-]
-
 #: Text of a missing value (an empty cell is one too), and name of its category.
 MISSING = "?"
 _MAX_VALUES = 1000

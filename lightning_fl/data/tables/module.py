@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
-__all__ = ["TableData"]
-
 
 class TableData(SharedDataModule):
     """Rows of a table with a target each.
@@ -244,7 +242,6 @@ class TableData(SharedDataModule):
         return OpenedData({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """Encode the rows, standardised by the rows that clients train on."""
         from lightning_fl.data.tables.dataset import column_statistics
 
         table, tables = self._table, {split: cast("TableDataset", dataset) for split, dataset in datasets.items()}
@@ -257,7 +254,6 @@ class TableData(SharedDataModule):
         }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:
-        """Read a CSV file with a header and the run's columns; a card's derived columns are derived here too."""
         from lightning_fl.data.tables.dataset import read_csv
 
         schema, mean, std = _encoding(record)
@@ -270,7 +266,6 @@ class TableData(SharedDataModule):
         return TensorDataset(schema.features(frame, mean, std), targets)
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        """Read rows with the run's columns; rows that do not fit the encoding get an explanation."""
         if reading.smiles_column is not None:
             raise ConfigurationError("smiles_column: the run's data are tables, not molecules; omit it.")
         from lightning_fl.data.tables.dataset import MISSING
@@ -295,7 +290,6 @@ class TableData(SharedDataModule):
         return torch.zeros(count, 1 if self.event is None else 2)
 
     def describe(self) -> Mapping[str, Any]:
-        """Return origin, columns and their encoding, partition, division and sizes, for the run's record."""
         schema = self._table.schema
         columns = {
             "numeric": list(schema.numeric),
