@@ -24,11 +24,8 @@ _LENGTH = 16
 def data_digest(data: Any) -> str:
     """The number of samples and, if they are in memory, a hash of their values; the same in every process.
 
-    Args:
-        data: a data set, a loader, or several in a ``CombinedLoader``.
-
-    Returns:
-        Such as "24 samples, 0f343b0931126a20", or "24 samples", or "samples of unknown number".
+    ``data`` is a data set, a loader, or a ``CombinedLoader``. Returns such as "24 samples, 0f343b0931126a20", or "24
+    samples", or "samples of unknown number".
     """
     if isinstance(data, CombinedLoader):
         return "; ".join(map(data_digest, data.flattened))
@@ -122,15 +119,15 @@ def _add_value(total: Any, value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array or a dense tensor."""
     return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.layout == torch.strided)
 
 
 def _add_array(total: Any, values: Tensor | np.ndarray) -> None:
     """Add type, shape and bytes."""
-    if isinstance(values, Tensor):
-        total.update(f"{values.dtype}{list(values.shape)}".encode())
-        total.update(values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-        return
     total.update(f"{values.dtype}{list(values.shape)}".encode())
-    total.update(repr(values.tolist()).encode(errors="surrogatepass") if values.dtype == object else values.tobytes())
+    if isinstance(values, Tensor):
+        total.update(values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    elif values.dtype == object:
+        total.update(repr(values.tolist()).encode(errors="surrogatepass"))
+    else:
+        total.update(values.tobytes())

@@ -73,11 +73,7 @@ def combined_size(loader: CombinedLoader, sizes: list[Any]) -> float:
 
 
 def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
-    """The data module's loader of a split, or ``None``. Call its ``setup`` before.
-
-    Raises:
-        ConfigurationError: it returns something that yields no batches.
-    """
+    """The data module's loader of a split, or ``None``. Call its ``setup`` before."""
     hook = f"{split}_dataloader"
     if not is_overridden(hook, datamodule):
         return None
@@ -91,9 +87,6 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
         given: a loader, any iterable, or a list, tuple or dict of such; ``None`` or an empty one for no data.
         split: split of the loader.
         source: beginning of errors, such as "train_dataloader() returned".
-
-    Raises:
-        ConfigurationError: a part yields no batches, can be iterated only once, or the mode does not support training.
     """
     if isinstance(given, DataLoader):
         return given
@@ -130,11 +123,7 @@ def _check_iterable(loader: Any, source: str) -> None:
 
 
 def divisible_loader(given: Loader | None, split: Split) -> DataLoader | None:
-    """The single ``DataLoader`` of a split, with samples that can be divided among clients.
-
-    Raises:
-        ConfigurationError: there are several loaders or something else.
-    """
+    """The single ``DataLoader`` of a split, with samples that can be divided among clients; refuses several."""
     if not isinstance(given, CombinedLoader):
         return given
     parts = given.iterables
@@ -163,16 +152,8 @@ def has_plain_batches(loader: DataLoader) -> bool:
 def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, replace_batches: bool) -> Dataset:
     """The samples that a loader visits, as a map-style data set that can be divided.
 
-    Args:
-        loader: the loader of the whole data.
-        split: its split, for errors.
-        replace_order: the user sets the order, so a custom sampler is ignored.
-        replace_batches: the user sets the batch size, so a custom batch sampler is ignored.
-
-    Raises:
-        ConfigurationError: the loader cannot be divided: it has an iterable data set, or a custom sampler, batch
-            sampler or loader class.
-        DataError: there are no samples.
+    Refused are streams, custom loader classes, a custom sampler unless the user sets the order (``replace_order``), and
+    a custom batch sampler unless the user sets the batch size (``replace_batches``).
     """
     where = f"the {split} loader"
     dataset = loader.dataset
@@ -220,17 +201,11 @@ def collate(samples: list[Any]) -> Any:
 
 
 def make_loader(
-    dataset: Any,
-    *,
-    batch_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    collate_fn: Callable[[list[Any]], Any],
-    pin_memory: bool = False,
+    dataset: Any, *, batch_size: int, shuffle: bool, drop_last: bool, collate_fn: Callable[..., Any], **options: Any
 ) -> DataLoader:
     """A loader over a data set, with its own generator for the engine to seed; a stream is not shuffled.
 
-    ``drop_last`` never leaves out the only batch. ``pin_memory`` allows asynchronous copies to a GPU.
+    ``drop_last`` never leaves out the only batch. Further options are those of ``DataLoader``.
     """
     length = None if isinstance(dataset, IterableDataset) else len(dataset)
     known = length if length is not None else sized_len(dataset)
@@ -240,18 +215,15 @@ def make_loader(
         shuffle=shuffle and bool(length),
         drop_last=drop_last and (known is None or known > batch_size),
         collate_fn=collate_fn,
-        pin_memory=pin_memory,
         generator=torch.Generator(),
+        **options,
     )
 
 
-def loader_like(loader: DataLoader, dataset: Dataset, *, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:
+def loader_like(loader: DataLoader, dataset: Dataset, **options: Any) -> DataLoader:
     """Rebuild a loader over other data, with its collation, workers and memory settings; see :func:`make_loader`."""
-    return DataLoader(
+    return make_loader(
         dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        drop_last=drop_last and len(dataset) > batch_size,  # type: ignore[arg-type]
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
@@ -261,5 +233,5 @@ def loader_like(loader: DataLoader, dataset: Dataset, *, batch_size: int, shuffl
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
         in_order=loader.in_order,
-        generator=torch.Generator(),
+        **options,
     )

@@ -104,9 +104,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The data module that a client's module sees; this one by default.
 
-        Args:
-            client: a hosted client; ``None`` if this rank hosts none.
-            stage: "fit" or "test", the stage that it is set up for.
+        ``client`` is a hosted client, or ``None`` if this rank hosts none; ``stage``, for which it is set up, "fit" or
+        "test".
         """
         return self
 
@@ -126,11 +125,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def num_samples(self, split: Split) -> list[int]:
-        """Samples of every client in a split; opens all clients' data, for use in one process.
-
-        Raises:
-            DataError: a client's data have no length.
-        """
+        """Number of every client's samples in a split; opens all clients' data, for use in one process."""
         return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
 
     def given_samples(self, client: int) -> int | None:
@@ -141,16 +136,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        """Digests of a hosted client's data; a checkpoint stores them to detect other data.
+        """Digests of a hosted client's data by split; a checkpoint stores them to detect other data.
 
-        By default for the splits that the stage opens; a class with all splits in memory returns all of them.
-
-        Args:
-            client: a hosted client.
-            stage: "fit", "validate", "test" or "predict".
-
-        Returns:
-            Split -> :func:`~lightning_fl.data.digest.data_digest`, for the splits that the client has.
+        By default for the splits that the stage ("fit", "validate", "test" or "predict") opens; a class with all splits
+        in memory returns all of them. See :func:`~lightning_fl.data.digest.data_digest`.
         """
         return self._digests(client, _OPENED.get(stage, ("test",)))
 
@@ -159,11 +148,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return {split: data_digest(part) for split, part in parts.items() if part is not None}
 
     def pool_training(self, pooled: bool) -> None:
-        """Give the first client the training samples of all (centralised training), or undo that.
-
-        Raises:
-            ConfigurationError: clients' data cannot be joined.
-        """
+        """Give the first client the training samples of all (centralised training), or undo that."""
         if pooled:
             raise ConfigurationError(
                 f"{type(self).__name__} opens each client's data separately, so they cannot be pooled: leave"
@@ -188,16 +173,9 @@ class FederatedDataModule(LightningDataModule, ABC):
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> Dataset:
         """Read the samples of a new client from its file, preprocessed like the run's data.
 
-        The run's data are not opened; means, deviations and classes come from its record. Called on a module that is
-        not set up, to evaluate the run's models.
-
-        Args:
-            path: the client's file.
-            record: the run's :meth:`describe`, read back from JSON.
-
-        Raises:
-            ConfigurationError: the class does not support this, or the record is too old.
-            DataError: the file is missing or damaged, or does not fit the run.
+        The run's data are not opened: means, deviations and classes come from ``record``, the run's :meth:`describe`
+        read back from JSON. Called on a module that is not set up, to evaluate the run's models. ``ConfigurationError``
+        if the class does not support this, ``DataError`` if the file is missing or damaged, or does not fit the run.
         """
         raise ConfigurationError(
             f"{type(self).__name__} cannot read a new client's file: define newcomer_data(path, record) in it, or call"
@@ -207,19 +185,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Read new samples without targets, preprocessed like the run's data, for ``lightning-fl predict RUN FILE``.
 
-        As in :meth:`newcomer_data`, the run's data are not opened and the module is not set up.
-
-        Args:
-            source: source of the samples.
-            record: the run's :meth:`describe`, read back from JSON.
-            reading: settings for reading.
-
-        Yields:
-            Chunks in the order of the rows; every row has a sample or the reason why it has none.
-
-        Raises:
-            ConfigurationError: the class does not support this, or the record is too old.
-            DataError: the source is missing or damaged, or does not fit the run.
+        As in :meth:`newcomer_data`, the run's data are not opened and the module is not set up. Yields chunks in the
+        order of the rows; every row has a sample or the reason why it has none.
         """
         raise ConfigurationError(
             f"{type(self).__name__} cannot read new samples: define unlabelled_data(source, record, reading) in it."

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.core.validation import Count, Fraction, Seed, Size, checked
-from lightning_fl.data.division import Division, Folds
+from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.loaders import (
     divisible_loader,
     has_plain_batches,
@@ -37,13 +36,6 @@ class Partitioned(SharedDataModule):
     Args:
         data: a data module, or a data set with a length (such as a list of samples).
         partitioner: divides the samples among clients.
-        split: shares of train, val and test inside a client, with sum 1. If a data module has some of the splits, the
-            shares of the others are used in proportion.
-        split_seed: seed of the partition and of the splits; ``None`` for the run's seed.
-        division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
-        folds: K for K-fold cross-validation inside every client; see
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
-        fold: the fold for testing, 0..K-1.
         batch_size: samples in a local training step; ``None`` for the training loader's value, or 32 for a data set.
         eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's value, or four times
             ``batch_size``.
@@ -52,10 +44,7 @@ class Partitioned(SharedDataModule):
             false for a data set.
         collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
             cannot handle.
-
-    Raises:
-        ConfigurationError: an argument is out of range, or the data module's loaders cannot be divided.
-        DataError: the data are too few or cannot be partitioned, or a client has no training samples.
+        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
     @checked
@@ -64,28 +53,20 @@ class Partitioned(SharedDataModule):
         data: AnyDataModule | Dataset,
         partitioner: Partitioner,
         *,
-        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Seed | None = None,
-        division: Division | None = None,
-        folds: Folds | None = None,
-        fold: Size = 0,
         batch_size: Count | None = None,
         eval_batch_size: Count | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             partitioner=partitioner,
-            split=split,
-            split_seed=split_seed,
-            division=division,
-            folds=folds,
-            fold=fold,
             batch_size=32 if batch_size is None else batch_size,
             eval_batch_size=eval_batch_size,
             shuffle=True if shuffle is None else shuffle,
             drop_last=bool(drop_last),
+            **kwargs,
         )
         if isinstance(data, IterableDataset):
             raise ConfigurationError(
@@ -116,11 +97,7 @@ class Partitioned(SharedDataModule):
         self._silo.call("prepare_data")
 
     def _open(self, *, allow_download: bool) -> OpenedData:
-        """Open all splits, for every stage, so that training and test samples never overlap.
-
-        Calls the data module's ``setup`` for "fit" and, if it has test data, "test". Its own random splits are the same
-        in every process.
-        """
+        """Open all splits, for every stage, so that training and test samples never overlap."""
         datasets: dict[Split, Dataset] = {}
         for split in SPLITS:
             if self._silo.has(split):
@@ -137,7 +114,6 @@ class Partitioned(SharedDataModule):
         return OpenedData(datasets, source if isinstance(source, str) else self.source, {})
 
     def _samples_of(self, loader: DataLoader, split: Split) -> Dataset:
-        """Read the data set and the settings of a loader."""
         given = self._given
         batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
         dataset = sampled_dataset(
@@ -195,6 +171,9 @@ class Partitioned(SharedDataModule):
             "partitioner": self.partitioner.describe(),
             "split_seed": self._seed,
             **self._settings.describe(),
+            **({"stratified": True} if self.stratified else {}),
+            **({"train_shares": self.train_shares} if self.train_shares else {}),
+            **({"left_out": self._left_out} if self._left_out else {}),
             "num_samples": {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS},
         }
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Fraction, Size, checked
+from lightning_fl.core.validation import Fraction, Seed, Size, checked
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
@@ -25,13 +25,10 @@ from lightning_fl.data.targets import dataset_targets
 
 @dataclass(frozen=True)
 class OpenedData:
-    """Data sets and their origin.
+    """Data sets, ``{"train": all}`` or with separate validation or test data, and their origin.
 
-    Attributes:
-        datasets: ``{"train": all}``, or training data and separate validation or test data, the training data first;
-            while they are being read, perhaps tables.
-        source: see :attr:`~lightning_fl.data.module.FederatedDataModule.source`.
-        record: the run's record of them: plain numbers, strings, lists and dicts.
+    While they are being read, they may be tables. ``source`` is that of a data module; ``record`` holds plain values
+    for the run's record.
     """
 
     datasets: Mapping[Split, Any]
@@ -67,8 +64,7 @@ class SharedDataModule(FederatedDataModule):
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
         unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
             training begins, or "leave_out" such clients with a warning.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Raises:
         ConfigurationError: an argument is not allowed; in ``setup``, ``train_shares`` does not fit the number of
@@ -83,7 +79,7 @@ class SharedDataModule(FederatedDataModule):
         *,
         partitioner: Partitioner,
         split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: int | None = None,
+        split_seed: Seed | None = None,
         division: Division | None = None,
         folds: Folds | None = None,
         fold: Size = 0,
@@ -117,11 +113,10 @@ class SharedDataModule(FederatedDataModule):
         """Find and read the data."""
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """Convert the data sets to those behind the clients' ``Subset`` views; samples and order stay the same.
+        """Convert the data sets of ``_open`` to those behind the clients' ``Subset`` views; samples and order stay the
+        same.
 
-        Args:
-            datasets: the data sets from ``_open``.
-            shares: for every client and split, the client's samples in the data set of :meth:`_part_of`.
+        ``shares`` holds, for every client and split, the client's samples in the data set of :meth:`_part_of`.
         """
         return datasets
 
@@ -317,11 +312,7 @@ def pooled_indices(parts: Sequence[Tensor]) -> Tensor:
 
 
 def class_labels(dataset: Dataset) -> Tensor:
-    """The classes of a data set for a stratified division, integers, shape [n].
-
-    Raises:
-        DataError: the targets cannot be found, or are not one integer per sample.
-    """
+    """The classes of a data set for a stratified division, integers, shape [n]."""
     labels = dataset_targets(dataset)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -330,12 +321,7 @@ def class_labels(dataset: Dataset) -> Tensor:
 
 
 def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:
-    """Warn of clients without validation or test samples (those with one or two samples) if others have some.
-
-    Args:
-        names: names of the clients.
-        shares: for every client, the samples in each split.
-    """
+    """Warn of clients without validation or test samples (those with one or two samples) if others have some."""
     missing = []
     for split in SPLITS:
         without = [name for name, of_client in zip(names, shares, strict=True) if not len(of_client[split])]

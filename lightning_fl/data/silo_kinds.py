@@ -23,11 +23,7 @@ def is_splits(value: object) -> bool:
 
 
 def are_silos(data: Sequence[Any]) -> bool:
-    """Whether a list holds silos rather than samples.
-
-    Raises:
-        ConfigurationError: both are possible.
-    """
+    """Whether a list holds silos rather than samples; ``ConfigurationError`` if both are possible."""
 
     def is_silo(part: Any) -> bool:
         given = isinstance(part, AnyDataModule | Dataset) or is_loader(part)
@@ -63,13 +59,8 @@ class Silo:
         name: name of the owner, for messages.
         given: a data module, a loader, a data set, or a dict of the latter two (or of several) by split.
 
-    Attributes:
-        module: the data module, whose hooks see the batches; ``None`` for other data.
-        undivided: the data set, if it has a length and is not yet divided into splits.
-        has_datasets: whether batches are made from a data set here, not by a loader.
-
-    Raises:
-        ConfigurationError: the data are something else.
+    ``module`` is the data module, whose hooks see the batches; ``undivided`` a data set with a length that has no
+    splits yet; ``has_datasets`` tells whether batches are made from a data set here, not by a loader.
     """
 
     def __init__(self, name: str, given: Any) -> None:

@@ -196,7 +196,6 @@ class Silos(FederatedDataModule):
         return self._digests(client) if self._silos[client].module is None else super().data_digests(client, stage)
 
     def _divide(self, client: int) -> None:
-        """Divide a client's data set into splits."""
         silo = self._silos[client]
         seed, length = run_seed() if self.split_seed is None else self.split_seed, len(silo.undivided)
         parts = cut_splits(torch.arange(length), self.split, seed, client)
@@ -211,7 +210,6 @@ class Silos(FederatedDataModule):
             )
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
-        """A loader over a data set, with ``collate_fn``."""
         return make_loader(dataset, collate_fn=self._collate or collate, **self.loader_options(split))
 
     def _with_settings(self, part: Any, name: str, split: Split) -> Any:

@@ -26,13 +26,9 @@ def apportion(total: int, ratios: Sequence[float]) -> list[int]:
 
 
 def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:
-    """Sizes of one client's parts by largest remainder.
+    """Sizes of one client's parts by largest remainder, from shares with sum 1, the first for training.
 
     There is always a training sample and, from three samples on, one in each part with a positive fraction.
-
-    Args:
-        num_samples: samples of the client, at least 1.
-        fractions: shares of at most three parts, that for training first and > 0, the others >= 0, with sum 1.
     """
     sizes = apportion(num_samples, fractions)
     wanted = [part for part, fraction in enumerate(fractions) if fraction > 0] if num_samples >= len(SPLITS) else [0]
@@ -46,9 +42,7 @@ def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:
 def remaining_fractions(fractions: Sequence[float], given: Sequence[Split]) -> list[float]:
     """Rescale the shares of train, val and test to sum to 1 without the splits that have samples already.
 
-    Args:
-        fractions: shares of train, val and test.
-        given: splits with samples of their own: their share becomes 0, except that of "train".
+    The share of a ``given`` split becomes 0, except that of "train".
     """
     kept = [split == "train" or split not in given for split in SPLITS]
     if all(kept):

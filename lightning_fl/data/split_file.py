@@ -14,15 +14,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SplitFile:
-    """Content of ``splits.json``.
+    """Content of ``splits.json``: for every client, the numbers of its samples in each split.
 
-    Attributes:
-        place: the file, for messages.
-        by_rows: whether the numbers are row numbers as in a spreadsheet; otherwise sample numbers from 0.
-        sums: SHA-256 sums of the data files.
-        parts: the part of the data that each split's samples belong to.
-        names: names of the clients.
-        clients: for every client, the numbers of its samples in each split.
+    They are row numbers as in a spreadsheet (``by_rows``) or sample numbers from 0. ``sums`` are SHA-256 sums of the
+    data files, ``parts`` the part of the data that each split's samples belong to.
     """
 
     place: Path

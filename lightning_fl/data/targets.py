@@ -19,17 +19,11 @@ Batch = TypeVar("Batch")
 
 
 def dataset_targets(dataset: Dataset | Sequence[Any]) -> Tensor:
-    """The targets of all samples, without loading samples that are not in memory.
+    """The targets of all samples, shape [n] or [n, T], without loading samples that are not in memory.
 
     They are an attribute ``targets`` (a tensor, list or array), the last tensor of a ``TensorDataset``, ``y`` of a PyG
     ``InMemoryDataset``, or in each sample of a list (see :func:`batch_targets`); ``Subset`` and ``ConcatDataset`` of
     these work too.
-
-    Returns:
-        Targets, shape [n] or [n, T], in the order of the samples.
-
-    Raises:
-        DataError: the targets cannot be found or are not one entry (or row) per sample.
     """
     targets = _find_targets(dataset)
     if targets.ndim == 0 or len(targets) != len(dataset):  # type: ignore[arg-type]
@@ -67,18 +61,12 @@ def _find_targets(dataset: Any) -> Tensor:
 
 
 def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
-    """The targets of a batch (or of one sample).
+    """The targets of a batch (or of one sample), shape [B] or [B, T].
 
     Args:
         batch: a tuple or list, a mapping, or a PyG ``Data`` or ``Batch``.
         key: position in a tuple (default: the last), key of a mapping (default: its one in ``TARGET_KEYS``), attribute
             of PyG data (default: ``y``).
-
-    Returns:
-        Targets, shape [B] or [B, T].
-
-    Raises:
-        DataError: there is no such entry, several are possible, or it is not a tensor or number.
     """
     found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
@@ -104,7 +92,6 @@ def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) 
 
 
 def _target_key(batch: Any, key: str | int | None) -> str | int:
-    """Position, key or attribute of the targets in a batch."""
     if isinstance(batch, tuple | list):
         if key is None and len(batch) < 2:
             raise DataError(

@@ -26,10 +26,8 @@ STANDARD_INPUT = "-"
 class Reading:
     """Settings for reading new samples.
 
-    Args:
-        rows: maximal number of rows in a chunk.
-        workers: processes that convert texts to samples; ``None`` for one per core, or one for few samples.
-        smiles_column: the column of SMILES if it differs from the run's.
+    ``rows`` limits a chunk; ``workers`` is the number of processes that convert texts, ``None`` for one per core, or
+    one for few samples; ``smiles_column`` is the column of SMILES if it differs from the run's.
     """
 
     rows: int = 2_000
@@ -61,19 +59,15 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
     """Read the rows of a table in chunks; a text file is streamed, so it may be larger than the memory.
 
     Args:
-        source: a text file (see :mod:`lightning_fl.files.text_table`), ``-`` for standard input, or a table. A list of
-            texts is a table of one column. Parquet, Excel and SDF are read whole, see
-            :func:`~lightning_fl.files.table_file.read_table_file`.
+        source: a text file, ``-`` for standard input, or a table. A list of texts is a table of one column. Parquet,
+            Excel
+            and SDF are read whole.
         rows: maximal number of rows in a chunk.
         text_column: the name of the column for a list; ``None`` if a list is not supported.
 
     Yields:
         Frames, with a running index from 0. The cells of a file are texts without leading blanks; empty lines are
         skipped.
-
-    Raises:
-        DataError: there is no such file, it is of another kind, is empty, has no rows, two columns of one name, or a
-            row longer than the header.
     """
     import pandas as pd  # takes a second to import
 
@@ -117,11 +111,7 @@ def _read_text_rows(path: Path | None, rows: int) -> "Iterator[pd.DataFrame]":
 
 
 def read_smiles_column(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
-    """Read a column of SMILES, its name in any case, as texts without surrounding blanks; "" for empty cells.
-
-    Raises:
-        DataError: there is no such column.
-    """
+    """Read a column of SMILES, its name in any case, as texts without surrounding blanks; "" for empty cells."""
     alike = [name for name in frame.columns if str(name).lower() == column.lower()]
     if column not in frame.columns and len(alike) == 1:
         column = alike[0]
