@@ -27,4 +27,4 @@ def is_graph_dataset(value: object) -> TypeGuard["InMemoryDataset"]:
 
 def is_graph_collater(collate: object) -> TypeGuard["Collater"]:
     """Whether a collation is that of PyG's ``DataLoader``."""
-    return _is(collate, "torch_geometric.loader.dataloader", "Collater")
+    return f"{type(collate).__module__}.{type(collate).__name__}" == "torch_geometric.loader.dataloader.Collater"

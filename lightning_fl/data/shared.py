@@ -18,8 +18,8 @@ from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition import Partitioner
+from lightning_fl.data.partition.classes import check_classes, stratified_parts
 from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
-from lightning_fl.data.partition.stratified import check_classes, stratified_parts
 from lightning_fl.data.targets import dataset_targets
 
 
@@ -58,7 +58,7 @@ class SharedDataModule(FederatedDataModule):
         fold: the fold for testing, 0..K-1; the next one is for validation. If test samples are given, it is for
             validation.
         stratified: keep the proportions of a client's classes in its splits as nearly as integers allow
-            (:func:`~lightning_fl.data.partition.stratified.stratified_parts`); needs class labels, and a partitioner
+            (:func:`~lightning_fl.data.partition.classes.stratified_parts`); needs class labels, and a partitioner
             that leaves the division to this module.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.

@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.partition import IID, GroupBy
-from lightning_fl.data.partition.stratified import check_classes, stratified_parts
+from lightning_fl.data.partition.classes import check_classes, stratified_parts
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.shifts import FedCollabConceptShift, Inversion, LabelPermutation, Rotation
 from lightning_fl.data.silos import Silos

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl.data.division import cut_splits, split_indices
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, apportion
-from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.partition.classes import stratified_parts
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.shared import class_labels
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.division.division import Cut, Division
-from lightning_fl.data.division.parts import group_numbers
+from lightning_fl.data.division.division import Cut, Division, group_numbers
 from lightning_fl.data.division.random import RandomDivision, split_clients
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.partitioner import Partitioner
@@ -21,15 +20,7 @@ ClientShares = list[dict[Split, Tensor]]
 
 @dataclass(frozen=True)
 class DivisionSettings:
-    """Settings for dividing clients' samples.
-
-    Attributes:
-        division: method; ``None`` for at random.
-        fractions: shares of train, val and test.
-        folds: K of K-fold cross-validation, or ``None``.
-        fold: the fold for testing, 0..K-1.
-        stratified: whether classes keep their proportions.
-    """
+    """Settings for dividing clients' samples; ``None`` as division is at random."""
 
     division: Division | None
     fractions: Sequence[float]

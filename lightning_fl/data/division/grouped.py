@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.data.division.division import Cut, Division, read_texts
-from lightning_fl.data.division.parts import fold_numbers, group_numbers, grouped_parts
+from lightning_fl.data.division.division import Cut, Division, fold_numbers, group_numbers, grouped_parts, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
 
@@ -69,9 +68,9 @@ class ScaffoldDivision(_WholeGroups):
 
 
 def joined_groups(first: Tensor, second: Tensor) -> Tensor:
-    """Join two groupings [n], integers >= 0: samples that share a group of either are in one group.
+    """Join two groupings [n], integers >= 0: samples that share a group of either are in one group, int64 [n].
 
-    Groups are numbered from 0 in the order of their smallest group in ``first``, int64 [n].
+    Groups are numbered from 0 in the order of their smallest group in ``first``.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import derive_seed, generator
-from lightning_fl.data.division.division import Cut, Division
-from lightning_fl.data.division.parts import fold_numbers, grouped_parts
+from lightning_fl.data.division.division import Cut, Division, fold_numbers, grouped_parts
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.partition.classes import stratified_parts
 from lightning_fl.data.sizes import check_fractions, remaining_fractions, split_sizes
 
 
@@ -65,19 +64,10 @@ def cut_splits(
 
 
 def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
-    """Divide one client's samples at random into training, validation and test samples.
+    """Divide one client's samples at random into ascending training, validation and test samples.
 
     Sizes follow :func:`~lightning_fl.data.sizes.split_sizes`. The result depends on the set of indices, the seed and
     the client only.
-
-    Args:
-        indices: the client's samples, int64, shape [n], n >= 1.
-        fractions: shares of train, val and test, the first > 0, the others >= 0, with sum 1.
-        seed: seed of the partition.
-        client: number of the client.
-
-    Returns:
-        Ascending indices under "train", "val" and "test" that together are ``indices``.
     """
     (parts,) = split_clients([indices], fractions, seed, [client])
     return parts

@@ -16,7 +16,7 @@ from lightning_fl.data.images.module import SharedImages
 from lightning_fl.data.images.origin import ImageOrigin
 from lightning_fl.data.images.standin import RENDERINGS, digits_domain
 from lightning_fl.data.partition import Partitioner, apportion
-from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.partition.classes import stratified_parts
 from lightning_fl.data.shared import OpenedData
 
 

@@ -17,7 +17,7 @@ from lightning_fl.data.images.transform import ImageTransform, TransformedImages
 from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import apportion
-from lightning_fl.data.partition.stratified import stratified_parts
+from lightning_fl.data.partition.classes import stratified_parts
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.shifts import Shift
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled

@@ -11,9 +11,8 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.classes import check_labels, read_classes
+from lightning_fl.data.partition.classes import check_labels, read_classes, stratified_parts
 from lightning_fl.data.partition.partitioner import JointPartitioner, name_split
-from lightning_fl.data.partition.stratified import stratified_parts
 from lightning_fl.data.sizes import apportion
 
 #: Bins for stratifying by real targets.

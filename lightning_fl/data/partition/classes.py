@@ -1,6 +1,6 @@
-"""Classes of samples; real targets are put into bins."""
+"""Classes of samples, with real targets in bins, and parts with the classes in proportion."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,22 +9,21 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
+from lightning_fl.data.sizes import apportion
 from lightning_fl.data.targets import dataset_targets
 
 
 def read_classes(
     datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""
 ) -> dict[Split, Tensor]:
-    """Read the class of every sample of every split; real targets are put into bins, the same for all splits.
+    """Read the class of every sample of every split, integers [n] each; real targets are put into bins, the same for
+    all.
 
     Args:
         datasets: split -> data set.
         num_bins: bins between quantiles for real targets.
         target: the column of several targets [n, T] to use.
         remedy: advice for the error if there are several and none is chosen; by default, to choose one.
-
-    Returns:
-        Classes, integers, shape [n] each.
     """
     targets = [_target_column(dataset, target, remedy) for dataset in datasets.values()]
     together = torch.cat(targets)
@@ -34,13 +33,10 @@ def read_classes(
 
 
 def bin_targets(values: Tensor, num_bins: int) -> Tensor:
-    """Turn real targets [n] into labels: bins between quantiles, about equally full.
+    """Turn real targets [n] into labels ``0, 1, ...`` without gaps: bins between quantiles, about equally full.
 
     Equal targets share a bin, so there may be fewer than ``num_bins``. Missing targets (NaN) get their own bin, the
     last.
-
-    Returns:
-        Labels ``0, 1, ...`` without gaps, ascending with the target, int64, shape [n].
     """
     missing = values.isnan()
     present = values[~missing].double().numpy(force=True)
@@ -75,3 +71,41 @@ def _target_column(dataset: Dataset, target: int | None, remedy: str) -> Tensor:
     if not 0 <= column < columns.shape[1]:
         raise DataError(f"target={column}: the targets have the columns 0..{columns.shape[1] - 1}.")
     return columns[:, column]
+
+
+def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
+    """Divide samples at random into parts of given sizes, each with the classes in proportion.
+
+    Each part in turn gets its share of the remaining samples of every class, by largest remainders. Ties are broken at
+    random, so that small parts do not all favour the same class. Samples beyond the sum of the sizes stay unused.
+
+    Returns:
+        For every part its ascending positions in ``labels`` [n], int64, shape [size].
+    """
+    check_classes(labels)
+    if sum(sizes) > len(labels):
+        raise DataError(
+            f"parts of sizes={list(sizes)} need {sum(sizes)} of {len(labels)} samples: use fewer or smaller parts."
+        )
+    shuffled = torch.randperm(len(labels), generator=rng)
+    # the samples class by class, each class in random order
+    by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]
+    members = list(by_class.split(torch.unique(labels.cpu(), return_counts=True)[1].tolist()))
+    members = [members[k] for k in torch.randperm(len(members), generator=rng).tolist()]
+    left = [len(of_class) for of_class in members]
+    parts = []
+    for size in sizes:
+        taken = apportion(size, left) if size else [0] * len(left)
+        chosen = [m[len(m) - rest : len(m) - rest + t] for m, rest, t in zip(members, left, taken, strict=True)]
+        parts.append(torch.cat(chosen).sort().values if size else by_class[:0])
+        left = [rest - t for rest, t in zip(left, taken, strict=True)]
+    return parts
+
+
+def check_classes(labels: Tensor) -> None:
+    """Refuse labels that are not one integer class per sample."""
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(
+            f"targets of shape {list(labels.shape)} and type {labels.dtype} are not classes: stratified needs one"
+            " integer class per sample, [n]; leave it out for other targets."
+        )

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Size
-from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.labels import LabelPartitioner, share_counts
+from lightning_fl.data.partition.partitioner import Concentration, draw_until_enough
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 

@@ -27,9 +27,6 @@ class FromFlower(Partitioner):
     Args:
         partitioner: the class, such as ``DirichletPartitioner``.
         arguments: of its constructor, such as ``{num_partitions: 10, partition_by: label, alpha: 0.5}``.
-
-    Raises:
-        ConfigurationError: flwr-datasets is not installed, has no such partitioner, or the arguments do not fit.
     """
 
     def __init__(self, *, partitioner: str, arguments: dict[str, Any] | None = None) -> None:

@@ -19,10 +19,7 @@ from lightning_fl.data.sizes import apportion
 
 
 class KeyPartitioner(JointPartitioner):
-    """Base class of partitions by a key; all splits are dealt together, so that a group has the same clients in each.
-
-    A group is the samples with one key.
-    """
+    """Base class of partitions by a key; samples of one key are a group, which has the same clients in all splits."""
 
     @abstractmethod
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
@@ -30,15 +27,9 @@ class KeyPartitioner(JointPartitioner):
 
     @abstractmethod
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[Sequence[int] | Tensor, int]:
-        """Assign every sample to a client.
+        """Assign every sample, by the keys of all splits, to a client, or to N to leave it unused; return that and N.
 
-        Args:
-            keys: keys of all splits, length n.
-            num_train: number of training samples, which come first.
-            seed: seed of the partition.
-
-        Returns:
-            The client of every sample, N for a sample that stays unused; and N.
+        The first ``num_train`` samples are for training.
         """
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
@@ -96,7 +87,6 @@ class WholeGroups(KeyPartitioner):
         return groups
 
     def _deal(self, sizes: Mapping[Hashable, int], num_clients: int, seed: int) -> dict[Hashable, int]:
-        """The client of every group, from their numbers of samples."""
         if num_clients > len(sizes):
             raise DataError(
                 f"num_clients={num_clients}, but only {len(sizes)} {self._kind}, which are never divided: use at most"

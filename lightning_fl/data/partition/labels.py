@@ -17,13 +17,10 @@ SUM_TOLERANCE = 1e-5
 
 
 class LabelPartitioner(JointPartitioner):
-    """Base class of partitions by label; real targets are put into bins that are the same for all splits.
+    """Base class of partitions by label; real targets are put into ``num_bins`` bins that are the same for all splits.
 
-    What clients hold of every class is drawn for the training data and applied to all splits.
-
-    Attributes:
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
+    What clients hold of every class is drawn for the training data and applied to all splits. ``target`` is the column
+    to use of several targets [n, T].
     """
 
     num_clients: int
@@ -32,12 +29,7 @@ class LabelPartitioner(JointPartitioner):
 
     @abstractmethod
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """What every client holds of every class, shape [C, N]: by default its share.
-
-        Args:
-            sizes: training samples of every class, int64, shape [C].
-            seed: seed of the partition.
-        """
+        """What every client holds of every class, by default its share, [C, N], from the training samples [C]."""
 
     def counts(self, sizes: Tensor, holdings: Tensor, split: Split) -> Tensor:
         """Samples of every class for every client, int64, shape [C, N], from the samples [C] of every class."""
@@ -59,14 +51,10 @@ class LabelPartitioner(JointPartitioner):
 
 
 def share_counts(sizes: Tensor, shares: Tensor) -> Tensor:
-    """Samples of every class for every client: differences of the rounded cumulative shares.
+    """Samples of every class for every client, int64 [C, N]: differences of the rounded cumulative shares.
 
-    Args:
-        sizes: samples of every class, int64, shape [C].
-        shares: >= 0, rows with sums of at most 1, shape [C, N]; the rest of a smaller sum stays unused.
-
-    Returns:
-        int64, shape [C, N].
+    ``sizes`` are the samples of every class, int64 [C]; ``shares`` [C, N] have rows with sums of at most 1, and the
+    rest of a smaller sum stays unused.
     """
     shares = shares.double()
     ends = (shares.cumsum(1) * sizes[:, None]).round().long()
@@ -77,15 +65,9 @@ def share_counts(sizes: Tensor, shares: Tensor) -> Tensor:
 
 
 def deal_classes(labels: Tensor, counts: Tensor, seed: int) -> list[Tensor]:
-    """Draw a given number of samples of every class for every client; the rest stays unused.
+    """Draw a given number of samples of every class for every client, as ascending indices; the rest stays unused.
 
-    Args:
-        labels: classes ``0..C-1``, int64, shape [n].
-        counts: samples of class c for client i, rows with sums of at most the class's samples, int64, shape [C, N].
-        seed: seed of the partition.
-
-    Returns:
-        N ascending index tensors; empty for a client without samples.
+    ``labels`` are classes ``0..C-1``, int64 [n]; ``counts`` are samples of class c for client i, int64 [C, N].
     """
     rng = generator(seed, "partition", "by_shares")
     parts: list[list[Tensor]] = [[] for _ in range(counts.shape[1])]

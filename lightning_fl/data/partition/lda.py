@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count
-from lightning_fl.data.partition.draws import Concentration, draw_until_enough
 from lightning_fl.data.partition.groups import KeyPartitioner, sorted_groups
+from lightning_fl.data.partition.partitioner import Concentration, draw_until_enough
 from lightning_fl.data.partition.scaffold import read_scaffolds
 from lightning_fl.functional.dirichlet import sample_dirichlet
 

@@ -144,21 +144,13 @@ class Mixture(JointPartitioner):
 
 @checked
 def mixture_shares(mixture: str, num_clients: Count, seed: int) -> Tensor:
-    """Every client's share of D_A.
+    """Every client's share of D_A, float64 [N]; if N is odd, the first half is the larger.
 
     ============  ====================================================================================
     ``"10:90"``   p:q, two percentages: q % for the first half of the clients, p % for the others
     ``"linear"``  (k + 1/2) / N for client k of N: (0.5 + k) % for a hundred clients
     ``"random"``  drawn uniformly from 0 to 1 for each client independently, the same for every N
     ============  ====================================================================================
-
-    Args:
-        mixture: one of these; any p and q >= 0 that add to 100.
-        num_clients: N. If it is odd, the first half is the larger.
-        seed: seed of the partition, used by ``"random"``.
-
-    Returns:
-        Shares from 0 to 1, float64, shape [N].
 
     >>> mixture_shares("10:90", 4, 0).tolist()
     [0.9, 0.9, 0.1, 0.1]
@@ -196,19 +188,11 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
 
 
 def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:
-    """Numbers of samples of D_A and D_B in each part of every client.
+    """Numbers of samples of D_A and D_B in each part of every client, int64 [2, N, parts].
 
     A part of m samples has a·m of D_A, rounded to the nearest whole number; halves go to the distribution with the
     larger share, or to D_A if both are equal. An inverted part swaps the two numbers, so that it mirrors a part of the
-    same size exactly.
-
-    Args:
-        shares: share a of D_A for every client, from 0 to 1, float64, shape [N].
-        sizes: samples of every part, the same for all clients.
-        inverted: for every part, whether its mixture is the inverse.
-
-    Returns:
-        int64, shape [2, N, parts]; D_A first.
+    same size exactly. ``shares`` holds a for every client, float64 [N].
 
     >>> mixture_counts(mixture_shares("10:90", 2, 0), [10, 5], [False, True])[0].tolist()  # of D_A
     [[9, 0], [1, 5]]

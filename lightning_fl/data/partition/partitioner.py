@@ -1,10 +1,11 @@
-"""Base class of partitioners, and how they read the keys of a data set."""
+"""Base class of partitioners, how they read the keys of a data set, and repeated draws."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Gt, doc
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
@@ -35,9 +36,7 @@ class Partitioner(Scheme, ABC):
         """Divide separate data sets for training, validation and test so that a client's parts belong together.
 
         By default each is partitioned separately with the same seed. Partitions by label or key override this, so that
-        a client's test data have the classes and groups that it was trained on.
-
-        The training data come first. Errors name the split.
+        a client's test data have the classes and groups that it was trained on. The training data come first.
         """
         parts = {}
         for split, dataset in datasets.items():
@@ -48,28 +47,18 @@ class Partitioner(Scheme, ABC):
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
-        """Every client's samples of each split that the partitioner decides on; data modules call this.
+        """Every client's ascending samples of each split that the partitioner decides on; data modules call this.
 
         By default :meth:`partition_splits`: data modules cut a split without data of its own from every client's
         training samples. A partitioner with clients that differ between their splits overrides this and gives such
-        splits too, as indices of the training data that no other split holds.
-
-        Args:
-            datasets: split -> data set, the training data first.
-            fractions: shares of train, val and test in a client's samples. Splits cut from the training data use
-                theirs in proportion.
-            seed: seed of the partition.
-
-        Returns:
-            Split -> the ascending sample indices of every client; at least the splits in ``datasets``.
+        splits too, in the given shares of train, val and test, as indices of the training data that no other split
+        holds.
         """
         return self.partition_splits(datasets, seed)
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Refuse data that the partitioner does not fit; called before it partitions them.
-
-        Args:
-            record: the data module's record of their origin, such as ``file`` and ``sha256``.
+        """Refuse data that the partitioner does not fit, by their record (``file``, ``sha256``), before it partitions
+        them.
         """
 
 
@@ -147,3 +136,35 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
             " per sample."
         )
     return found if indices is None else [found[index] for index in indices]
+
+
+T = TypeVar("T")
+
+#: The parameter alpha of a symmetric Dirichlet distribution.
+Concentration = Annotated[float, Gt(0), doc("0.1: very uneven, 100: nearly equal")]
+
+_MAX_DRAWS = 1000
+
+
+def draw_until_enough(
+    draw: Callable[[], tuple[T, int]], num_samples: int, num_clients: int, alpha: float, min_samples: int
+) -> T:
+    """Repeat a draw until every client has ``min_samples`` of the ``num_samples`` samples, a thousand times at most.
+
+    A draw returns a result, and the number of samples of the smallest client in it; ``alpha`` is its concentration.
+    """
+    if num_clients * min_samples > num_samples:
+        raise DataError(
+            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use at most"
+            f" {num_samples // min_samples} clients, or lower min_samples."
+        )
+    smallest = -1
+    for _ in range(_MAX_DRAWS):
+        result, fewest = draw()
+        if fewest >= min_samples:
+            return result
+        smallest = max(smallest, fewest)
+    raise DataError(
+        f"none of {_MAX_DRAWS} draws with alpha={alpha} gave each of {num_clients} clients min_samples={min_samples}"
+        f" samples (at best, one client had {smallest}): raise alpha, use fewer clients, or lower min_samples."
+    )

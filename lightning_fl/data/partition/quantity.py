@@ -7,7 +7,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Positive
 from lightning_fl.data.partition.by_size import SizePartitioner
-from lightning_fl.data.partition.draws import Concentration, draw_until_enough
+from lightning_fl.data.partition.partitioner import Concentration, draw_until_enough
 from lightning_fl.data.sizes import apportion
 from lightning_fl.functional.dirichlet import sample_dirichlet
 

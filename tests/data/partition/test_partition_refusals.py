@@ -26,8 +26,8 @@ from lightning_fl.data.partition import (
     ScaffoldLDA,
     Sizes,
 )
-from lightning_fl.data.partition.draws import Concentration
 from lightning_fl.data.partition.mixtures import by_mixture
+from lightning_fl.data.partition.partitioner import Concentration
 
 nan, inf = float("nan"), float("inf")
 LABELS = torch.arange(10).repeat_interleave(60)
