@@ -41,10 +41,6 @@ class HFDataset(SharedDataModule):
         channels: 1 for grey, 3 for colour; ``None`` for the images' own.
         normalize: subtract the mean and divide by the standard deviation of the training samples, by channel or column.
         **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
-
-    Raises:
-        ConfigurationError: ``datasets`` is not installed or an argument is not allowed.
-        DataError: in ``prepare_data`` and ``setup``, the data are missing, or a column is missing or of the wrong type.
     """
 
     @checked

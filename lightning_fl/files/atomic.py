@@ -20,15 +20,9 @@ _PREFIX, _SUFFIX = ".", ".tmp"
 def whole_file(path: Path, *, by_several: bool = False) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces ``path`` in one step when the block ends. Creates the folder.
 
-    A kill leaves at most ``.NAME.tmp`` in the folder, which the next writer replaces.
-
-    Args:
-        path: file to write.
-        by_several: several processes may write the file at once, and the last wins. Then only
-            :func:`remove_leftovers` removes what a kill leaves.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable; the previous file is untouched.
+    A kill leaves at most ``.NAME.tmp`` in the folder, which the next writer replaces. With ``by_several``, several
+    processes may write the file at once, and the last wins; then only :func:`remove_leftovers` removes what a kill
+    leaves. After an ``OSError`` the previous file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path, f".{secrets.token_hex(4)}" if by_several else "")
@@ -55,10 +49,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def link_whole(source: Path, target: Path) -> None:
-    """Write or replace a file as a hard link to another, or as a copy where links do not work.
-
-    It has the errors of :func:`whole_file`.
-    """
+    """Write or replace a file as a hard link to another, or as a copy where links do not work."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(target)
     temporary.unlink(missing_ok=True)
@@ -73,11 +64,7 @@ def link_whole(source: Path, target: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of killed writers in a folder and below it.
-
-    Raises:
-        OSError: the folder is not writable.
-    """
+    """Remove temporary files of killed writers in a folder and below it."""
     for temporary in folder.rglob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError), temporary.open("rb") as file:
             if _claim(file):

@@ -38,12 +38,8 @@ def file_names(names: Sequence[str], reserved: str | None = None) -> list[str]:
 
     File names depend on the names alone, have at most 100 bytes, are not hidden and hold no separator. They stay
     distinct on file systems that ignore case or Unicode composition. A name of letters and digits of any script, ``.``,
-    ``_`` and ``-`` stays as it is; any other is cleaned and followed by a short hash: ``a/b`` is ``a_b-c14cddc0``. Of
-    names that a file system may confuse, the first stays.
-
-    Args:
-        names: any strings.
-        reserved: regular expression; names that match it as a whole, ignoring case, are changed.
+    ``_`` and ``-`` stays as it is; any other, or one that matches ``reserved`` as a whole, is cleaned and followed by a
+    short hash: ``a/b`` is ``a_b-c14cddc0``. Of names that a file system may confuse, the first stays.
     """
     taken = re.compile(reserved, re.IGNORECASE) if reserved else None
     found: list[str | None] = [None] * len(names)

@@ -10,15 +10,7 @@ _PLACES = (_PACKAGE / "_shipped", _PACKAGE.parent)
 
 
 def package_folder(name: str, content: str) -> Path:
-    """Find a folder that ships with the package.
-
-    Args:
-        name: name of the folder.
-        content: its content, for the message.
-
-    Raises:
-        ConfigurationError: the package was installed without it.
-    """
+    """Find a folder that ships with the package; ``content`` names what it holds, for the message."""
     folders = [place / name for place in _PLACES]
     for folder in folders:
         if folder.is_dir():

@@ -21,11 +21,7 @@ _MAX_ATOMS = 10_000
 
 
 def kind_of_table(path: Path) -> Literal["text", "Parquet", "Excel", "SDF"]:
-    """Kind of a table file; anything unknown is a text.
-
-    Raises:
-        DataError: the file cannot be opened.
-    """
+    """Kind of a table file; anything unknown is a text."""
     if any(suffix.lower() in (".sdf", ".sd") for suffix in path.suffixes[-2:]):
         return "SDF"
     try:
@@ -42,19 +38,10 @@ def kind_of_table(path: Path) -> Literal["text", "Parquet", "Excel", "SDF"]:
 
 
 def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
-    """Read a table.
+    """Read a table as texts without surrounding blanks, ``None`` for an empty cell.
 
-    Args:
-        path: the file.
-        smiles: column for the SMILES of an SDF's molecules, unless it has such a field.
-
-    Returns:
-        As :func:`~lightning_fl.files.text_table.read_text_table`: texts without surrounding blanks, ``None`` for an
-        empty cell. The index holds row numbers as in a spreadsheet; for an SDF, record numbers from 1.
-
-    Raises:
-        ConfigurationError: a package for such files is not installed.
-        DataError: the file cannot be read, is of another kind, has no rows, or two columns of one name.
+    The index holds row numbers as in a spreadsheet; for an SDF, record numbers from 1. ``smiles`` names the column for
+    the SMILES of an SDF's molecules, unless it has such a field.
     """
     kind = kind_of_table(path)
     if kind == "text":

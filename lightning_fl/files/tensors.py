@@ -47,14 +47,11 @@ def read_torch(
         path: file to read.
         kind: kind of file for messages, such as "a checkpoint".
         remedy: sentence for messages that says what to do.
-        error: class of the error to raise.
+        error: class of the error for a file that cannot be read, is of another kind, truncated or corrupt, or holds
+            objects.
         place: name of the file in messages; ``None`` for its path.
         known: further classes that may occur in the file.
         legacy: also read the format of torch before 1.6, which has no checksums.
-
-    Raises:
-        FederatedError: of class ``error``: the file cannot be read, is of another kind, is truncated or corrupt, or
-            holds objects.
     """
     path = Path(path)
     try:
@@ -81,17 +78,8 @@ def read_numpy(
 ) -> dict[str, np.ndarray]:
     """Load the arrays of a ``.npz`` file by name, or the array of a ``.npy`` file under "".
 
-    Args:
-        path: file to read.
-        kind: kind of file for messages, such as ".npz".
-        remedy: second half of a sentence for messages, which says what to do.
-        error: class of the error to raise.
-        place: name of the file in messages; ``None`` for its path.
-        prefixes: beginnings of the names to read from a ``.npz`` file; ``None`` to read a ``.npy`` file.
-
-    Raises:
-        FederatedError: of class ``error``: the file cannot be read, is of another kind, is truncated or corrupt, or
-            holds Python objects.
+    The arguments are those of :func:`read_torch`, except that ``remedy`` is the second half of a sentence, and
+    ``prefixes`` are beginnings of the names to read from a ``.npz`` file; ``None`` to read a ``.npy`` file.
     """
     path = Path(path)
     try:
@@ -114,12 +102,7 @@ def read_numpy(
 
 
 def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple[str, str] | None:
-    """Find an object that :func:`read_torch` would refuse: its place and class; ``None`` if there is none.
-
-    Args:
-        content: dict to search, with the dicts directly in it.
-        known: as in :func:`read_torch`.
-    """
+    """Find an object that :func:`read_torch` would refuse: its place and class; ``None`` if there is none."""
     for name, value in content.items():
         if (kind := _refused(value, known)) is not None:
             parts = value.items() if isinstance(value, dict) else ()
@@ -153,10 +136,7 @@ def _expect_file(path: Path) -> None:
 
 
 def _check_archive(path: Path) -> bool:
-    """Verify the checksums of a torch archive; false if the file is not an archive.
-
-    Archives without checksums (``torch.serialization.set_crc32_options``) have zeros instead.
-    """
+    """Verify the checksums of a torch archive; false if the file is not an archive."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
             return False
@@ -165,6 +145,7 @@ def _check_archive(path: Path) -> bool:
         # torch never compresses: a record that expands could fill the memory.
         if any(record.compress_type != zipfile.ZIP_STORED for record in records):
             raise _Unreadable("its records are compressed, which torch.save never does")
+        # Archives without checksums (torch.serialization.set_crc32_options) have zeros instead.
         if any(record.CRC for record in records) and (name := archive.testzip()) is not None:
             raise _Unreadable(f"the checksum of its record {name.rpartition('/')[2]!r} does not match")
     return True

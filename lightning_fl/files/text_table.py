@@ -48,16 +48,11 @@ _GAPS = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
 
 
 def read_text_table(path: Path) -> "pd.DataFrame":
-    """Read a table with a header.
+    """Read a table with a header as texts without surrounding blanks, ``None`` for an empty cell.
 
-    Returns:
-        Texts without surrounding blanks, ``None`` for an empty cell. The index holds row numbers as in a spreadsheet:
-        the header is row 1 if it is the first line. Empty rows and columns without a name and any text are left out; a
-        short row lacks its last cells.
-
-    Raises:
-        DataError: the file cannot be read, is not a text, is empty, has no rows, two columns of one name, a row longer
-            than the header, or an open quote.
+    The index holds row numbers as in a spreadsheet: the header is row 1 if it is the first line. Empty rows and columns
+    without a name and any text are left out; a short row lacks its last cells. Refused are files that cannot be read,
+    other kinds, tables without rows, two columns of one name, a row longer than the header, and an open quote.
     """
     import pandas as pd  # takes a second to import
 
@@ -78,11 +73,7 @@ def read_text_table(path: Path) -> "pd.DataFrame":
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, unpacked if it is a gzip, bzip2, xz, or zip archive of a single file.
-
-    Raises:
-        DataError: it cannot be opened or read to its end, or is an archive of several files.
-    """
+    """Open a file for reading, unpacked if it is a gzip, bzip2, xz, or zip archive of a single file."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive, archive.open(_only_member(archive, path)) as stream:
@@ -107,15 +98,9 @@ def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
 
 
 def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator[str]:
-    """Decode a text in UTF-8 or, with a byte order mark, UTF-16 or UTF-32, line by line.
+    """Decode a text in UTF-8 or, with a byte order mark, UTF-16 or UTF-32, line by line; the stream is left open.
 
-    Args:
-        stream: the bytes; left open.
-        place: name of the file, for messages.
-        most: largest number of characters.
-
-    Raises:
-        DataError: it is another encoding, has zero bytes, or exceeds ``most``.
+    Refused are other encodings, zero bytes, and more than ``most`` characters.
     """
     head = stream.peek(4)[:4]  # type: ignore[attr-defined]
     encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
@@ -146,9 +131,6 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
     """Split a text into rows: number as in a spreadsheet, and cells without leading blanks.
 
     The header is the first row with any text; empty lines are skipped.
-
-    Raises:
-        DataError: see :func:`text_lines`; there is no header, a row is longer than it, or a quote is not closed.
     """
     lines, above = text_lines(stream, place, most), 0
     for first in lines:
@@ -212,10 +194,9 @@ def require_columns(frame: "pd.DataFrame", names: Collection[str], place: str) -
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":
-    """Convert a column of texts to numbers.
+    """Convert a column of texts to float64 numbers, NaN for missing ones such as "NA".
 
-    Returns:
-        float64 numbers, NaN for missing ones such as "NA"; and the cells that are neither a finite number nor missing.
+    Returns also the cells that are neither a finite number nor missing.
     """
     import pandas as pd
 
@@ -226,16 +207,9 @@ def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":
 
 
 def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> None:
-    """Refuse wrong values of a column, if there are any.
+    """Refuse wrong values of a column, if there are any, with a list of the first ones.
 
-    Args:
-        wrong: the values; the index holds their row numbers.
-        place: column and file, for the message.
-        fault: what is wrong, such as "are not finite numbers".
-        remedy: what to do.
-
-    Raises:
-        DataError: lists the first values.
+    ``wrong`` has row numbers as its index; ``place`` is column and file, ``fault`` such as "are not finite numbers".
     """
     if len(wrong):
         rows = list_rows(list(map(int, wrong.index)), wrong.tolist())

@@ -7,15 +7,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 
 
 def existing_file(path: str, argument: str = "path") -> Path:
-    """Return the file at a path, ``~`` expanded.
-
-    Args:
-        path: as the user gave it.
-        argument: option that holds it, for the message; "" for none.
-
-    Raises:
-        DataError: there is no such file, or it cannot be read.
-    """
+    """Return the file at a path, ``~`` expanded; ``argument`` is the option that holds it, for the message."""
     given = f"{argument}={path!r}" if argument else repr(path)
     try:
         found = Path(path).expanduser()

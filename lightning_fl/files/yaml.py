@@ -126,26 +126,16 @@ _Dumper.add_multi_representer(str, _Dumper.represent_str)
 
 
 def dump_yaml(content: object, width: int = 120) -> str:
-    """Convert plain values to YAML that :func:`parse_yaml` reads as the same values.
-
-    Args:
-        content: lists, mappings, texts, numbers; keys keep their order.
-        width: preferred line length.
-    """
+    """Convert plain values to YAML that :func:`parse_yaml` reads as the same values; keys keep their order."""
     return yaml.dump(
         content, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False, width=width
     )
 
 
 def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:
-    """Read a YAML file, in UTF-8 or in UTF-16 with a byte-order mark.
+    """Read a YAML file, in UTF-8 or in UTF-16 with a byte-order mark; errors name file and line.
 
-    Args:
-        path: the file.
-        mark_quoted: texts that were in quotes are :class:`Quoted`.
-
-    Raises:
-        ConfigurationError: the file cannot be read or is not valid. The message names file and line.
+    With ``mark_quoted``, texts that were in quotes are :class:`Quoted`.
     """
     try:
         if path.exists() and not path.is_file():
@@ -166,15 +156,7 @@ def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:
 
 
 def parse_yaml(text: str | bytes, *, mark_quoted: bool = False) -> Any:
-    """Parse one YAML document.
-
-    Args:
-        text: the document.
-        mark_quoted: texts that were in quotes are :class:`Quoted`.
-
-    Raises:
-        yaml.YAMLError: not valid.
-    """
+    """Parse one YAML document as :func:`read_yaml` does; raises ``yaml.YAMLError``."""
     try:
         depth = 0
         for event in yaml.parse(text, _Loader):  # building nested nodes is recursive in C, without a limit

@@ -13,20 +13,16 @@ from lightning_fl.data.cards.fields import CardFile, check_plain_name, read_reco
 
 @dataclass(frozen=True, kw_only=True)
 class Card(ABC):
-    """Description of a data set, read from ``datasets/NAME.yaml``.
+    """Description of a data set, read from ``datasets/NAME.yaml``; the fields are the keys of the YAML.
 
-    The fields are the keys of the YAML. Subclasses declare formats, tasks, stand-ins, ranges and their own keys.
+    Subclasses declare formats, tasks, stand-ins, ranges and their own keys.
 
     Attributes:
         name: short name, as given to a data module.
         title: one line for tables.
-        task: the learning task.
         format: format of the files, which determines the kind of card.
-        files: the data files.
         rows: number of samples, or part -> number; ``None`` if unknown, or for a part that does not exist.
         standin: embedded stand-in that may replace the data; ``None`` for no stand-in.
-        licence: terms of use.
-        citation: what to cite.
         note: what users should know of the data.
         path: file of the card.
     """
@@ -86,8 +82,8 @@ class Card(ABC):
 
     @abstractmethod
     def details(self) -> dict[str, str]:
-        """Return what only this kind of data has, for a listing."""
+        """What only this kind of data has, for a listing."""
 
     def describe(self) -> dict[str, Any]:
-        """Return name, title, licence and citation, for a run's record."""
+        """Name, title, licence and citation, for a run's record."""
         return {"name": self.name, "title": self.title, "licence": self.licence, "citation": self.citation}

@@ -29,7 +29,7 @@ _KINDS: dict[str, type[Card]] = {name: kind for kind in (MoleculeCard, ImageCard
 
 
 def available_cards() -> dict[str, Path]:
-    """Return the cards of the package: name -> path, sorted by name."""
+    """The cards of the package: name -> path, sorted by name."""
     return {path.stem: path for path in sorted(package_folder("datasets", "cards").glob("*.yaml"))}
 
 
@@ -38,16 +38,7 @@ def load_card(name_or_path: str | Path) -> Card: ...
 @overload
 def load_card(name_or_path: str | Path, kind: type[KindOfCard]) -> KindOfCard: ...
 def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
-    """Read and check a card.
-
-    Args:
-        name_or_path: name of a card of the package, or path of a ``.yaml`` file.
-        kind: kind that the card must have.
-
-    Raises:
-        ConfigurationError: no such card; not YAML; a key is unknown, missing or has an invalid value; the card is of
-            another kind.
-    """
+    """Read and check a card: the name of one of the package, or the path of a ``.yaml`` file; refuse another kind."""
     text = str(name_or_path)
     path = Path(text).expanduser()
     if path.suffix not in (".yaml", ".yml"):

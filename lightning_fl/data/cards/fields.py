@@ -24,11 +24,8 @@ def within(section: str, key: str | None = None, **options: Any) -> Any:
 def read_record(kind: type[Record], content: object, where: str, **given: Any) -> Record:
     """Make a dataclass from a mapping: fields without a default are required keys, other keys are refused.
 
-    Args:
-        kind: dataclass whose ``__post_init__`` checks the values.
-        content: the mapping.
-        where: its place, for messages.
-        **given: fields that are not in the mapping.
+    ``where`` is the mapping's place, for messages; ``given`` are fields that are not in it. The dataclass's
+    ``__post_init__`` checks the values.
     """
     hints = get_type_hints(kind, include_extras=True)
     declared = [one for one in fields(kind) if one.name not in given]

@@ -29,8 +29,7 @@ class TorchvisionData:
 
     Attributes:
         dataset: class in ``torchvision.datasets``.
-        train: arguments of the class for the training images.
-        test: arguments of the class for the test images.
+        train, test: arguments of the class for the training and the test images.
         files: files, relative to the folder given to the class, by which torchvision's layout is recognised.
         first_label: label of the first class (1 for EMNIST's letters).
     """
@@ -107,7 +106,6 @@ class ImageCard(Card):
         size: height and width in pixels.
         classes: names of the classes 0, 1, ...
         coarse_classes: names of the superclasses, if there are any.
-        rows: images for training and test; ``None`` for a part that does not exist.
     """
 
     task: Literal["classification"]

@@ -46,14 +46,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A data file.
-
-    Attributes:
-        path: the file.
-        sha256: its sum.
-        verified: whether the card accepts the sum (``False`` also if it knows none).
-        origin: where it was found: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"`` or ``"path"``.
-    """
+    """A data file, its sum, whether the card accepts the sum (``False`` also if it knows none), and where it was found."""
 
     path: Path
     sha256: str
@@ -62,7 +55,7 @@ class FoundFile:
 
 
 def cache_folder() -> Path:
-    """Return ``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
+    """``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
     own = os.environ.get("LIGHTNING_FL_CACHE")
     if own:
         return Path(own).expanduser()
@@ -75,7 +68,7 @@ def is_offline() -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """Compute the SHA-256 sum of a file, 64 hexadecimal digits."""
+    """The SHA-256 sum of a file, 64 hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -84,15 +77,8 @@ def file_sha256(path: Path) -> str:
 def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
     """Find the data with ``find``, or return ``None`` for the card's embedded stand-in, with a warning.
 
-    Args:
-        card: the data set.
-        source: ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
-            ``"standin"`` for the stand-in.
-        find: function that finds the data, or raises ``DataError``.
-
-    Raises:
-        ConfigurationError: ``source`` is unknown, or is ``"standin"`` and the card has none.
-        DataError: the data are not available.
+    ``source`` is ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
+    ``"standin"`` for the stand-in. ``find`` raises ``DataError`` where there are no data.
     """
     if source == "standin":
         if card.standin is None:
@@ -121,19 +107,10 @@ def find_file(
     data_root: str | Path | None = None,
     allow_download: bool = True,
 ) -> FoundFile:
-    """Find a file in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it (unless
-    ``$LIGHTNING_FL_OFFLINE``).
+    """Find a file of a card in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it.
 
-    Args:
-        card: the data set.
-        file: one of its files; ``None`` for its only one.
-        data_root: folder to look in first; must exist.
-        allow_download: try the file's addresses.
-
-    Raises:
-        ConfigurationError: ``data_root`` is not a folder.
-        DataError: the file is not found and cannot be downloaded. The message names the folders searched, the failure
-            of every address, and where to put the file.
+    Nothing is downloaded without ``allow_download``, or with ``$LIGHTNING_FL_OFFLINE``. The error names the folders
+    searched, the failure of every address, and where to put the file.
     """
     if file is None:
         (file,) = card.files
@@ -160,15 +137,7 @@ def find_file(
 
 
 def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Path]]:
-    """Return the user's folders with their origins: ``data_root``, then ``$LIGHTNING_FL_DATA``.
-
-    Args:
-        data_root: folder to look in first; must exist.
-        name: name of the file to find, for the message.
-
-    Raises:
-        ConfigurationError: ``data_root`` is not a folder.
-    """
+    """The user's folders with their origins: ``data_root``, which must exist, then ``$LIGHTNING_FL_DATA``."""
     if data_root is not None and not Path(data_root).expanduser().is_dir():
         raise ConfigurationError(f"data_root={str(data_root)!r} is not a folder: name the one that holds {name}.")
     folders = [("data_root", data_root), ("LIGHTNING_FL_DATA", os.environ.get("LIGHTNING_FL_DATA"))]
@@ -191,7 +160,7 @@ def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> Fou
 
 
 def dataset_cache(card: Card) -> Path:
-    """Return the folder of a card's files in the cache."""
+    """The folder of a card's files in the cache."""
     return cache_folder() / "datasets" / card.name
 
 
@@ -220,16 +189,9 @@ def _fetch(file: CardFile, destination: Path) -> str:
 def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     """Download a file, check its sum, then move it into place (atomically).
 
-    Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there.
-
-    Args:
-        address: ``https://`` or ``http://`` address.
-        destination: path of the file; its folder is made.
-        sha256: accepted sums; at least one.
-
-    Raises:
-        DataError: the server cannot be reached, refuses, is silent or too slow, or sent a file with another sum (whose
-            ``.part`` file is removed); or the folder cannot be written. ``destination`` is unchanged.
+    Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there. If
+    the server cannot be reached, refuses, is silent or too slow, or sent a file with another sum (whose ``.part`` file
+    is removed), or the folder cannot be written, ``destination`` is unchanged.
     """
     import requests  # here, not above: few runs download
     import urllib3

@@ -14,15 +14,7 @@ _TableFormat = Literal["c45", "table"]
 
 @dataclass(frozen=True)
 class DerivedColumn:
-    """Column of two groups, made from the values of another column.
-
-    Attributes:
-        name: name of the new column.
-        column: column that it is made from.
-        values: values of the first group.
-        label: name of the first group.
-        other: name of the group of all other values.
-    """
+    """Column of two groups: ``label`` where another column has one of the values, else ``other``."""
 
     name: str
     column: str
@@ -48,7 +40,6 @@ class TableCard(Card):
         unused: columns that are inputs only if the user names them, such as the column that divides the rows.
         categorical: columns that are not numbers, without the target.
         derived: further columns for partitions.
-        rows: rows of training and test data; ``None`` for a part that does not exist.
     """
 
     task: Literal["classification", "survival"]

@@ -21,7 +21,7 @@ from lightning_fl.files.atomic import remove_leftovers, whole_file
 
 
 def cached_images(found: PublishedImages) -> Path:
-    """Return the file in the cache for a state of the folder: names, sizes and the latest change."""
+    """The file in the cache for a state of the folder: names, sizes and the latest change."""
     state = f"{found.listing_sha256} {found.newest_ns}"
     return dataset_cache(found.card) / "class_folders" / f"{hashlib.sha256(state.encode()).hexdigest()}.npz"
 
@@ -30,9 +30,6 @@ def read_class_folders(found: PublishedImages) -> dict[Split, ImageDataset]:
     """Read the images in the order of the listing, from the cache if the folder has not changed.
 
     Concurrent processes wait for the first, which reads the folder. If the cache cannot be written, each reads it.
-
-    Raises:
-        DataError: a file is damaged or has another size than the card's. The message names it.
     """
     if found.num_files != found.card.num_rows:
         rank_zero_warn(

@@ -24,9 +24,6 @@ class ImageDataset(Dataset):
         classes: names of the classes.
         columns: further values by which samples can be grouped, one per sample, such as the writer.
         place: name of the data, for messages.
-
-    Raises:
-        DataError: shapes, types or labels differ from these.
     """
 
     def __init__(
@@ -75,11 +72,7 @@ class ImageDataset(Dataset):
         return [*self._columns, "label"]
 
     def column(self, name: str) -> Column:
-        """Return the n values of a column.
-
-        Raises:
-            DataError: there is no such column.
-        """
+        """The n values of a column."""
         if name in self._columns:
             return self._columns[name]
         if name != "label":
@@ -90,7 +83,7 @@ class ImageDataset(Dataset):
         return [self.classes[target] for target in self.targets.tolist()]
 
     def tensors(self) -> TensorDataset:
-        """Return the samples as tensors ``(images, targets)``, without copying."""
+        """The samples as tensors ``(images, targets)``, without copying."""
         return TensorDataset(self.images, self.targets)
 
     @classmethod
@@ -130,9 +123,8 @@ class ImageDataset(Dataset):
 
 
 def resize_images(images: Tensor, size: int) -> Tensor:
-    """Resize images, bytes [n, C, H, W], to [n, C, size, size], bilinear with antialiasing.
-
-    Antialiasing matters for smaller sizes: no pixel is skipped.
+    """Resize bytes [n, C, H, W] to [n, C, size, size], bilinear with antialiasing, which skips no pixel of large
+    images.
     """
     from torchvision.transforms.v2 import functional
 

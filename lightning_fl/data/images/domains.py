@@ -23,9 +23,7 @@ from lightning_fl.data.shared import OpenedData
 class DomainPartition(Partitioner):
     """Partition of every domain's samples among its own clients, in equal parts; needs a column ``domain``.
 
-    Args:
-        clients: domain -> number of its clients, in their order.
-        stratified: keep the proportions of a domain's classes in its parts.
+    ``stratified`` keeps the proportions of a domain's classes in its parts.
     """
 
     def __init__(self, *, clients: Mapping[str, int], stratified: bool) -> None:
@@ -71,9 +69,6 @@ class ImageDomains(SharedImages):
         data_root: folder in which images are looked for first.
         stratified: keep the proportions of the classes in every choice and division.
         **kwargs: arguments of :class:`~lightning_fl.data.images.module.SharedImages`, except ``partitioner``.
-
-    Raises:
-        DataError: from ``prepare_data`` and ``setup``: data are missing, damaged or too few, or classes differ.
 
     Example:
         >>> data = ImageDomains(domains=["mnist", "usps", "svhn"], samples_per_client=200, size=28, source="standin")

@@ -24,15 +24,8 @@ _FILES_PER_TASK = 256
 def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, resize: bool) -> Tensor:
     """Read files as bytes [n, C, size, size], several at a time, for disks with high latency.
 
-    Args:
-        paths: the files.
-        size: height and width.
-        channels: 3 for colours, 1 for grey; images are converted.
-        what: name of their data set, for messages.
-        resize: resize images of another size; otherwise refuse them.
-
-    Raises:
-        DataError: see :func:`read_image_file`; an image has another size.
+    ``channels`` 3 converts to colours, 1 to grey; images of another size are resized, or else refused. ``what`` names
+    their data set in messages.
     """
     images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
 
@@ -53,18 +46,10 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
 
 
 def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
-    """Read an image in any format of Pillow, upright according to its camera's note.
+    """Read an image in any format of Pillow as bytes [channels, H, W], upright according to its camera's note.
 
-    Args:
-        path: the file.
-        channels: 3 for colours, 1 for grey; the image is converted.
-        what: name of its data set, for messages.
-
-    Returns:
-        Bytes of shape [channels, H, W].
-
-    Raises:
-        DataError: the file is missing, damaged, not an image, holds several, or has values that are not bytes.
+    It is converted to colours (3 channels) or grey (1); ``what`` names its data set in messages. Refused are files that
+    are missing, damaged, not images, hold several, or have values that are not bytes.
     """
     from PIL import Image, ImageOps
     from torchvision.transforms.v2.functional import pil_to_tensor
@@ -88,10 +73,7 @@ def _check_kind(opened: "Image.Image") -> None:
 
 
 def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:
-    """Warn of files in a folder, and below it, that are not among those read as images, except hidden ones.
-
-    ``what`` names the data.
-    """
+    """Warn of files in a folder, and below it, that are not among those read as images, except hidden ones."""
     others = sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file())
     if others:
         kinds = Counter(path.suffix.lower() or "no suffix" for path in others)

@@ -27,10 +27,6 @@ def read_leaf(found: PublishedImages) -> dict[Split, ImageDataset]:
     """Read all files as images with a column ``writer``, sorted by writer.
 
     A writer's images keep their order, so the files' names, and which writers they hold, do not matter.
-
-    Raises:
-        DataError: a file is not JSON or of another form, a writer is in two files of a part, or has values outside 0..1
-            or classes that the card does not have. The message names the file and the writer.
     """
     rank_zero_info(f"Reading {found.num_files} JSON files ({found.num_bytes / 1e9:.1f} GB) in {found.path}")
     return {split: _read_part(found.card, files, f"{found.path}, {split} part") for split, files in found.parts.items()}

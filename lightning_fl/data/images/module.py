@@ -45,14 +45,7 @@ class SharedImages(TransformedImages, SharedDataModule):
         source: str,
         record: Mapping[str, Any],
     ) -> OpenedData:
-        """Check the parts and make their transform.
-
-        Args:
-            parts: images to partition.
-            basis: images for the mean and deviation, perhaps not yet converted.
-            source: see :class:`~lightning_fl.data.shared.OpenedData`.
-            record: record of the images, completed here.
-        """
+        """Check the parts and make their transform, from the mean and deviation of ``basis``; complete the record."""
         first = parts["train"]
         _check_parts(parts)
         mean, std = self.mean, self.std
@@ -88,7 +81,6 @@ class SharedImages(TransformedImages, SharedDataModule):
         return part.converted(size=self.size, channels=self.channels)
 
     def _normalize_as(self, record: Mapping[str, Any]) -> None:
-        """Normalise batches as in the run."""
         known = record["normalization"]
         self._transform = ImageTransform(known["mean"], known["std"])
 
@@ -157,11 +149,6 @@ class ImageData(SharedImages):
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
         **kwargs: arguments of :class:`SharedImages`.
 
-    Raises:
-        ConfigurationError: from the constructor: an argument is invalid; from ``setup``: a shift does not fit the
-            number of clients or classes.
-        DataError: from ``prepare_data`` and ``setup``: the data are missing or damaged, or a client gets no image.
-
     Example:
         >>> from lightning_fl.data.partition import Dirichlet
         >>> data = ImageData(name="fashionmnist", partitioner=Dirichlet(num_clients=10, alpha=0.5), augment=["flip"])
@@ -209,7 +196,6 @@ class ImageData(SharedImages):
         return self._opened_images(parts, basis, read.source, read.record | own)
 
     def _choose(self, parts: Mapping[Split, ImageDataset]) -> Mapping[Split, ImageDataset]:
-        """Choose ``max_samples`` of the images."""
         lengths = [len(part) for part in parts.values()]
         if self.max_samples is None or self.max_samples >= sum(lengths):
             return parts

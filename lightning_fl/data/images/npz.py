@@ -25,10 +25,10 @@ _PREFIXES = {
 def read_npz(
     path: Path, *, classes: Sequence[str] | None = None, labels: str = "labels", place: str | None = None
 ) -> dict[Split, ImageDataset]:
-    """Read a ``.npz`` file in MedMNIST's layout.
+    """Read the parts of a ``.npz`` file in MedMNIST's layout, "train" first.
 
-    It has ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N]
-    or [N, 1]; and perhaps ``val_*`` and ``test_*``. Any other entry ``train_NAME`` of shape [N] is a column ``NAME`` by
+    It has ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N] or
+    [N, 1]; and perhaps ``val_*`` and ``test_*``. Any other entry ``train_NAME`` of shape [N] is a column ``NAME`` by
     which the images can be grouped.
 
     Args:
@@ -36,12 +36,6 @@ def read_npz(
         classes: names of the classes; ``None`` for numbers up to the largest label.
         labels: entry of the classes, such as ``"coarse_labels"`` for ``train_coarse_labels``.
         place: name of the data, for messages; ``None`` for the path.
-
-    Returns:
-        The data sets of the existing parts, "train" first.
-
-    Raises:
-        DataError: the file is damaged or of another kind, or an entry is missing or has another shape or type.
     """
     place = str(path) if place is None else place
     found = read_numpy(path, ".npz", REMEDY, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))
@@ -68,11 +62,7 @@ def read_npz(
 
 
 def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:
-    """Convert an array of a ``.npz`` file to images, bytes [N, C, H, W].
-
-    Raises:
-        DataError: it is not uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels.
-    """
+    """Convert uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels to images, bytes [N, C, H, W]."""
     channels_last = array[..., None] if array.ndim == 3 else array
     if array.dtype != np.uint8 or channels_last.ndim != 4 or channels_last.shape[3] not in (1, 3):
         raise DataError(

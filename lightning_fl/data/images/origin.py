@@ -16,13 +16,10 @@ from lightning_fl.files.user_file import existing_file
 
 @dataclass(frozen=True)
 class ImageOrigin:
-    """A set of images as named in a recipe.
+    """A set of images as named in a recipe: a card or its path, or (without a card) a user's ``.npz`` file.
 
-    Attributes:
-        name: name of a card, or path of a card or of a ``.npz`` file.
-        card: the card; ``None`` for a user's file.
-        source: see :func:`~lightning_fl.data.cards.lookup.real_or_standin`.
-        data_root: folder to look in first.
+    ``source`` is that of :func:`~lightning_fl.data.cards.lookup.real_or_standin`, ``data_root`` the folder to look in
+    first.
     """
 
     name: str
@@ -32,12 +29,7 @@ class ImageOrigin:
 
     @classmethod
     def of(cls, name: str, *, source: Source = "real", data_root: str | None = None) -> Self:
-        """Look up the name.
-
-        Raises:
-            ConfigurationError: there is no such card, it describes other data, or a file is combined with a stand-in or
-                ``data_root``.
-        """
+        """Look up the name; refuse a file together with a stand-in or ``data_root``."""
         if not name.endswith(".npz"):
             return cls(name, load_card(name, ImageCard), source, data_root)
         if source == "standin":
@@ -57,23 +49,13 @@ class ImageOrigin:
             raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses; omit it.")
 
     def find(self, *, allow_download: bool) -> ImageReader:
-        """Find the measured images, without reading them.
-
-        Raises:
-            ConfigurationError: ``data_root`` is not a folder.
-            DataError: they are not available.
-        """
+        """Find the measured images, without reading them."""
         if self.card is not None:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
         return NpzImages.of_user(existing_file(self.name, argument=""))
 
     def read(self, *, allow_download: bool, coarse_labels: bool = False) -> OpenedData:
-        """Read the images, or make the card's stand-in, as ``source`` requires.
-
-        Raises:
-            ConfigurationError: see :meth:`find`; there is no stand-in.
-            DataError: the images are not available, or damaged.
-        """
+        """Read the images, or make the card's stand-in, as ``source`` requires."""
         if self.card is None:
             return self.read_found(self.find(allow_download=allow_download), coarse_labels=coarse_labels)
         classes = self.card.coarse_classes if coarse_labels else self.card.classes

@@ -44,14 +44,7 @@ class ImageReader(ABC):
 
     @abstractmethod
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        """Read the parts, "train" first.
-
-        Args:
-            coarse_labels: read the superclasses instead of the classes.
-
-        Raises:
-            DataError: the files are damaged, or not what the card describes.
-        """
+        """Read the parts, "train" first, with the superclasses instead of the classes for ``coarse_labels``."""
 
     @property
     def place(self) -> str:
@@ -64,7 +57,7 @@ class ImageReader(ABC):
         return ", ".join(self.sha256.values())
 
     def record(self) -> dict[str, Any]:
-        """Return files and sums for a run's record."""
+        """Files and sums for a run's record."""
         return {
             "file": ", ".join(self.sha256) or None,
             "sha256": next(iter(self.sha256.values()), None) if len(self.sha256) < 2 else dict(self.sha256),
@@ -78,9 +71,7 @@ class PublishedImages(ImageReader):
     """A published folder, listed (names and sizes) without opening any file.
 
     Attributes:
-        card: the data set.
         parts: "train", and "test" if separate -> files, in the order of reading.
-        num_bytes: total size.
         listing_sha256: sum of the list of names and sizes, the same wherever the folder is. Contents are not summed, as
             there may be hundreds of thousands of files.
         newest_ns: time of the latest change of a file, in nanoseconds.
@@ -100,8 +91,7 @@ class PublishedImages(ImageReader):
     def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
         """List the card's folder, if it has this layout and the first training folder of one of its divisions.
 
-        Raises:
-            DataError: it is incomplete: a part, the folder of a class, or files are missing.
+        Refuses an incomplete one: a part, the folder of a class, or files are missing.
         """
         if card.folder is None or card.folder.layout != cls.layout:
             return None

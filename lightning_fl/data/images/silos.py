@@ -46,10 +46,6 @@ class ImageFolders(TransformedImages):
         split_seed: seed of the division; ``None`` for the run's seed.
         stratified: keep the proportions of the classes in the division as nearly as integers allow.
         **kwargs: arguments of :class:`~lightning_fl.data.images.transform.TransformedImages`.
-
-    Raises:
-        DataError: from ``setup``: there are no silos or classes; from ``client_data``: a silo's images are missing,
-            damaged or of an unknown class. Messages name the silo.
     """
 
     #: Client i lives in process ``i % world_size``, whatever its size.
@@ -101,7 +97,6 @@ class ImageFolders(TransformedImages):
                 )
 
     def _class_folders(self, silo: str) -> set[str]:
-        """Names of a silo's class folders."""
         folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
         names = {path.name for part in _parts(folder, what).values() for path in _folders(part, what)}
         if not names:
@@ -180,7 +175,6 @@ class ImageFolders(TransformedImages):
         return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
 
     def _read_folder(self, folder: Path, what: str) -> ImageDataset:
-        """Read the images of the class folders in a folder."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
         numbers = {name: number for number, name in enumerate(self.class_names)}

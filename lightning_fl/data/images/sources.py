@@ -41,7 +41,7 @@ class NpzImages(ImageReader):
 
     @classmethod
     def of_user(cls, path: Path) -> Self:
-        """Return the user's own file."""
+        """The user's own file."""
         return cls(path, "path", False, {path.name: file_sha256(path)})
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
@@ -105,15 +105,8 @@ class DigitImages(ImageReader):
 def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_download: bool = True) -> ImageReader:
     """Find images in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or let torchvision download them.
 
-    Args:
-        card: the data set.
-        data_root: folder to look in first; must exist.
-        allow_download: download missing images (unless ``$LIGHTNING_FL_OFFLINE``) into the cache.
-
-    Raises:
-        ConfigurationError: ``data_root`` is not a folder.
-        DataError: the images are not found and cannot be downloaded, or the published folder is incomplete. The message
-            names the folders searched, the failure, and where to put which file.
+    Nothing is downloaded without ``allow_download``, or with ``$LIGHTNING_FL_OFFLINE``. The error names the folders
+    searched, the failure, and where to put which file.
     """
     if not card.files:
         return DigitImages(Path("scikit-learn"), "scikit-learn", True)

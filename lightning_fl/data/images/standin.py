@@ -26,7 +26,7 @@ _SEED = 1998
 
 
 def read_digits() -> ImageDataset:
-    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, with 17 grey levels spread over 256."""
+    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, with 17 grey levels spread over 256."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits = load_digits()
@@ -39,14 +39,10 @@ def read_digits() -> ImageDataset:
 
 
 def digits_standin(classes: list[str], *, size: int, channels: int, writers: bool = False) -> ImageDataset:
-    """Make digits in the shape of another data set.
+    """Make digits in the shape of another data set, with at most :data:`MAX_CLASSES` classes.
 
-    Args:
-        classes: names of the classes of the replaced data set, at most :data:`MAX_CLASSES`.
-        size: height and width in pixels.
-        channels: 1 or 3.
-        writers: add a column ``writer`` of :data:`NUM_WRITERS` invented writers. Like FEMNIST's, they write dark on
-            white; each presses differently.
+    ``writers`` adds a column ``writer`` of :data:`NUM_WRITERS` invented writers. Like FEMNIST's, they write dark on
+    white; each presses differently.
     """
     assert len(classes) <= MAX_CLASSES
     digits = read_digits().converted(size=size, channels=channels)
@@ -68,15 +64,7 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
 
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:
-    """Make all digits in the rendering of a domain, in colours.
-
-    Args:
-        index: number of the domain and its rendering.
-        size: height and width in pixels.
-
-    Raises:
-        DataError: there are fewer renderings.
-    """
+    """Make all digits in the rendering of a domain, given by its number, in colours."""
     if index >= len(RENDERINGS):
         raise DataError(
             f"the stand-in has {len(RENDERINGS)} domains ({', '.join(RENDERINGS)}), not {index + 1}: name fewer."

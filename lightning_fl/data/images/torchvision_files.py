@@ -26,7 +26,7 @@ _SILENCE_SECONDS = 10.0
 
 
 def torchvision_cache() -> Path:
-    """Return the folder of torchvision's data sets in the cache, each in its own layout."""
+    """The folder of torchvision's data sets in the cache, each in its own layout."""
     return cache_folder() / "datasets" / "torchvision"
 
 
@@ -111,11 +111,7 @@ def _holds(root: Path, data: TorchvisionData) -> bool:
 
 
 def download(card: ImageCard) -> TorchvisionImages:
-    """Download into a temporary folder, and move only complete files with torchvision's sums into the cache.
-
-    Raises:
-        DataError: no connection, a silent server, a wrong sum, or the cache cannot be written.
-    """
+    """Download into a temporary folder, and move only complete files with torchvision's sums into the cache."""
     data, root = card.torchvision, torchvision_cache()
     assert data is not None
     try:

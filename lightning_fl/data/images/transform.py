@@ -27,15 +27,9 @@ _CHUNK_IMAGES = 1024
 
 
 def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
-    """Compute mean and population standard deviation of every channel, in units of the largest value 255.
+    """Mean and population standard deviation of every channel of bytes [n, C, H, W], in units of the largest value 255.
 
     Sums are exact integers. A constant channel gets the deviation 1, so that one can divide by it.
-
-    Args:
-        images: bytes, uint8, shape [n, C, H, W], n >= 1.
-
-    Returns:
-        Two lists with C numbers each.
     """
     total = torch.zeros(images.shape[1], dtype=torch.int64)
     squares = torch.zeros_like(total)
@@ -52,12 +46,9 @@ def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
 
 
 def crop_at(images: Tensor, offsets: Tensor, padding: int = _PADDING) -> Tensor:
-    """Cut images of the same size out of images with a black border, each at its own position.
+    """Cut images of the same size out of images [B, C, H, W] with a black border, each at its own position.
 
-    Args:
-        images: shape [B, C, H, W].
-        offsets: upper and left edge in the bordered image, integers in ``0..2 * padding``, shape [2, B].
-        padding: width of the border in pixels.
+    ``offsets`` are the upper and left edges in the bordered image, integers in ``0..2 * padding``, shape [2, B].
     """
     batch, _, height, width = images.shape
     # views of all windows, [B, C, 2 * padding + 1, 2 * padding + 1, H, W]; only the chosen ones are copied
@@ -72,13 +63,10 @@ def flip_where(images: Tensor, flipped: Tensor) -> Tensor:
 
 
 class ImageTransform:
-    """Conversion of batches of bytes to floats.
+    """Conversion of batches of bytes to floats: normalised, or from 0 to 1 where ``mean`` is ``None``.
 
-    Args:
-        mean: mean of every channel, for images from 0 to 1; ``None`` for no normalisation (values from 0 to 1).
-        std: standard deviation of every channel.
-        augment: augmentations in training: ``"crop"`` (a border of 4 black pixels, then an image of the
-            same size from a random position), ``"flip"`` (left to right with probability 1/2).
+    ``mean`` and ``std`` hold a number per channel, for images from 0 to 1; ``augment`` are the augmentations in
+    training of :class:`TransformedImages`.
     """
 
     def __init__(self, mean: Sequence[float] | None, std: Sequence[float] | None, augment: Sequence[str] = ()) -> None:

@@ -23,7 +23,7 @@ _MAX_BYTES = 64 << 20
 def unlabelled_images(
     source: NewSamples, reading: Reading, shape: Sequence[int], *, size: int | None, channels: int | None
 ) -> Iterator[Unlabelled]:
-    """Read images in chunks.
+    """Read images in chunks with the column ``file``, or ``array`` and ``index``.
 
     Args:
         source: a folder, whose image files at any depth are read in the order of their names, or a ``.npz`` file, whose
@@ -32,14 +32,6 @@ def unlabelled_images(
         shape: channels, height and width in the run.
         size: resize images to it; ``None`` if the run did not resize.
         channels: convert images to it; ``None`` if the run did not convert.
-
-    Yields:
-        Chunks with the column ``file``, or ``array`` and ``index``.
-
-    Raises:
-        ConfigurationError: the source is of another kind.
-        DataError: the folder or file does not exist, is damaged or has no image, or the images have another shape than
-            the run's.
     """
     if reading.smiles_column is not None:
         raise ConfigurationError("smiles_column: the run's data are images, not molecules; omit it.")
@@ -67,8 +59,7 @@ def _read_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None
         errors: dict[int, str] = {}
         for row, path in enumerate(part):
             try:
-                image = read_image_file(path, shape[0], "new images")[None]
-                images[row] = _fitting(image, shape, size, "it")
+                images[row] = _fitting(read_image_file(path, shape[0], "new images")[None], shape, size, "it")
             except DataError as error:
                 errors[row] = str(error)
         frame = pd.DataFrame({"file": [path.relative_to(folder).as_posix() for path in part]}, dtype=object)
@@ -101,11 +92,7 @@ def _read_arrays(
 
 
 def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) -> Tensor:
-    """Resize images [n, C, H, W] to the run's size.
-
-    Raises:
-        DataError: they have another size, and the run resized none, or another number of channels.
-    """
+    """Resize images [n, C, H, W] to the run's size; refuse another shape than the run's."""
     if size is not None and list(images.shape[2:]) != [size, size]:
         images = resize_images(images, size)
     if list(images.shape[1:]) != list(shape):

@@ -20,12 +20,12 @@ T = TypeVar("T")
 def load_or_compute(
     cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T], check: Callable[[Any], None]
 ) -> T:
-    """Load a value from the cache, or compute and store it.
+    """Load a value from the cache (``None`` for none), or compute and store it.
 
     Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used.
 
     Args:
-        cache: folder; ``None`` to store nothing.
+        cache: folder.
         versions: kind of value, and the versions of the software; with the molecules, the key of the entry.
         smiles: the molecules.
         compute: returns tensors and plain values, as ``torch.save`` stores them without classes.

@@ -1,25 +1,14 @@
 """Molecules as chemprop's data points, data set and batches (the extra ``lightning-fl[chemprop]``)."""
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_fl.core.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lightning_fl.data.molecules.dataset import MoleculeDataset
-
-
-def require_chemprop() -> None:
-    """Raise an error if chemprop is not installed."""
-    if importlib.util.find_spec("chemprop") is None:
-        raise ConfigurationError(
-            "graphs='chemprop': chemprop is not installed. Install it with `pip install lightning-fl[chemprop]`."
-        )
 
 
 def chemprop_loader(
@@ -33,15 +22,9 @@ def chemprop_loader(
 ) -> DataLoader:
     """Make a loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
-    Args:
-        molecules: all molecules; chemprop's losses leave out NaN targets, and its bounded losses respect bounds.
-        indices: indices of the loader's molecules, in their order.
-        batch_size: molecules in a batch.
-        shuffle: reshuffle in every pass, with the loader's own generator, which the engine seeds.
-        drop_last: leave out a last batch that is not full.
-        keep_single: keep a last batch of one molecule, which batch normalisation cannot train on.
-
-    The only batch of a loader is always kept.
+    Chemprop's losses leave out NaN targets, and its bounded losses respect bounds. ``shuffle`` uses the loader's own
+    generator, which the engine seeds; ``keep_single`` keeps a last batch of one molecule, which batch normalisation
+    cannot train on. The only batch of a loader is always kept.
     """
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 

@@ -40,20 +40,17 @@ def distinct_features(features: Sequence[FeatureName]) -> list[FeatureName]:
 
 
 def descriptor_names(kind: FeatureName) -> Sequence[str]:
-    """Return the names of the descriptors of a kind."""
+    """Names of the descriptors of a kind."""
     return _kind(kind).names
 
 
 def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
-    """Compute the descriptors of one kind for n molecules.
+    """Compute the descriptors of one kind for n molecules, [n, F_kind]; 0 for SMILES that cannot be read.
 
     - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` without ``Ipc`` and ``AvgIpc``, float32, NaN where RDKit finds no
       finite number.
     - ``morgan``: how often each of 2,048 folded environments of radius 2 occurs (Rogers and Hahn 2010,
       https://doi.org/10.1021/ci100050t), uint8, at most 255.
-
-    Returns:
-        [n, F_kind]; 0 for SMILES that cannot be read.
     """
     from rdkit import rdBase
 
@@ -72,10 +69,7 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
 
 
 def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
-    """Make descriptors [n, F_kind] usable by a model: float32, 0 where there is no finite number, clamped to 1e9.
-
-    Reports replaced values in one line.
-    """
+    """Make descriptors [n, F_kind] usable by a model: float32, 0 where there is no finite number, clamped to 1e9."""
     values = values.float()
     unknown = ~values.isfinite()
     if unknown.any():

@@ -60,7 +60,7 @@ class DuplicateRows:
         return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def identities(self, dataset: "MoleculeDataset") -> list[str]:
-        """Return the identity of every sample."""
+        """The identity of every sample."""
         return [self._names[text] for text in dataset.smiles]
 
     def report(self, dataset: "MoleculeDataset", shares: Sequence[Mapping[Split, Tensor]]) -> None:
@@ -78,7 +78,7 @@ class DuplicateRows:
             rank_zero_info(f"Same molecules by {self.identity}: {summary}{hint}.")
 
     def describe(self) -> dict[str, Any]:
-        """Return the counts, and options other than the defaults, for the run's record."""
+        """The counts, and options other than the defaults, for the run's record."""
         record: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
         if (self.identity, self.duplicates) != ("smiles", "report"):
             record["copies"] = {"identity": self.identity, "duplicates": self.duplicates}
@@ -102,7 +102,7 @@ class DuplicateCounts:
     train_and_test_across_clients: int
 
     def summary(self) -> str:
-        """Return all counts above 0 in one line."""
+        """All counts above 0 in one line."""
         found = [
             (self.copies_in_a_client, "rows are copies within a client"),
             (self.train_and_test_in_a_client, "molecules are trained and tested on by one client"),
@@ -116,7 +116,7 @@ class DuplicateCounts:
 def molecule_identities(
     smiles: Sequence[str], identity: Identity = "smiles", cache: Path | None = None
 ) -> list[str | None]:
-    """Compute texts that are equal for equal molecules.
+    """Compute texts that are equal for equal molecules; ``None`` for SMILES that RDKit cannot read.
 
     Args:
         smiles: n SMILES strings.
@@ -125,9 +125,6 @@ def molecule_identities(
             stereoisomers, many tautomers and isotopologues share; without an InChI, the canonical SMILES without
             stereochemistry.
         cache: folder of :func:`~lightning_fl.data.molecules.cache.load_or_compute`.
-
-    Returns:
-        n texts; ``None`` for SMILES that RDKit cannot read.
     """
     import rdkit
 
@@ -172,12 +169,7 @@ def _check(value: Any, length: int) -> None:
 
 
 def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> DuplicateCounts:
-    """Count molecules with several rows.
-
-    Args:
-        identities: identity of every sample, length n.
-        shares: for every client and split the indices of its samples.
-    """
+    """Count molecules with several rows, by the identity of every sample and every client's samples in each split."""
     copies = both = 0
     holders: Counter[str] = Counter()
     trained: dict[str, int] = {}  # molecule -> the client that trains on it, -1 for several

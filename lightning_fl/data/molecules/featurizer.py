@@ -47,13 +47,8 @@ class MoleculeGraphs:
     """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and its edges by
     ``edge_ptr``.
 
-    Attributes:
-        x: atom features, float32 ``[V, ATOM_DIM]``.
-        edge_index: int64 ``[2, E]``, both directions of a bond next to each other, atoms numbered from 0 in each
-            molecule.
-        edge_attr: bond features, float32 ``[E, BOND_DIM]``.
-        atom_ptr: int64 ``[n + 1]``.
-        edge_ptr: int64 ``[n + 1]``.
+    ``x`` float32 ``[V, ATOM_DIM]``; ``edge_index`` int64 ``[2, E]``, both directions of a bond next to each other,
+    atoms numbered from 0 in each molecule; ``edge_attr`` float32 ``[E, BOND_DIM]``; pointers int64 ``[n + 1]``.
     """
 
     x: Tensor
@@ -77,12 +72,10 @@ def molecule_graphs(codes: Codes) -> MoleculeGraphs:
 
 
 def encode_smiles(smiles: Iterable[str], workers: int | None = None) -> Codes:
-    """Read molecules with RDKit's default sanitisation.
+    """Read n molecules with RDKit's default sanitisation; one without atoms, or unreadable, gets ``num_atoms`` 0.
 
-    Args:
-        smiles: n SMILES strings. A molecule without atoms, or that RDKit cannot read, gets ``num_atoms`` 0.
-        workers: number of processes, this one included; ``None`` for one, or one per core from 5,000 molecules on. The
-            result is the same.
+    ``workers`` is the number of processes, this one included; ``None`` for one, or one per core from 5,000 molecules
+    on. The result is the same.
 
     Example:
         >>> graphs = molecule_graphs(encode_smiles(["CCO", "C"]))

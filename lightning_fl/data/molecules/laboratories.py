@@ -43,12 +43,7 @@ class PrivateTargets(FederatedDataModule):
         split_seed: seed of the split; ``None`` for the run's seed.
         invalid: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
         features: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
-
-    Raises:
-        DataError: from the first access to a laboratory's data: its file is missing or damaged, or has no target or
-            more than ``num_targets``.
+        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
     pinned = True

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.core.validation import Positive, checked
 from lightning_fl.data.cards.lookup import cache_folder, file_sha256
 from lightning_fl.data.module import Split
-from lightning_fl.data.molecules.chemprop import chemprop_loader, require_chemprop
+from lightning_fl.data.molecules.chemprop import chemprop_loader
 from lightning_fl.data.molecules.descriptors import FeatureName, distinct_features
 from lightning_fl.data.molecules.duplicates import DuplicateRows, Duplicates, Identity
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, TargetTransform, Transform, read_table
@@ -53,13 +54,7 @@ class MoleculeDataModule(SharedDataModule):
         features: descriptors of every molecule besides its graph, in ``descriptors`` [G, F] of batches: ``"rdkit"``,
             RDKit's two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to
             2,048. A :class:`~lightning_fl.models.molecule.MoleculeModel` uses them without further settings.
-        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
-            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
-
-    Raises:
-        DataError: from ``prepare_data`` and ``setup``: the data are missing or damaged, a client gets no molecule, or
-            rows cannot be merged.
+        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
     #: Column of SMILES.
@@ -86,7 +81,7 @@ class MoleculeDataModule(SharedDataModule):
 
         super().__init__(**kwargs)
         if graphs == "chemprop":
-            require_chemprop()
+            expect_extra("chemprop", "chemprop", "graphs='chemprop'")
         self._duplicate_rows = DuplicateRows(identity, duplicates, self.partitioner, self.division)
         self._copies_together = duplicates == "together"
         self.identity: Identity = identity
@@ -136,14 +131,8 @@ class MoleculeDataModule(SharedDataModule):
         if self.graphs == "pyg" or not isinstance(data, Subset):
             return data
         if (client, split) not in self._loaders:
-            training = split == "train"
             self._loaders[client, split] = chemprop_loader(
-                self.dataset,
-                data.indices,
-                batch_size=self.batch_size if training else self.eval_batch_size,
-                shuffle=training and self.shuffle,
-                drop_last=training and self.drop_last,
-                keep_single=not training,
+                self.dataset, data.indices, keep_single=split != "train", **self.loader_options(split)
             )
         return self._loaders[client, split]
 

@@ -93,10 +93,8 @@ def delaney_log_solubility(molecule: Chem.Mol) -> float:
 def make_standin(name: str, *, target_names: Sequence[str], target_units: Sequence[str]) -> MoleculeTable:
     """Make the stand-in of a card: a thousand molecules or more, with the column ``scaffold``, "acyclic" for chains.
 
-    Args:
-        name: ``"esol"``, with a column ``assay``; ``"bbbp"``; ``"tox21"``; or ``"aqsoldb"``, with a column ``Source``.
-        target_names: names of the targets of the replaced data set; only ``tox21`` may have several.
-        target_units: their units.
+    ``name`` is ``"esol"``, with a column ``assay``; ``"bbbp"``; ``"tox21"``, which alone may have several targets; or
+    ``"aqsoldb"``, with a column ``Source``.
     """
     title, make = {
         "esol": ("ESOL", _esol),
@@ -206,6 +204,6 @@ def _canonical(smiles: str) -> str:
 
 
 def normal_noise(deviation: float, *keys: str) -> float:
-    """Return the normal quantile of a number in (0, 1) derived from keys, without a generator or an order of draws."""
+    """The normal quantile of a number in (0, 1) derived from keys, without a generator or an order of draws."""
     uniform = (derive_seed(STANDIN_SEED, *keys) + 0.5) / 2.0**63
     return NormalDist(0.0, deviation).inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))

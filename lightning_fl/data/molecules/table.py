@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +33,7 @@ _RELATION = r"([<>≤≥])\s*=?\s*(?=[-+.\d])"
 
 @dataclass(frozen=True)
 class TargetTransform:
-    """Transform applied to the values of a target when they are read.
-
-    Attributes:
-        function: ``"log10"`` or ``"-log10"``, as in pIC50.
-        factor: multiplies the values first: 1e-6 for micromolar to molar.
-    """
+    """Transform applied to the values of a target: ``"log10"`` or ``"-log10"`` of ``factor`` times the values."""
 
     function: Transform
     factor: float = 1.0
@@ -49,8 +45,6 @@ class TargetTransform:
 
     def values(self, numbers: "pd.Series") -> "pd.Series":
         """Transform numbers."""
-        import numpy as np
-
         return self.sign * np.log10(self.factor * numbers)
 
 

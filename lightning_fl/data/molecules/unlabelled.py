@@ -25,18 +25,11 @@ def unlabelled_molecules(
     smiles_column: str,
     make: Callable[[MoleculeTable, Codes], Any],
 ) -> Iterator[Unlabelled]:
-    """Read molecules in chunks.
-
-    Args:
-        source: rows with a column of SMILES, or SMILES.
-        record: record of the run's data.
-        reading: chunk size, number of processes, and the column of SMILES if it is not the run's.
-        smiles_column: the run's column of SMILES.
-        make: makes a data set of readable molecules.
+    """Read molecules in chunks, from rows with a column of SMILES, or SMILES; ``make`` makes a data set of readable
+    ones.
     """
     column, place = reading.smiles_column or smiles_column, name_of_source(source)
-    names = list(record["target_names"])
-    units = list(record["target_units"])
+    names, units = list(record["target_names"]), list(record["target_units"])
     frames = read_rows(source, reading.rows, text_column=column)
     for frame, smiles, codes in _encoded(frames, column, place, reading.workers):
         readable = codes.num_atoms > 0

@@ -39,17 +39,9 @@ from lightning_fl.data.synthetic.module import SyntheticDataModule
 def boundary_samples(
     count: int, num_features: int, flip_probability: float, width: float, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw samples of Example 1.
+    """Draw n samples of Example 1: features, float32 [n, d], and classes 0 or 1, int64 [n].
 
-    Args:
-        count: n.
-        num_features: d >= 1.
-        flip_probability: p_1, probability that a label with x_1 in I is wrong; 0 for the distribution without noise.
-        width: p_2, width of I = [-1 - p_2, -1].
-        rng: generator of the draws.
-
-    Returns:
-        Features, float32, shape [n, d], and classes 0 or 1, int64, shape [n].
+    ``flip_probability`` is p_1, 0 for the distribution without noise; ``width`` is p_2, that of I = [-1 - p_2, -1].
     """
     x = torch.rand(count, num_features, generator=rng) - 2
     x[:, 0] += 3 * (torch.rand(count, generator=rng) < 0.5)
@@ -68,9 +60,6 @@ class BoundaryNoise(SyntheticDataModule):
         val_samples: validation samples of each client, with wrong labels at the second.
         test_samples: test samples of each client, with right labels.
         **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
-
-    Raises:
-        ConfigurationError: an argument is invalid.
     """
 
     @checked

@@ -50,14 +50,8 @@ def linear_samples(
 ) -> tuple[Tensor, Tensor]:
     """Draw samples of several linear models with Gaussian features and noise, in random order.
 
-    Args:
-        coefficients: θ_s, one row per distribution, shape [S, D].
-        counts: samples of each distribution, n in all.
-        noise_std: σ >= 0.
-        rng: generator of the draws.
-
-    Returns:
-        Features, float32, shape [n, D], and ``<θ_s, x> + ε``, float32, shape [n].
+    ``coefficients`` are θ_s, [S, D]; ``counts`` the samples of each distribution, n in all. Returns features, float32
+    [n, D], and ``<θ_s, x> + ε``, float32 [n].
     """
     origin = torch.arange(len(coefficients)).repeat_interleave(torch.tensor(counts))
     origin = origin[torch.randperm(len(origin), generator=rng)]
@@ -89,9 +83,6 @@ class SyntheticMixture(SyntheticDataModule):
         invert_test: give the test samples the inverse mixture, 1 - a of D_A where the training samples have a.
         invert_validation: give the validation samples the inverse mixture; ``None`` for the value of ``invert_test``.
         **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
-
-    Raises:
-        ConfigurationError: an argument is invalid.
 
     Example:
         >>> data = SyntheticMixture(num_clients=4, mixture="30:70", data_seed=0)
@@ -144,7 +135,7 @@ class SyntheticMixture(SyntheticDataModule):
         return self.coefficient_std * torch.randn(2, self.num_features, generator=rng)
 
     def shares(self) -> Tensor:
-        """Return every client's share of D_A in its training samples, float64, shape [N]."""
+        """Every client's share of D_A in its training samples, float64 [N]."""
         return mixture_shares(self.mixture, self.num_clients, self.seed)
 
     def count(self, client: int, split: Split) -> int:
@@ -154,7 +145,7 @@ class SyntheticMixture(SyntheticDataModule):
         return int(torch.randint(self.min_samples, self.max_samples + 1, (), generator=rng))
 
     def client_counts(self, client: int, split: Split) -> tuple[int, int]:
-        """Return how many of a client's samples in a split are of D_A and of D_B."""
+        """How many of a client's samples in a split are of D_A and of D_B."""
         size = self.count(client, split)
         inverted = {"train": False, "val": self.invert_validation, "test": self.invert_test}[split]
         share = mixture_share(self.mixture, client, self.num_clients, self.seed)

@@ -17,8 +17,7 @@ class SyntheticDataModule(FederatedDataModule):
 
     Args:
         data_seed: seed of all draws; ``None`` for the run's seed.
-        **kwargs: ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.module.FederatedDataModule`.
+        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
     source = "synthetic"
@@ -32,7 +31,7 @@ class SyntheticDataModule(FederatedDataModule):
 
     @abstractmethod
     def count(self, client: int, split: Split) -> int:
-        """Return the number of a client's samples in a split."""
+        """Number of a client's samples in a split."""
 
     @abstractmethod
     def draw(self, client: int, split: Split) -> Sequence[Tensor]:

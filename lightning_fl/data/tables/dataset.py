@@ -35,11 +35,10 @@ _REMEDY = "Correct them, or leave the rows out"
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Conversion of columns to numbers: numeric columns unchanged, categorical ones one-hot.
+    """Conversion of columns to numbers: Q numeric ones unchanged, categorical ones one-hot.
 
-    Attributes:
-        numeric: the Q numeric columns.
-        categories: categorical column -> its sorted values, with :data:`MISSING` last if a value is missing anywhere.
+    ``categories`` maps a categorical column to its sorted values, with :data:`MISSING` last if a value is missing
+    anywhere.
     """
 
     numeric: tuple[str, ...]
@@ -51,15 +50,9 @@ class TableSchema:
     ) -> Self:
         """Derive the schema of tables that belong together, such as training and test data.
 
-        Args:
-            frames: the tables.
-            columns: columns to use.
-            categorical: columns of categories; ``None`` for those where at most half of the values are numbers.
-            place: source of the tables, for messages.
-
-        Raises:
-            DataError: a column has no value, too many values for categories, or values that are not numbers in a
-                numeric column.
+        ``categorical`` names the columns of categories; ``None`` for those where at most half of the values are
+        numbers. Refused are columns without a value, with too many values for categories, or with texts in a numeric
+        column.
         """
         numeric, categories = [], {}
         for name in columns:
@@ -98,11 +91,7 @@ class TableSchema:
         return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
 
     def check(self, frame: pd.DataFrame, place: str) -> None:
-        """Refuse rows that do not fit the schema, such as those of a later file.
-
-        Raises:
-            DataError: a column is missing, a value is not a number, or not one of the categories.
-        """
+        """Refuse rows that do not fit the schema, such as those of a later file."""
         require_columns(frame, [*self.numeric, *self.categories], place)
         for name, wrong, fault in self._misfits(frame):
             refuse_values(wrong, f"{place}, column {name!r}", f"are {fault}", _REMEDY)
@@ -161,11 +150,7 @@ class TableDataset(Dataset):
         return len(self.frame)
 
     def column(self, name: str) -> list[str]:
-        """Return the n values of a column, as text.
-
-        Raises:
-            DataError: there is no such column, or a value is missing.
-        """
+        """The n values of a column, as text; refuse missing ones."""
         require_columns(self.frame, [name], self.place)
         values = self.frame[name]
         missing = values[values.isna()].fillna(MISSING)
@@ -174,13 +159,9 @@ class TableDataset(Dataset):
 
 
 def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute mean and population standard deviation of the training rows.
+    """Mean and population standard deviation of the training rows [m, Q], NaN where missing; two float64 [Q].
 
-    Args:
-        training: float64 [m, Q], NaN where missing.
-
-    Returns:
-        Two float64 [Q]; the deviation is 0 where a column is constant, and both are 0 where it has no value.
+    The deviation is 0 where a column is constant, and both are 0 where it has no value.
     """
     mean = training.nanmean(dim=0)
     std = (training - mean).square().nanmean(dim=0).sqrt()
@@ -188,17 +169,9 @@ def column_statistics(training: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Subtract the training rows' mean and divide by their standard deviation.
+    """Subtract the training rows' mean from numbers [n, Q] and divide by their standard deviation; float32 [n, Q].
 
-    A missing number becomes 0, the mean; so does every number of a column that is constant in the training rows.
-
-    Args:
-        numbers: float64 [n, Q], NaN where missing.
-        mean: float64 [Q] of :func:`column_statistics`.
-        std: float64 [Q] of :func:`column_statistics`.
-
-    Returns:
-        float32 [n, Q].
+    A missing number (NaN) becomes 0, the mean; so does every number of a column that is constant in the training rows.
     """
     return torch.where(std == 0, 0.0, (numbers - mean) / std).nan_to_num(nan=0.0).float()
 
@@ -206,11 +179,7 @@ def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Read rows without a header, plain or gzipped: see :class:`~lightning_fl.data.cards.tables.TableCard`.
 
-    Returns:
-        Texts, ``None`` for a missing value; the index holds line numbers.
-
-    Raises:
-        DataError: the file cannot be read, has no rows, or a row has another number of values than there are columns.
+    Returns texts, ``None`` for a missing value; the index holds line numbers.
     """
     rows: dict[int, list[str | None]] = {}
     with unpacked(path) as stream:
@@ -268,11 +237,7 @@ def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) 
 
 
 def class_names(column: pd.Series, place: str) -> list[str]:
-    """List the classes of a target column: whole numbers in numerical order, or sorted texts.
-
-    Raises:
-        DataError: there is only one class, or the values are not classes.
-    """
+    """List the classes of a target column: whole numbers in numerical order, or sorted texts."""
     given = column.dropna()
     values, numbers = given.unique().tolist(), pd.to_numeric(given, errors="coerce").astype(float)
     finite = np.isfinite(numbers)
@@ -292,11 +257,7 @@ def class_names(column: pd.Series, place: str) -> list[str]:
 
 
 def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tensor:
-    """Convert a target column to classes, int64 [n].
-
-    Raises:
-        DataError: a value is missing or not one of the classes.
-    """
+    """Convert a target column to classes, int64 [n]."""
     codes = pd.Categorical(column, categories=list(classes)).codes.astype(np.int64)
     fault = f"are not classes ({listed(classes)})"
     refuse_values(column[codes < 0], f"{place}, target column {column.name!r}", fault, _REMEDY)
@@ -304,11 +265,7 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
 
 
 def target_numbers(column: pd.Series, place: str) -> Tensor:
-    """Convert a target column to the targets of a regression, float32 [n, 1].
-
-    Raises:
-        DataError: a value is missing or not a finite number.
-    """
+    """Convert a target column to the targets of a regression, float32 [n, 1]."""
     targets = torch.from_numpy(read_numbers(column)[0].to_numpy(copy=True)).float()
     wrong = column[~targets.isfinite().numpy()].fillna(MISSING)
     refuse_values(wrong, f"{place}, target column {column.name!r}", "are not finite numbers", _REMEDY)
@@ -316,16 +273,7 @@ def target_numbers(column: pd.Series, place: str) -> Tensor:
 
 
 def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
-    """Convert columns to times until an event or the end of the observation, and events, float32 [n, 2].
-
-    Args:
-        times: texts; numbers of at least 0.
-        events: texts; 1 if the event was observed, else 0.
-        place: source of the columns, for messages.
-
-    Raises:
-        DataError: a time is missing, negative or not a number, an event is neither 0 nor 1, or there is no event.
-    """
+    """Convert times >= 0 until an event or the end of the observation, and events 1 or 0, to float32 [n, 2]."""
     columns = []
     for column, fits, what in (
         (times, lambda numbers: numbers >= 0, "are not times of at least 0"),

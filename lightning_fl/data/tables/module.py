@@ -49,14 +49,7 @@ class TableData(SharedDataModule):
         categorical: input columns of categories; ``None`` for the card's, and in the user's file for the columns where
             at most half of the values are numbers. Where most are, the other values are refused.
         incomplete: "keep" or "leave_out" rows without a value in an input column.
-        **kwargs: ``partitioner``, ``split``, ``split_seed``, ``division``, ``folds``, ``fold``, ``stratified``,
-            ``train_shares``, ``batch_size``, ``eval_batch_size``, ``shuffle`` and ``drop_last`` of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
-
-    Raises:
-        ConfigurationError: from the constructor: an argument is invalid.
-        DataError: from ``prepare_data`` and ``setup``: the data are missing or damaged, a column is missing or has
-            unsuitable values, or a client gets no row.
+        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Example:
         >>> from lightning_fl.data.partition import GroupBy

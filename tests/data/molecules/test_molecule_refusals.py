@@ -72,7 +72,7 @@ def prepare(make, **options):
     ],
 )
 def test_options_are_refused(make, options, fault, monkeypatch):
-    monkeypatch.setattr("lightning_fl.data.molecules.module.require_chemprop", lambda: None)
+    monkeypatch.setattr("lightning_fl.data.molecules.module.expect_extra", lambda *_: None)
     with pytest.raises(ConfigurationError, match=re.escape(fault)):
         make(**options)
 
@@ -131,7 +131,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 
 def test_a_new_clients_file_needs_pyg_graphs(monkeypatch):
-    monkeypatch.setattr("lightning_fl.data.molecules.module.require_chemprop", lambda: None)
+    monkeypatch.setattr("lightning_fl.data.molecules.module.expect_extra", lambda *_: None)
     with pytest.raises(ConfigurationError, match="graphs='chemprop'"):
         card_module(graphs="chemprop").newcomer_data("new.csv", {})
 
