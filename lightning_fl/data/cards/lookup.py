@@ -46,7 +46,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A data file, its sum, whether the card accepts the sum (``False`` also if it knows none), and where it was found."""
+    """A data file, its sum, whether the card accepts the sum (not if it knows none), and where it was found."""
 
     path: Path
     sha256: str
