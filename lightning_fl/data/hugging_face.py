@@ -1,7 +1,7 @@
 """Data module of Hugging Face data sets: images or tables (the extra ``lightning-fl[hf]``)."""
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError, cut, did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, DataError, cut, listed
 from lightning_fl.core.optional_packages import expect_extra
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
+from lightning_fl.files.text_table import require_columns
 
 
 class HFDataset(SharedDataModule):
@@ -89,7 +90,7 @@ class HFDataset(SharedDataModule):
             found = {"train": concatenate_datasets(list(found.values()))}
         first = found["train"]
         image = self._image_column(first.features)
-        self._require_columns(first, [self.target, *(self.columns or []), *(self.drop or [])])
+        require_columns(first.column_names, [self.target, *(self.columns or []), *(self.drop or [])], self.path)
         columns = [image] if image else self._columns(first.features)
         classes = _categories(found, self.target, whole_numbers=True)
         encoders = {} if image else {name: _categories(found, name, whole_numbers=False) for name in columns}
@@ -165,12 +166,6 @@ class HFDataset(SharedDataModule):
         if empty := [split for split, table in found.items() if len(table) == 0]:
             raise DataError(f"{self.path}: the part for {empty[0]} has no rows.")
         return found
-
-    def _require_columns(self, table: Any, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in table.column_names:
-                hint = did_you_mean(name, table.column_names)
-                raise DataError(f"{self.path} has no column {name!r}{hint}; it has {listed(table.column_names)}.")
 
     def _image_column(self, features: Mapping[str, Any]) -> str | None:
         from datasets import Image

@@ -14,7 +14,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -184,13 +184,13 @@ def refuse_twice(names: Sequence[str], place: Path | str, kept: Sequence[int] | 
             )
 
 
-def require_columns(frame: "pd.DataFrame", names: Collection[str], place: str) -> None:
-    """Refuse names that are not columns of a table, with ``DataError``."""
-    known = list(map(str, frame.columns))
+def require_columns(columns: Iterable[Any], names: Collection[str], place: str, what: str = "column") -> None:
+    """Refuse names that are not among the columns of a table (or a table itself), with ``DataError``."""
+    known = list(map(str, columns))
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise DataError(f"{place} has no column {name!r}{hint}. It has {listed(known, near=name)}.")
+            raise DataError(f"{place} has no {what} {name!r}{hint}. It has {listed(known, near=name)}.")
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.core.errors import DataError, did_you_mean, listed
+from lightning_fl.core.errors import DataError
+from lightning_fl.files.text_table import require_columns
 
 _CHUNK_IMAGES = 4096
 
@@ -73,13 +74,9 @@ class ImageDataset(Dataset):
 
     def column(self, name: str) -> Column:
         """The n values of a column."""
+        require_columns(self.column_names, [name], self.place)
         if name in self._columns:
             return self._columns[name]
-        if name != "label":
-            raise DataError(
-                f"{self.place} has no column {name!r}{did_you_mean(name, self.column_names)}. It has"
-                f" {listed(self.column_names, near=name)}."
-            )
         return [self.classes[target] for target in self.targets.tolist()]
 
     def tensors(self) -> TensorDataset:

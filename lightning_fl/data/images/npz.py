@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import DataError, did_you_mean, listed
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.images.dataset import Column, ImageDataset
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.files.tensors import read_numpy
+from lightning_fl.files.text_table import require_columns
 
 #: What to do about a file that cannot be read.
 REMEDY = "fetch it again, or give a file made with numpy.savez."
@@ -83,11 +84,7 @@ def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
 
 
 def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarray:
-    if name not in arrays:
-        raise DataError(
-            f"{place} has no entry {name!r}{did_you_mean(name, arrays)}: every part needs images and labels. It has"
-            f" {listed(arrays, near=name)}."
-        )
+    require_columns(arrays, [name], place, "entry")
     return arrays[name]
 
 

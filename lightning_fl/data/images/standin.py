@@ -77,14 +77,6 @@ def digits_domain(index: int, *, size: int) -> ImageDataset:
     return ImageDataset(images, digits.targets, classes=digits.classes, place=f"the stand-in digits, {name}")
 
 
-def _plain(ink: Tensor, rng: torch.Generator) -> Tensor:
-    return ink
-
-
-def _inverted(ink: Tensor, rng: torch.Generator) -> Tensor:
-    return 1 - ink
-
-
 def _on_noise(ink: Tensor, rng: torch.Generator) -> Tensor:
     """Draw white on coloured noise."""
     background = 0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng)
@@ -114,8 +106,8 @@ def _shaded(ink: Tensor, rng: torch.Generator) -> Tensor:
 
 #: Rendering -> function of grey values [n, 1, S, S] in 0..1 and a generator.
 RENDERINGS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "plain": _plain,
-    "inverted": _inverted,
+    "plain": lambda ink, rng: ink,
+    "inverted": lambda ink, rng: 1 - ink,
     "on noise": _on_noise,
     "blurred": _blurred,
     "coloured": _coloured,

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -17,19 +17,12 @@ from lightning_fl.files.tensors import read_torch
 T = TypeVar("T")
 
 
-def load_or_compute(
-    cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T], check: Callable[[Any], None]
-) -> T:
-    """Load a value from the cache (``None`` for none), or compute and store it.
+def load_or_compute(cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T]) -> T:
+    """Load a value from a folder (``None`` for none), or compute and store it.
 
-    Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used.
-
-    Args:
-        cache: folder.
-        versions: kind of value, and the versions of the software; with the molecules, the key of the entry.
-        smiles: the molecules.
-        compute: returns tensors and plain values, as ``torch.save`` stores them without classes.
-        check: raises an exception for a loaded value that does not fit the molecules.
+    Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used. The
+    kind of value, the ``versions`` of the software and the molecules are the key of the entry; ``compute`` returns
+    tensors and plain values, as ``torch.save`` stores them without classes.
     """
     if cache is None:
         return compute()
@@ -39,7 +32,6 @@ def load_or_compute(
         if not path.exists():
             raise FileNotFoundError(path)
         value: T = read_torch(path, "a file of features", "They are computed again.", error=DataError)
-        check(value)
         return value
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # there is no entry yet; writing it reports what is wrong with the folder

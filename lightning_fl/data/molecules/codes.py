@@ -96,13 +96,6 @@ class Codes(NamedTuple):
     num_atoms: NDArray[np.int32]
     num_bonds: NDArray[np.int32]
 
-    def check(self) -> None:
-        """Refuse arrays that do not fit together, with ``ValueError``."""
-        num_atoms, num_bonds, count = int(self.num_atoms.sum()), int(self.num_bonds.sum()), (len(self.num_atoms),)
-        found = [part.shape for part in self]
-        if found != [(num_atoms, len(ATOM_GROUPS)), (num_bonds, len(BOND_GROUPS)), (num_bonds, 2), count, count]:
-            raise ValueError(f"codes do not fit together: {found}")
-
     def to_line(self) -> bytes:
         """Serialise as a line of text: NumPy's ``.npz`` in base 64."""
         content = BytesIO()

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rdkit
@@ -13,7 +12,7 @@ from rich.progress import track
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from lightning_fl.core.errors import DataError, did_you_mean, listed
+from lightning_fl.core.errors import DataError
 from lightning_fl.core.terminal import terminal
 from lightning_fl.core.validation import checked
 from lightning_fl.data.molecules.cache import load_or_compute
@@ -22,13 +21,12 @@ from lightning_fl.data.molecules.descriptors import (
     FeatureName,
     clean_descriptors,
     compute_descriptors,
-    descriptor_names,
     distinct_features,
 )
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, encode_smiles, molecule_graphs
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.molecules.unlabelled import explain_unreadable
-from lightning_fl.files.text_table import list_rows
+from lightning_fl.files.text_table import list_rows, require_columns
 
 _PROGRESS_FROM = 2000
 _REPORT_FROM = 5000
@@ -127,11 +125,7 @@ class MoleculeDataset(InMemoryDataset):
 
     def cells(self, name: str) -> list[str | None]:
         """Return the n cells of another column, as text, ``None`` for an empty one."""
-        if name not in self._columns:
-            raise DataError(
-                f"{self._place} has no column {name!r}{did_you_mean(name, self._columns)}. Besides SMILES and targets"
-                f" it has: {listed(self._columns, near=name) or 'none'}."
-            )
+        require_columns(self._columns, [name], f"{self._place}, besides SMILES and targets,")
         return [self._columns[name][index] for index in self.indices()]
 
 
@@ -154,36 +148,19 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> Codes:
         codes = encode_smiles(_with_progress(table.smiles, "Reading", "molecules"))
         return {name: torch.from_numpy(part) for name, part in codes._asdict().items()}
 
-    def restore(value: dict[str, Tensor]) -> Codes:
-        return Codes(**{name: part.numpy() for name, part in value.items()})
-
-    def check(value: Any) -> None:
-        codes = restore(value)
-        codes.check()
-        _expect_length(len(codes.num_atoms), len(table.smiles))
-
     version = f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}"
-    return restore(load_or_compute(cache, version, table.smiles, compute, check))
+    value = load_or_compute(cache, version, table.smiles, compute)
+    return Codes(**{name: part.numpy() for name, part in value.items()})
 
 
 def _descriptors(table: MoleculeTable, kind: FeatureName, cache: Path | None) -> Tensor:
-    def check(value: Any) -> None:
-        _expect_length(len(value), len(table.smiles))
-        _expect_length(value.size(1), len(descriptor_names(kind)))
-
     value = load_or_compute(
         cache,
         f"descriptors {kind}, rdkit {rdkit.__version__}",
         table.smiles,
         lambda: compute_descriptors(_with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind),
-        check,
     )
     return clean_descriptors(value, kind)
-
-
-def _expect_length(found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{found} molecules or columns instead of {expected}")
 
 
 def _with_progress(smiles: list[str], action: str, noun: str) -> Iterable[str]:

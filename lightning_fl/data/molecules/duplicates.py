@@ -134,7 +134,6 @@ def molecule_identities(
         f"identities {_IDENTITY_VERSION}, {identity}, rdkit {rdkit.__version__}",
         distinct,
         lambda: _compute(distinct, identity),
-        lambda value: _check(value, len(distinct)),
     )
     known = dict(zip(distinct, found, strict=True))
     return [known[text] for text in smiles]
@@ -161,11 +160,6 @@ def _compute(smiles: Sequence[str], identity: Identity) -> list[str | None]:
                 key = MolToInchiKey(molecule)
                 found.append(key.partition("-")[0] or MolToSmiles(molecule, isomericSmiles=False))
     return found
-
-
-def _check(value: Any, length: int) -> None:
-    if not isinstance(value, list) or len(value) != length or not all(isinstance(one, str | None) for one in value):
-        raise ValueError(f"not a list of {length} identities")
 
 
 def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> DuplicateCounts:

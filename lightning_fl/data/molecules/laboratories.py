@@ -17,7 +17,6 @@ from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
 from lightning_fl.data.sizes import check_fractions
-from lightning_fl.files.text_table import read_text_table
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -138,24 +137,21 @@ class PrivateTargets(FederatedDataModule):
     def _read(self, client: int, path: Path) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        columns = self.target_columns.get(self.client_names()[client]) or [
-            str(name)
-            for name in read_text_table(path).columns
-            if name != self.smiles_column and name not in self.other_columns
-        ]
-        if not 0 < len(columns) <= self.num_targets:
-            raise DataError(
-                f"{path} has {len(columns)} target columns, but num_targets={self.num_targets}: every laboratory needs"
-                " 1 to num_targets of them; name columns that are not targets in other_columns."
-            )
+        columns = self.target_columns.get(self.client_names()[client])
         table = read_table(
             path,
-            file_format="csv.gz" if path.suffix == ".gz" else "csv",
+            file_format="csv",
             smiles=self.smiles_column,
             targets=columns,
-            units=["not given"] * len(columns),
+            units="not given" if columns is None else ["not given"] * len(columns),
+            not_targets=self.other_columns,
         )
-        self._names[client] = list(columns)
+        self._names[client] = table.target_names
+        if len(table.target_names) > self.num_targets:
+            raise DataError(
+                f"{path} has {len(table.target_names)} target columns, but num_targets={self.num_targets}: every"
+                " laboratory needs 1 to num_targets of them; name columns that are not targets in other_columns."
+            )
         dataset = MoleculeDataset(
             _widened(table, self.num_targets),
             invalid=self.invalid,

@@ -49,10 +49,9 @@ def test_identities_are_cached_and_a_damaged_entry_is_computed_again(tmp_path, m
     monkeypatch.setattr("rdkit.Chem.MolFromSmiles", None)  # would fail if it were called
     assert molecule_identities(["no", "CCO", "OCC"], cache=tmp_path) == first[::-1]
     monkeypatch.undo()
-    for damage in (None, [1, 2, 3], []):
-        torch.save(damage, path)
-        with pytest.warns(UserWarning, match="damaged"):
-            assert molecule_identities(["OCC", "CCO", "no"], cache=tmp_path) == first
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged"):
+        assert molecule_identities(["OCC", "CCO", "no"], cache=tmp_path) == first
 
 
 # ---- counting

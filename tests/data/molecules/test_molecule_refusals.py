@@ -14,7 +14,6 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import IID, DrugOOD, ListDivision, MoleculeNet, Partitioner, PrivateTargets
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.duplicates import merge_duplicates, molecule_identities
-from lightning_fl.data.molecules.featurizer import encode_smiles
 from lightning_fl.data.molecules.table import TargetTransform
 
 
@@ -236,7 +235,6 @@ def test_smiles_are_refused_with_their_rows(smiles, options, faults):
         (lambda: molecule_identities(["C"], "x"), ConfigurationError, "identity='x'"),
         (lambda: incomplete().column("asay"), DataError, "'assay'"),
         (lambda: incomplete().column("assay"), DataError, "'assay' is empty in 2 rows: row 3 '', row 5 ''"),
-        (lambda: misfit_codes(), ValueError, "(3, 8), (2, 4)"),
     ],
 )
 def test_arguments_of_a_data_set_are_refused(call, kind, fault):
@@ -246,11 +244,6 @@ def test_arguments_of_a_data_set_are_refused(call, kind, fault):
 
 def incomplete():
     return MoleculeDataset(molecule_table(["C", "CC", "CO", "CN"], columns={"assay": ["a", None, "b", None]}))
-
-
-def misfit_codes():
-    codes = encode_smiles(["CCO"])
-    return codes._replace(num_atoms=codes.num_atoms + 1).check()
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,7 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "fault", ["cut off", "garbled", "text", "empty", "flipped", "other keys", "other shapes", "too short"]
-)
+@pytest.mark.parametrize("fault", ["cut off", "garbled", "text", "empty", "flipped"])
 def test_a_damaged_cache_is_computed_again(tmp_path, encoded, fault):
     MoleculeDataset(table(SMILES), cache=tmp_path)
     path = entry(tmp_path)
@@ -161,12 +159,6 @@ def test_a_damaged_cache_is_computed_again(tmp_path, encoded, fault):
             path.write_bytes(path.read_bytes().replace(atoms, bytes(len(atoms))))
         case "empty":
             path.write_bytes(b"")
-        case "other keys":
-            torch.save({"atoms": content["atoms"]}, path)
-        case "other shapes":
-            torch.save(content | {"atoms": content["atoms"][:-1]}, path)
-        case "too short":
-            torch.save({name: value[:0] for name, value in content.items()}, path)
     with pytest.warns(UserWarning, match="damaged"):
         dataset = MoleculeDataset(table(SMILES), cache=tmp_path)
     assert dataset[0].x.shape == (3, ATOM_DIM)
