@@ -111,8 +111,7 @@ def _check_iterable(loader: Any, source: str) -> None:
     iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
     if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
         raise ConfigurationError(
-            f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader or another iterable of"
-            " batches, or a list, tuple or dict of loaders."
+            f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader or another iterable."
         )
     # A restartable object may be its own iterator; Python's built-in iterators cannot restart.
     if isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools"):
@@ -159,19 +158,16 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
-            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: give each client its own"
-            " data module with Silos."
+            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: use Silos."
         )
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigurationError(
-            f"{where} is a {type(loader).__name__} with its own __iter__, which cannot be rebuilt for each client:"
-            " return a plain DataLoader, or use Silos."
+            f"{where} is a {type(loader).__name__} with its own __iter__: return a plain DataLoader, or use Silos."
         )
     if not replace_batches and (loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler):
         name = "batch_size" if split == "train" else "eval_batch_size"
         raise ConfigurationError(
-            f"{where} has a custom {type(loader.batch_sampler).__name__}, which cannot be divided among clients: set"
-            f" {name} to replace it."
+            f"{where} has a custom {type(loader.batch_sampler).__name__}, which cannot be divided: set {name} instead."
         )
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise DataError(f"{where} has no samples.")

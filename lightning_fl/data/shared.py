@@ -142,8 +142,7 @@ class SharedDataModule(FederatedDataModule):
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
-                f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples. Leave"
-                " stratified out."
+                f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples; omit it."
             )
         self._settings.check_parts(parts)
         num_clients = len(parts["train"])
@@ -157,8 +156,7 @@ class SharedDataModule(FederatedDataModule):
         for name, indices in zip(names, parts["train"], strict=True):
             if len(indices) == 0:
                 raise DataError(
-                    f"client {name} of {num_clients} gets no sample of the {len(datasets['train'])}: use fewer clients"
-                    " or a more even partition."
+                    f"client {name} of {num_clients} gets no sample of the {len(datasets['train'])}: use fewer clients."
                 )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(

@@ -102,8 +102,7 @@ class LabelPermutation(Shift):
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if len(self.permutations[0]) != num_classes:
             raise ConfigurationError(
-                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels, the data {num_classes}"
-                " classes: the numbers must agree."
+                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels for {num_classes} classes."
             )
 
 
@@ -148,8 +147,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
         raise ConfigurationError(
-            f"num_permuted={num_permuted} of num_classes={num_classes}: must be at least 2 and at most half the"
-            " classes."
+            f"num_permuted={num_permuted} of num_classes={num_classes}: must be from 2 to half the classes."
         )
     kept, moved = list(range(num_classes)), list(range(num_permuted))
     moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]

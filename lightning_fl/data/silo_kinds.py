@@ -94,8 +94,7 @@ class Silo:
         if is_loader(part):
             return as_loader(part, split, source)
         raise ConfigurationError(
-            f"{source} a {type(part).__name__}: give a LightningDataModule, a DataLoader or another iterable of"
-            " batches, or a data set."
+            f"{source} a {type(part).__name__}: give a LightningDataModule, an iterable of batches, or a data set."
         )
 
     def divide(self, parts: Mapping[Split, Tensor]) -> None:

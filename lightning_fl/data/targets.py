@@ -49,8 +49,7 @@ def _find_targets(dataset: Any) -> Tensor:
         rows = [batch_targets(sample) for sample in dataset]
         if any(row.shape != rows[0].shape for row in rows):
             raise DataError(
-                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}: all must"
-                " have the same shape, one entry or one row per sample."
+                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}."
             )
         # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
@@ -71,8 +70,7 @@ def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
     found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
         raise DataError(
-            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: must be a tensor; give the right"
-            " entry with `key`."
+            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: give the right entry with `key`."
         )
     return torch.as_tensor(found)
 
@@ -95,8 +93,7 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
     if isinstance(batch, tuple | list):
         if key is None and len(batch) < 2:
             raise DataError(
-                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs (inputs, targets), or the"
-                " position with `key`."
+                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs, or the `key`."
             )
         position = -1 if key is None else key
         if not isinstance(position, int) or not -len(batch) <= position < len(batch):
@@ -112,8 +109,7 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
         names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
     else:
         raise DataError(
-            f"the targets of a {type(batch).__name__} cannot be found: a batch must be a tuple or list (inputs,"
-            " targets), a dictionary, or PyG data with `y`."
+            f"a {type(batch).__name__} has no targets: it must be a tuple, list or dict, or PyG data with `y`."
         )
     found = [name for name in wanted if name in names]
     if len(found) != 1:

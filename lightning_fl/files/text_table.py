@@ -113,8 +113,7 @@ def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterato
                 raise DataError(f"{place} holds more than {_MOST_CHARACTERS >> 30} GiB of text: split it.")
             if "\0" in line:
                 raise DataError(
-                    f"{place} cannot be read as a table: line {number} has zero bytes, so the file is damaged or not a"
-                    " text in UTF-8. Save it as CSV (UTF-8)."
+                    f"{place} cannot be read as a table: line {number} has zero bytes. Save the file as CSV (UTF-8)."
                 )
             if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
                 raise DataError(
@@ -156,8 +155,7 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
             break
         if width and any(cell.strip() for cell in cells[width:]):
             raise DataError(
-                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}. Correct"
-                f" it, or quote texts with {separator!r}."
+                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}."
             )
         if width or any(cell.strip() for cell in cells):
             width = width or len(cells)
@@ -179,8 +177,7 @@ def refuse_twice(names: Sequence[str], place: Path | str, kept: Sequence[int] | 
             numbers = range(len(names)) if kept is None else kept
             places = [str(position + 1) for position, other in zip(numbers, names, strict=True) if other == name]
             raise DataError(
-                f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename or"
-                " remove all but one."
+                f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename them."
             )
 
 

@@ -148,8 +148,7 @@ def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:
         raise ConfigurationError(f"{path}{where}: {error.problem or error.context}{hint}.") from error
     except yaml.reader.ReaderError as error:
         raise ConfigurationError(
-            f"{path} cannot be read as YAML: {error.reason} at position {error.position}. Save it as UTF-8 text without"
-            " control characters."
+            f"{path} cannot be read as YAML: {error.reason} at position {error.position}. Save it as UTF-8 text."
         ) from error
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error

@@ -65,7 +65,6 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
     card = own_kind.parse(content, path)
     if not isinstance(card, kind):
         raise ConfigurationError(
-            f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or choose"
-            " another card."
+            f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or another card."
         )
     return card

@@ -37,18 +37,13 @@ class DivisionSettings:
             raise ConfigurationError(f"fold={self.fold} with folds={self.folds}: must be from 0 to {self.folds - 1}.")
         if self.folds is not None and self.fractions[2] == 0:
             raise ConfigurationError(
-                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0 (its"
-                " size does not matter)."
+                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0."
             )
         if self.folds == 2 and self.fractions[1] > 0:
-            raise ConfigurationError(
-                f"folds=2 with {split}: testing and validation use both folds. Give at least 3 folds, or validation the"
-                " share 0."
-            )
+            raise ConfigurationError(f"folds=2 with {split}: give at least 3 folds, or validation the share 0.")
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
             raise ConfigurationError(
-                f"folds={self.folds} with {name}: its parts follow one order, which has no folds. Leave folds out, or"
-                " use another division."
+                f"folds={self.folds} with {name}, whose parts follow one order: leave one of them out."
             )
         if self.stratified and self.division is not None and not isinstance(self.division, RandomDivision):
             raise ConfigurationError(f"stratified=True with {name}: needs a random division. Leave one of them out.")

@@ -68,8 +68,7 @@ class TorchvisionImages(ImageReader):
                 labels = _coarse_labels(data) if coarse_labels else _labels(data)
             except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
                 raise DataError(
-                    f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch its files"
-                    " again."
+                    f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch it again."
                 ) from error
             images = _channels_first(data.data, self.card.channels)
             parts[split] = ImageDataset(  # type: ignore[index]

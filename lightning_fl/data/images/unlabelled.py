@@ -97,8 +97,7 @@ def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) 
         images = resize_images(images, size)
     if list(images.shape[1:]) != list(shape):
         raise DataError(
-            f"{what} has the shape {list(images.shape[1:])} (channels, height, width), the run's images {list(shape)}:"
-            " convert it first."
+            f"{what} has the shape {list(images.shape[1:])} (channels, height, width), the run's images {list(shape)}."
         )
     return images
 

@@ -118,8 +118,7 @@ class MoleculeDataset(InMemoryDataset):
         empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
         if empty:
             raise DataError(
-                f"{self._place}, column {name!r} is empty in {len(empty)} rows: {list_rows(empty, [''] * len(empty))}. "
-                "Fill them, or choose another column."
+                f"{self._place}, column {name!r} is empty in {len(empty)} rows: {list_rows(empty, [''] * len(empty))}."
             )
         return [value for value in values if value is not None]
 

@@ -44,8 +44,7 @@ class DuplicateRows:
         self._counts: DuplicateCounts | None = None
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
             raise ConfigurationError(
-                f"duplicates={self.duplicates!r} with ListDivision: merged rows keep only one of their identifiers."
-                " Merge them in the file, or use duplicates: together."
+                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or keep them together."
             )
 
     def merge(self, table: MoleculeTable, cache: Path) -> MoleculeTable:

@@ -89,8 +89,7 @@ class MoleculeDataModule(SharedDataModule):
         self.features = distinct_features(features or [])
         if self.features and graphs == "chemprop":
             raise ConfigurationError(
-                f"features={self.features}: only with graphs='pyg'; chemprop's modules have extra descriptors of their"
-                " own."
+                f"features={self.features}: only with graphs='pyg'; chemprop's modules have descriptors of their own."
             )
         self.invalid = invalid
         self.graphs: Graphs = graphs
@@ -139,8 +138,7 @@ class MoleculeDataModule(SharedDataModule):
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         if self.graphs == "chemprop":
             raise ConfigurationError(
-                "graphs='chemprop': a new client's file can only be read with graphs='pyg'. Let the new client take"
-                " part in a run."
+                "graphs='chemprop': a new client's file can only be read with graphs='pyg'; let it take part in a run."
             )
         return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 

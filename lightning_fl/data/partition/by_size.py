@@ -36,8 +36,7 @@ class SizePartitioner(JointPartitioner):
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
             raise DataError(
-                f"ratios={list(ratios)} leave client {sizes.index(0)} without any of the {num_samples} samples: give"
-                " it a larger ratio or use fewer clients."
+                f"ratios={list(ratios)} leave client {sizes.index(0)} no sample: give it a larger ratio, or omit it."
             )
         return sizes
 
@@ -53,8 +52,7 @@ class SizePartitioner(JointPartitioner):
     def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
         if sum(sizes) > len(dataset):
             raise DataError(
-                f"sizes={list(sizes)}: need {sum(sizes)} samples together, there are {len(dataset)}. Use fewer or"
-                " smaller clients."
+                f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use fewer or smaller ones."
             )
         if not self.stratified:
             order = torch.randperm(len(dataset), generator=generator(seed, "partition", "quantity"))

@@ -67,8 +67,7 @@ class WholeGroups(KeyPartitioner):
         super().__post_init__()
         if self.ratios is not None and len(self.ratios) != self.num_clients:
             raise ConfigurationError(
-                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give num_clients and"
-                " one ratio per client."
+                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give one per client."
             )
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[list[int], int]:
@@ -89,8 +88,7 @@ class WholeGroups(KeyPartitioner):
     def _deal(self, sizes: Mapping[Hashable, int], num_clients: int, seed: int) -> dict[Hashable, int]:
         if num_clients > len(sizes):
             raise DataError(
-                f"num_clients={num_clients}, but only {len(sizes)} {self._kind}, which are never divided: use at most"
-                f" {len(sizes)} clients."
+                f"num_clients={num_clients}, but only {len(sizes)} {self._kind}, which are not divided: use fewer."
             )
         rng = generator(seed, "partition", "groups")
         names = list(sizes)
@@ -124,7 +122,6 @@ def sorted_groups(keys: Sequence[Hashable]) -> list[Any]:
     missing = [position for position, key in enumerate(keys) if key is None or key != key]  # NaN != NaN
     if missing:
         raise DataError(
-            f"{len(missing)} samples have no group, the first at position {missing[0]}: fill in the column or leave"
-            " these samples out."
+            f"{len(missing)} samples have no group, the first at position {missing[0]}: fill in the column."
         )
     return sorted(set(keys), key=lambda key: (isinstance(key, str), key))

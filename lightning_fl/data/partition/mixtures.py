@@ -182,8 +182,7 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
     if p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE:
         return p, q
     raise ConfigurationError(
-        f"mixture={mixture!r}: must be linear, random, or two percentages of at least 0 that add to 100, such as"
-        " '10:90'."
+        f"mixture={mixture!r}: must be linear, random, or two percentages that add to 100, such as '10:90'."
     )
 
 
@@ -248,10 +247,7 @@ def by_mixture(
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
-        raise DataError(
-            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose classes or values so"
-            " that both have some."
-        )
+        raise DataError(f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose others.")
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
         size = max(1, largest_mixture(available, shares, fractions, inverted))

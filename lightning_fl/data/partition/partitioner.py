@@ -132,8 +132,7 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
         raise DataError(f"{type(base).__name__} {problem}.")
     if len(found) != len(base):
         raise DataError(
-            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: there must be one"
-            " per sample."
+            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: give one per sample."
         )
     return found if indices is None else [found[index] for index in indices]
 

@@ -38,9 +38,8 @@ class Pathological(LabelPartitioner):
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):
             raise ConfigurationError(
-                f"Pathological.classes_per_client={self.classes_per_client} for {self.num_clients} clients and"
-                f" {len(present)} classes: must be from {fewest_classes}, so that each class has a holder, to"
-                f" {len(present)}."
+                f"Pathological.classes_per_client={self.classes_per_client}: for {self.num_clients} clients and"
+                f" {len(present)} classes it must be from {fewest_classes} to {len(present)}."
             )
         rng = generator(seed, "partition", "pathological")
         holders = torch.zeros(len(sizes), self.num_clients, dtype=torch.float64)
@@ -54,8 +53,7 @@ class Pathological(LabelPartitioner):
         if (short := (sizes < num_holders).nonzero()).numel():
             label = int(short[0])
             raise DataError(
-                f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: use fewer"
-                " clients or a smaller classes_per_client."
+                f"class {label} has too few samples, {int(sizes[label])}, for {int(num_holders[label])} clients: use fewer."
             )
         holders[num_holders == 0] = 1.0
         return holders / holders.sum(1, keepdim=True)

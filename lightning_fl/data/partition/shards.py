@@ -52,8 +52,7 @@ class OneClassShards(LabelPartitioner):
         super().__post_init__()
         if self.num_shards < self.num_clients:
             raise ConfigurationError(
-                f"OneClassShards.num_shards={self.num_shards} for num_clients={self.num_clients}: must be at least one"
-                " per client."
+                f"OneClassShards.num_shards={self.num_shards}: must be at least num_clients={self.num_clients}."
             )
 
     def shard_counts(self, seed: int) -> Tensor:

@@ -86,8 +86,7 @@ class TableData(SharedDataModule):
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (drop is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"columns={columns}, drop={drop}, target={target!r}: give either one or more input columns, without the"
-                " target, or columns to drop."
+                f"columns={columns}, drop={drop}, target={target!r}: give inputs without the target, or some to drop."
             )
         self.card = None if name is None else load_card(name, TableCard)
         self.path = path
@@ -298,8 +297,7 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
     encoding = record.get("encoding")
     if encoding is None:
         raise ConfigurationError(
-            "the run's summary.json lacks the encoding of the columns, as an older version made the run: train it"
-            " again."
+            "the run's summary.json lacks the encoding of the columns, as an older version made it: train it again."
         )
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
