@@ -101,11 +101,7 @@ def _standin_warning(card: Card) -> str:
 
 
 def find_file(
-    card: Card,
-    file: CardFile | None = None,
-    *,
-    data_root: str | Path | None = None,
-    allow_download: bool = True,
+    card: Card, file: CardFile | None = None, *, data_root: str | Path | None = None, allow_download: bool = True
 ) -> FoundFile:
     """Find a file of a card in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it.
 

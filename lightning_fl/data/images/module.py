@@ -39,11 +39,7 @@ class SharedImages(TransformedImages, SharedDataModule):
     coarse_labels: bool = False
 
     def _opened_images(
-        self,
-        parts: Mapping[Split, ImageDataset],
-        basis: ImageDataset,
-        source: str,
-        record: Mapping[str, Any],
+        self, parts: Mapping[Split, ImageDataset], basis: ImageDataset, source: str, record: Mapping[str, Any]
     ) -> OpenedData:
         """Check the parts and make their transform, from the mean and deviation of ``basis``; complete the record."""
         first = parts["train"]

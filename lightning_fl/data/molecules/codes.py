@@ -41,12 +41,7 @@ _ORDERS = {BondType.SINGLE: 1.0, BondType.DOUBLE: 2.0, BondType.TRIPLE: 3.0, Bon
 _OTHER_ORDER = 0.0
 _BOND_TYPES = ((1.0, 0), (2.0, 1), (3.0, 2), (1.5, 3))
 _OTHER_BOND_TYPE = 4
-_STEREO = {
-    BondStereo.STEREOZ: 1,
-    BondStereo.STEREOCIS: 1,
-    BondStereo.STEREOE: 2,
-    BondStereo.STEREOTRANS: 2,
-}
+_STEREO = {BondStereo.STEREOZ: 1, BondStereo.STEREOCIS: 1, BondStereo.STEREOE: 2, BondStereo.STEREOTRANS: 2}
 
 #: (number of codes, first code that gets a column): a group that starts at 1 leaves code 0 without a column
 ATOM_GROUPS = ((13, 0), (7, 0), (5, 0), (5, 0), (6, 0), (2, 1), (2, 1), (3, 1))

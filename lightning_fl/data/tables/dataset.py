@@ -15,14 +15,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, cut, listed
 from lightning_fl.files.table_file import read_table_file
-from lightning_fl.files.text_table import (
-    list_rows,
-    read_numbers,
-    refuse_values,
-    require_columns,
-    text_lines,
-    unpacked,
-)
+from lightning_fl.files.text_table import list_rows, read_numbers, refuse_values, require_columns, text_lines, unpacked
 
 #: Text of a missing value (an empty cell is one too), and name of its category.
 MISSING = "?"

@@ -170,11 +170,7 @@ class TableData(SharedDataModule):
             classes = class_names(pd.concat([frame[target] for frame in frames]), place)
         datasets = {
             split: TableDataset(
-                frame,
-                self._targets(frame, classes, place),
-                classes=classes,
-                schema=schema,
-                place=place,
+                frame, self._targets(frame, classes, place), classes=classes, schema=schema, place=place
             )
             for split, frame in read.datasets.items()
         }
