@@ -2,6 +2,7 @@
 
 import glob
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,11 +239,13 @@ class HFDataset(SharedDataModule):
         return {**super().describe(), "normalization": self._statistics}
 
 
+@dataclass(eq=False, repr=False)
 class _Samples(Dataset):
     """Inputs [n, ...] and targets, with the columns for partitioners."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, table: Any) -> None:
-        self.inputs, self.targets, self._table = inputs, targets, table
+    inputs: Tensor
+    targets: Tensor
+    table: Any
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -252,7 +255,7 @@ class _Samples(Dataset):
 
     def column(self, name: str) -> list[Any] | None:
         """One value per sample, classes as names; ``None`` if there is no such column."""
-        return _values(self._table, name) if name in self._table.column_names else None
+        return _values(self.table, name) if name in self.table.column_names else None
 
 
 def _values(table: Any, name: str) -> list[Any]:

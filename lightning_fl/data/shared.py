@@ -113,8 +113,7 @@ class SharedDataModule(FederatedDataModule):
         """Find and read the data."""
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """Convert the data sets of ``_open`` to those behind the clients' ``Subset`` views; samples and order stay the
-        same.
+        """Convert the data sets of ``_open`` to those behind the clients' views; samples and order stay the same.
 
         ``shares`` holds, for every client and split, the client's samples in the data set of :meth:`_part_of`.
         """

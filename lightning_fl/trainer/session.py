@@ -16,7 +16,7 @@ from lightning_fl.core.lightning_private import collect_rng_states, set_rng_stat
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.system_errors import breaks_device
 from lightning_fl.data.module import FederatedDataModule, known_clients
-from lightning_fl.data.split_file import split_file_text
+from lightning_fl.data.partition.from_file import split_file_text
 from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.interrupt import signals_of_a_run
 from lightning_fl.engine.turn.compilation import CompiledSteps

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lightning_fl.data.molecules.dataset import explain_unreadable, unlabelled_molecules
 from lightning_fl.data.molecules.featurizer import encode_smiles
-from lightning_fl.data.molecules.unlabelled import explain_unreadable, unlabelled_molecules
 from lightning_fl.data.unlabelled import Reading, read_rows
 
 RECORD = {"target_names": ["y"], "target_units": [""]}

@@ -6,8 +6,7 @@ from typing import Any, Literal, get_args
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, check_fields
-from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import check_keys, check_names, check_paths, within
+from lightning_fl.data.cards.card import Card, check_keys, check_names, check_paths, within
 
 #: Format of the digits in scikit-learn, which have no file.
 DIGITS_FORMAT = "scikit-learn-digits"

@@ -16,8 +16,7 @@ from filelock import FileLock
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import checked
-from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import CardFile
+from lightning_fl.data.cards.card import Card, CardFile
 
 
 def rank_zero_warn(message: str) -> None:

@@ -7,8 +7,7 @@ from typing import Any, Literal, Self, get_args
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Positive, check_fields
-from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import check_keys, within
+from lightning_fl.data.cards.card import Card, check_keys, within
 
 #: File format of molecules.
 FileFormat = Literal["csv", "csv.gz", "drugood-json"]

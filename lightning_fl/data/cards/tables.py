@@ -6,8 +6,7 @@ from typing import Literal, get_args
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.validation import Count
-from lightning_fl.data.cards.card import Card
-from lightning_fl.data.cards.fields import check_keys, check_names, within
+from lightning_fl.data.cards.card import Card, check_keys, check_names, within
 
 _TableFormat = Literal["c45", "table"]
 

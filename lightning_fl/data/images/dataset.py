@@ -1,6 +1,7 @@
 """Labelled images in memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -16,6 +17,7 @@ _CHUNK_IMAGES = 4096
 Column = Sequence[str | int]
 
 
+@dataclass(eq=False, repr=False)
 class ImageDataset(Dataset):
     """n images of one size with a class each, in memory as bytes.
 
@@ -27,15 +29,14 @@ class ImageDataset(Dataset):
         place: name of the data, for messages.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        *,
-        classes: Sequence[str],
-        columns: Mapping[str, Column] | None = None,
-        place: str = "the images",
-    ) -> None:
+    images: Tensor
+    targets: Tensor
+    classes: Sequence[str]
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    place: str = "the images"
+
+    def __post_init__(self) -> None:
+        images, targets, classes, place = self.images, self.targets, self.classes, self.place
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
             raise DataError(
                 f"{place}: the images have shape {list(images.shape)} and type {images.dtype}, but must be uint8 of"
@@ -52,14 +53,11 @@ class ImageDataset(Dataset):
                 f"{place}: the labels go from {lowest} to {highest}, but with {len(classes)} classes must be in"
                 f" 0..{len(classes) - 1}."
             )
-        for name, values in (columns or {}).items():
+        for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")
-        self.images = images
         self.targets = targets.long()
         self.classes = list(classes)
-        self.place = place
-        self._columns = dict(columns or {})
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,13 +68,13 @@ class ImageDataset(Dataset):
     @property
     def column_names(self) -> list[str]:
         """Names of the columns; ``label`` (the name of the class) always exists."""
-        return [*self._columns, "label"]
+        return [*self.columns, "label"]
 
     def column(self, name: str) -> Column:
         """The n values of a column."""
         require_columns(self.column_names, [name], self.place)
-        if name in self._columns:
-            return self._columns[name]
+        if name in self.columns:
+            return self.columns[name]
         return [self.classes[target] for target in self.targets.tolist()]
 
     def tensors(self) -> TensorDataset:
@@ -86,27 +84,18 @@ class ImageDataset(Dataset):
     @classmethod
     def joined(cls, parts: Sequence[Self], place: str) -> Self:
         """Join data sets of the same classes and size; columns that some lack are dropped."""
-        common = set.intersection(*(set(part._columns) for part in parts))
+        common = set.intersection(*(set(part.columns) for part in parts))
         columns: dict[str, Column] = {
-            name: [value for part in parts for value in part._columns[name]] for name in sorted(common)
+            name: [value for part in parts for value in part.columns[name]] for name in sorted(common)
         }
-        return cls(
-            torch.cat([part.images for part in parts]),
-            torch.cat([part.targets for part in parts]),
-            classes=parts[0].classes,
-            columns=columns,
-            place=place,
-        )
+        images, targets = torch.cat([part.images for part in parts]), torch.cat([part.targets for part in parts])
+        return cls(images, targets, parts[0].classes, columns, place)
 
     def select(self, indices: Tensor) -> Self:
         """Copy some of the samples."""
         chosen: list[int] = indices.tolist()
-        columns: dict[str, Column] = {
-            name: [values[index] for index in chosen] for name, values in self._columns.items()
-        }
-        return type(self)(
-            self.images[indices], self.targets[indices], classes=self.classes, columns=columns, place=self.place
-        )
+        columns = {name: [values[index] for index in chosen] for name, values in self.columns.items()}
+        return replace(self, images=self.images[indices], targets=self.targets[indices], columns=columns)
 
     def converted(self, *, size: int | None = None, channels: int | None = None) -> Self:
         """Convert to ``size`` x ``size`` pixels and a number of channels; ``None`` keeps them."""
@@ -116,13 +105,11 @@ class ImageDataset(Dataset):
             images = resize_images(images, size)
         # colours last, so that grey images are resized once
         images = images if channels is None else convert_channels(images, channels)
-        return type(self)(images, self.targets, classes=self.classes, columns=self._columns, place=self.place)
+        return replace(self, images=images)
 
 
 def resize_images(images: Tensor, size: int) -> Tensor:
-    """Resize bytes [n, C, H, W] to [n, C, size, size], bilinear with antialiasing, which skips no pixel of large
-    images.
-    """
+    """Resize bytes [n, C, H, W] to [n, C, size, size], bilinear with antialiasing, which skips no pixel."""
     from torchvision.transforms.v2 import functional
 
     chunks = images.split(_CHUNK_IMAGES)  # resizing works in floats, four times as large

@@ -1,6 +1,7 @@
 """Several sets of images as domains of one task, with each client's images from one of them (feature shift)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -182,6 +183,4 @@ class ImageDomains(SharedImages):
                 chosen = torch.randperm(len(part), generator=rng)[:wanted].sort().values
             part = part.select(chosen)
         part = self._converted(part)
-        return ImageDataset(
-            part.images, part.targets, classes=classes, columns={"domain": [domain] * len(part)}, place=part.place
-        )
+        return replace(part, classes=classes, columns={"domain": [domain] * len(part)})

@@ -4,13 +4,21 @@ A folder may hold the card's ``.npz`` file, torchvision's files in its own layou
 order of precedence.
 """
 
+import os
+import pickle
+import shutil
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from filelock import FileLock
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.images import ImageCard
+from lightning_fl.data.cards.images import ImageCard, TorchvisionData
 from lightning_fl.data.cards.lookup import (
+    cache_folder,
     dataset_cache,
     file_in_folder,
     file_sha256,
@@ -19,7 +27,6 @@ from lightning_fl.data.cards.lookup import (
     why_not_fetched,
 )
 from lightning_fl.data.images.reader import ImageReader, PublishedImages
-from lightning_fl.data.images.torchvision_files import TorchvisionImages, download, torchvision_cache
 
 if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
@@ -86,7 +93,7 @@ class ClassFolderImages(PublishedImages):
         return [path for name in card.classes for path in super(ClassFolderImages, cls)._list(card, folder / name)]
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
-        from lightning_fl.data.images.class_folders import read_class_folders
+        from lightning_fl.data.images.file import read_class_folders
 
         return read_class_folders(self)
 
@@ -134,3 +141,136 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
         names += f" (or {card.folder.description})"
         remedy += f"; the folder {card.folder.names[0]} may be in any of these too"
     raise DataError(f"{names} of data set {card.name} was not found in {looked}; {failure}. {remedy}.")
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_fl.data.images.dataset import ImageDataset
+    from lightning_fl.data.module import Split
+
+_SILENCE_SECONDS = 10.0
+
+
+def torchvision_cache() -> Path:
+    """The folder of torchvision's data sets in the cache, each in its own layout."""
+    return cache_folder() / "datasets" / "torchvision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionImages(ImageReader):
+    """Files in torchvision's layout; ``path`` is the folder given to torchvision's class."""
+
+    card: ImageCard
+    data: TorchvisionData
+
+    layout = "torchvision"
+
+    @classmethod
+    def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
+        """Find the files, all of them, in a folder; those of the cache are in one for all data sets."""
+        data, root = card.torchvision, torchvision_cache() if origin == "cache" else folder
+        if data is None or not _holds(root, data):
+            return None
+        sums = {name: file_sha256(root / name) for name in data.files}
+        return cls(root, origin, origin in ("cache", "download"), sums, card=card, data=data)
+
+    @property
+    def place(self) -> str:
+        return f"{self.path} ({', '.join(self.sha256)})"
+
+    def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        import torchvision
+
+        from lightning_fl.data.images.dataset import ImageDataset
+
+        kind, classes = getattr(torchvision.datasets, self.data.dataset), self.card.classes
+        place, first_label = f"{self.data.dataset} in {self.path}", self.data.first_label
+        if coarse_labels:
+            classes, first_label = self.card.coarse_classes, 0
+        parts: dict[Split, ImageDataset] = {}
+        for split, arguments in self.data.parts.items():
+            try:
+                data = kind(self.path, **arguments)
+                labels = _coarse_labels(data) if coarse_labels else _labels(data)
+            except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
+                raise DataError(
+                    f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch it again."
+                ) from error
+            images = _channels_first(data.data, self.card.channels)
+            parts[split] = ImageDataset(  # type: ignore[index]
+                images, labels - first_label, classes=classes, place=f"{place}, {split} part"
+            )
+        return parts
+
+
+def _channels_first(data: Any, channels: int) -> "Tensor":
+    """Convert torchvision's arrays, [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W], to images [n, C, H, W]."""
+    import torch
+
+    images = torch.as_tensor(data)
+    if images.ndim == 3:
+        return images[:, None].contiguous()
+    return (images if images.shape[1] == channels else images.permute(0, 3, 1, 2)).contiguous()
+
+
+def _labels(data: Any) -> "Tensor":
+    import torch
+
+    return torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)
+
+
+def _coarse_labels(data: Any) -> "Tensor":
+    """Superclasses [n] of CIFAR-100, which torchvision's class omits (but it has checked the files' sums)."""
+    import torch
+
+    labels: list[int] = []
+    for name, _ in data.train_list if data.train else data.test_list:
+        with (Path(data.root) / data.base_folder / name).open("rb") as stream:
+            content: Mapping[str, Any] = pickle.load(stream, encoding="latin1")
+        labels += content["coarse_labels"]
+    return torch.tensor(labels)
+
+
+def _holds(root: Path, data: TorchvisionData) -> bool:
+    return all((root / name).is_file() for name in data.files)
+
+
+def download(card: ImageCard) -> TorchvisionImages:
+    """Download into a temporary folder, and move only complete files with torchvision's sums into the cache."""
+    data, root = card.torchvision, torchvision_cache()
+    assert data is not None
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{data.dataset}.lock"):
+            if not _holds(root, data):  # else another process was faster
+                _fill(root, data)
+    except Exception as error:  # torchvision's are of any class
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"torchvision's download of {data.dataset} to {root} failed ({type(error).__name__}: {reason}): check the"
+            " network and the free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
+        ) from error
+    found = TorchvisionImages.find(card, root, "download")
+    assert found is not None
+    return found
+
+
+def _fill(root: Path, data: TorchvisionData) -> None:
+    import torchvision
+
+    part, silence = root / f"{data.dataset}.part", socket.getdefaulttimeout()
+    shutil.rmtree(part, ignore_errors=True)  # torchvision takes a truncated file for a complete one
+    part.mkdir()
+    socket.setdefaulttimeout(_SILENCE_SECONDS)  # torchvision's download has no time limit
+    try:
+        for arguments in data.parts.values():
+            getattr(torchvision.datasets, data.dataset)(part, download=True, **arguments)
+        if not _holds(part, data):
+            raise DataError(f"it did not bring {', '.join(data.files)}")
+        for path in part.iterdir():
+            shutil.rmtree(root / path.name, ignore_errors=True)  # of another part of the same data set
+            os.replace(path, root / path.name)
+    finally:
+        socket.setdefaulttimeout(silence)
+        shutil.rmtree(part, ignore_errors=True)

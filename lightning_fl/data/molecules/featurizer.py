@@ -21,17 +21,26 @@ Bond features (``BOND_DIM`` columns): type (5: single, double, triple, aromatic,
 Chirality is the CIP label, not RDKit's winding tag, so that features do not depend on the order of the atoms.
 """
 
-from collections.abc import Iterable
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fl.core.errors import DataError
+from lightning_fl.data.molecules import codes
 from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, Codes, read_codes
-from lightning_fl.data.molecules.reading import read_blocks
 
 #: To be increased whenever a feature changes; cached codes of other versions are not used.
 FEATURIZER_VERSION = "1"
@@ -44,8 +53,7 @@ BOND_DIM = sum(size - first for size, first in BOND_GROUPS)
 
 @dataclass(frozen=True)
 class MoleculeGraphs:
-    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and its edges by
-    ``edge_ptr``.
+    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, edges likewise.
 
     ``x`` float32 ``[V, ATOM_DIM]``; ``edge_index`` int64 ``[2, E]``, both directions of a bond next to each other,
     atoms numbered from 0 in each molecule; ``edge_attr`` float32 ``[E, BOND_DIM]``; pointers int64 ``[n + 1]``.
@@ -98,3 +106,96 @@ def _one_hot_groups(codes: NDArray[np.uint8], groups: tuple[tuple[int, int], ...
 
 def _pointers(counts: NDArray[np.int32]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], counts.cumsum()])).long()
+
+
+_BLOCK = 256
+#: Number of molecules, 1 s of work, from which further processes are started.
+_PARALLEL_FROM = 5000
+#: Each takes 100 MB.
+_MAX_WORKERS = 8
+
+
+def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[Codes]:
+    """Read molecules in their order, lazily, one block at a time.
+
+    ``workers`` counts the processes, this one included; ``None``: one per core of this rank, or one for few molecules.
+    """
+    texts = iter(smiles)
+    if workers is None:
+        first = list(islice(texts, _PARALLEL_FROM))
+        workers = 1 if len(first) < _PARALLEL_FROM else _count_own_cores()
+        texts = chain(first, texts)
+    blocks = _blocks(texts)
+    return map(read_codes, blocks) if workers == 1 else _read_in_parallel(blocks, workers - 1)
+
+
+def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
+    while block := list(islice(texts, _BLOCK)):
+        yield block
+
+
+def _count_own_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+    return max(1, min(cores // ranks, _MAX_WORKERS))
+
+
+def _read_in_parallel(blocks: Iterator[list[str]], num_processes: int) -> Iterator[Codes]:
+    """Read in further processes, and in this one while all of them have enough to do."""
+    processes: list[subprocess.Popen[bytes]] = []
+    idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+    pending: deque[Future[Codes]] = deque()
+    pool = ThreadPoolExecutor(num_processes)
+    try:
+        for _ in range(num_processes):
+            processes.append(_start())
+            idle.put(processes[-1])
+        for block in blocks:
+            if sum(not future.done() for future in pending) < 2 * num_processes:
+                pending.append(pool.submit(_read_remotely, idle, block))
+            else:
+                pending.append(Future())
+                pending[-1].set_result(read_codes(block))
+            while pending and pending[0].done():
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:  # an interrupt, too
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        pool.shutdown()
+        for process in processes:
+            process.communicate()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: files next to this one have the names of standard modules. A new session: Ctrl-C must reach only this process,
+    # which then ends the others.
+    return subprocess.Popen(
+        [sys.executable, "-P", str(Path(codes.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+
+
+def _read_remotely(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str]) -> Codes:
+    process = idle.get()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(block).encode() + b"\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = b""
+    finally:
+        idle.put(process)  # a dead one too, so that no thread waits for it forever
+    if not answer.endswith(b"\n"):
+        raise DataError(
+            f"a process that reads molecules ended with exit code {process.wait()}; see its output above. If it ran out"
+            " of memory, allow fewer processes (taskset, or the cores of the job)."
+        )
+    return Codes.of_line(answer)

@@ -143,8 +143,7 @@ class MoleculeDataModule(SharedDataModule):
         return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        from lightning_fl.data.molecules.dataset import MoleculeDataset
-        from lightning_fl.data.molecules.unlabelled import unlabelled_molecules
+        from lightning_fl.data.molecules.dataset import MoleculeDataset, unlabelled_molecules
 
         def make(table: MoleculeTable, codes: "Codes") -> Any:
             dataset = MoleculeDataset(table, codes=codes, features=self.features)

@@ -16,8 +16,7 @@ from lightning_fl.data.targets import dataset_targets
 def read_classes(
     datasets: Mapping[Split, Dataset], *, num_bins: int, target: int | None = None, remedy: str = ""
 ) -> dict[Split, Tensor]:
-    """Read the class of every sample of every split, integers [n] each; real targets are put into bins, the same for
-    all.
+    """Read the class of every sample of every split, integers [n] each; real targets are put into common bins.
 
     Args:
         datasets: split -> data set.

@@ -57,9 +57,7 @@ class Partitioner(Scheme, ABC):
         return self.partition_splits(datasets, seed)
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Refuse data that the partitioner does not fit, by their record (``file``, ``sha256``), before it partitions
-        them.
-        """
+        """Refuse data that the partitioner does not fit, by their record, before it partitions them."""
 
 
 class JointPartitioner(Partitioner):

@@ -119,6 +119,7 @@ class TableSchema:
         return torch.cat([standardize(self.numbers(frame), mean, std), self.one_hot(frame)], dim=1)
 
 
+@dataclass(eq=False, repr=False)
 class TableDataset(Dataset):
     """Rows of a file with their targets, by which partitioners group them.
 
@@ -130,14 +131,11 @@ class TableDataset(Dataset):
         place: source of the rows, for messages.
     """
 
-    def __init__(
-        self, frame: pd.DataFrame, targets: Tensor, *, classes: Sequence[str], schema: TableSchema, place: str
-    ) -> None:
-        self.frame = frame
-        self.targets = targets
-        self.classes = list(classes)
-        self.schema = schema
-        self.place = place
+    frame: pd.DataFrame
+    targets: Tensor
+    classes: list[str]
+    schema: TableSchema
+    place: str
 
     def __len__(self) -> int:
         return len(self.frame)

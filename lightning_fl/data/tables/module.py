@@ -169,9 +169,7 @@ class TableData(SharedDataModule):
         elif self._has_classes:
             classes = class_names(pd.concat([frame[target] for frame in frames]), place)
         datasets = {
-            split: TableDataset(
-                frame, self._targets(frame, classes, place), classes=classes, schema=schema, place=place
-            )
+            split: TableDataset(frame, self._targets(frame, classes, place), classes, schema, place)
             for split, frame in read.datasets.items()
         }
         own = {

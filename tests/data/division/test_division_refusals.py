@@ -22,7 +22,7 @@ from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Mixture
-from lightning_fl.data.split_file import read_split_file, split_file_text
+from lightning_fl.data.partition.from_file import read_split_file, split_file_text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl.data import FromFile, GroupDivision, Silos
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet
-from lightning_fl.data.split_file import split_file_text
+from lightning_fl.data.partition.from_file import split_file_text
 
 
 @pytest.fixture

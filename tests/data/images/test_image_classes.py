@@ -14,7 +14,7 @@ from processes import LIMIT
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.images import class_folders as image_classes
 from lightning_fl.data.images import file as image_file
-from lightning_fl.data.images.class_folders import cached_images
+from lightning_fl.data.images.file import cached_images
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import Dirichlet

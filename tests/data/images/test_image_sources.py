@@ -16,9 +16,8 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import dataset_cache
 from lightning_fl.data.images.origin import ImageOrigin
-from lightning_fl.data.images.sources import find_images
+from lightning_fl.data.images.sources import download, find_images, torchvision_cache
 from lightning_fl.data.images.standin import read_digits
-from lightning_fl.data.images.torchvision_files import download, torchvision_cache
 
 MNIST = load_card("mnist")
 

@@ -10,7 +10,8 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import BondStereo, BondType
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.molecules import codes, reading
+from lightning_fl.data.molecules import codes
+from lightning_fl.data.molecules import featurizer as reading
 from lightning_fl.data.molecules.codes import Codes
 from lightning_fl.data.molecules.featurizer import encode_smiles
 
