@@ -123,7 +123,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _add_array(total: Any, values: Tensor | np.ndarray) -> None:
-    """Add type, shape and bytes."""
     total.update(f"{values.dtype}{list(values.shape)}".encode())
     if isinstance(values, Tensor):
         total.update(values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)

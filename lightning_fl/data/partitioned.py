@@ -10,15 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.validation import Count, checked
-from lightning_fl.data.loaders import (
-    divisible_loader,
-    has_plain_batches,
-    is_dataset,
-    is_shuffled,
-    loader_like,
-    make_loader,
-    sampled_dataset,
-)
+from lightning_fl.data import loaders
 from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import innermost
@@ -104,9 +96,9 @@ class Partitioned(SharedDataModule):
                 # One seed for both stages, so that a random split drawn in each is the same.
                 self._silo.call("setup", "test" if split == "test" else "fit", seed=(self.partition_seed, "setup"))
             part = self._silo.part(split)
-            if is_dataset(part):
+            if loaders.is_dataset(part):
                 datasets[split] = part
-            elif (loader := divisible_loader(part, split)) is not None:
+            elif (loader := loaders.divisible_loader(part, split)) is not None:
                 datasets[split] = self._samples_of(loader, split)
         if "train" not in datasets:
             raise ConfigurationError(f"{type(self.data).__name__} has no train_dataloader: clients need training data.")
@@ -116,7 +108,7 @@ class Partitioned(SharedDataModule):
     def _samples_of(self, loader: DataLoader, split: Split) -> Dataset:
         given = self._given
         batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
-        dataset = sampled_dataset(
+        dataset = loaders.sampled_dataset(
             loader,
             split,
             replace_order=split == "train" and given["shuffle"] is not None,
@@ -125,7 +117,7 @@ class Partitioned(SharedDataModule):
         if split == "train":
             self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
             self.eval_batch_size = given["eval_batch_size"] or 4 * self.batch_size
-            self.shuffle = is_shuffled(loader) if given["shuffle"] is None else self.shuffle
+            self.shuffle = loaders.is_shuffled(loader) if given["shuffle"] is None else self.shuffle
             self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
         elif given["eval_batch_size"] is None:
             self.eval_batch_size = loader.batch_size or self.batch_size
@@ -143,11 +135,11 @@ class Partitioned(SharedDataModule):
             subset, loader = Subset(base, places), self._loaders.get(part)
             options = self.loader_options(split)
             if self._collate is not None:
-                self._kept[client, split] = make_loader(subset, collate_fn=self._collate, **options)
-            elif loader is None or has_plain_batches(loader):
+                self._kept[client, split] = loaders.make_loader(subset, collate_fn=self._collate, **options)
+            elif loader is None or loaders.has_plain_batches(loader):
                 self._kept[client, split] = subset
             else:
-                self._kept[client, split] = loader_like(loader, subset, **options)
+                self._kept[client, split] = loaders.loader_like(loader, subset, **options)
         return self._kept[client, split]
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:

@@ -12,6 +12,5 @@ class Scheme:
         check_fields(self, f"{type(self).__name__}.")
 
     def describe(self) -> dict[str, Any]:
-        """Name and options, for the run's record."""
         options = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "names"}
         return {"name": type(self).__name__} | options

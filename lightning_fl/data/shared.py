@@ -185,7 +185,6 @@ class SharedDataModule(FederatedDataModule):
         return self._opened
 
     def _keep(self, train: Tensor, labels: Tensor | None, share: float, client: int) -> Tensor:
-        """Draw the training samples that a client keeps."""
         size = max(1, round(share * len(train)))
         rng = generator(self._seed, "train_shares", client)
         if labels is None:
@@ -195,7 +194,6 @@ class SharedDataModule(FederatedDataModule):
         return train[chosen]
 
     def _leave_out_unlabelled(self, shares: ClientShares, targets: Tensor) -> ClientShares:
-        """Leave out clients without a target in their training samples, with a warning."""
         if not targets.is_floating_point():
             return shares
         labelled = ~targets.reshape(len(targets), -1).isnan().all(1)
@@ -214,7 +212,6 @@ class SharedDataModule(FederatedDataModule):
         return [shares[client] for client in kept]
 
     def _part_of(self, split: Split) -> Split:
-        """The part of the data that a split's samples belong to."""
         return split if split in self._data.datasets else "train"
 
     @property

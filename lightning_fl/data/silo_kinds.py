@@ -29,7 +29,9 @@ def are_silos(data: Sequence[Any]) -> bool:
         given = isinstance(part, AnyDataModule | Dataset) or is_loader(part)
         # Others with samples by number, such as those of Hugging Face; not arrays, which may be samples.
         own = is_dataset(part) and not isinstance(part, list | tuple) and not hasattr(part, "ndim")
-        return given or own or (is_splits(part) and all(_holds_data(value) for value in part.values()))
+        if given or own or not is_splits(part):
+            return given or own
+        return all(is_loader(one) or is_dataset(one) or holds_several(one) for one in part.values())
 
     found = [is_silo(part) for part in data]
     if any(found) and not all(found):
@@ -46,10 +48,6 @@ def are_silos(data: Sequence[Any]) -> bool:
             " {'north': [...], 'south': [...]}."
         )
     return bool(found) and found[0]
-
-
-def _holds_data(value: Any) -> bool:
-    return is_loader(value) or is_dataset(value) or holds_several(value)
 
 
 class Silo:
@@ -98,7 +96,6 @@ class Silo:
         )
 
     def divide(self, parts: Mapping[Split, Tensor]) -> None:
-        """Divide the data set that has no splits, by the samples of each."""
         self._given = {split: Subset(self.undivided, part.tolist()) for split, part in parts.items() if len(part)}
         self.undivided = None
 
@@ -126,10 +123,8 @@ class Silo:
         return is_overridden(f"{split}_dataloader", self.module)
 
     def part(self, split: Split) -> Any:
-        """Return the data of a split; those of a data module after its ``setup``."""
         return self._given.get(split) if self.module is None else find_loader(self.module, split)
 
     def teardown(self, stage: str | None) -> None:
-        """Call the data module's ``teardown`` if it was opened."""
         if self.module is not None and self._called:
             self.module.teardown(stage)  # type: ignore[arg-type]

@@ -14,17 +14,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.lightning_types import AnyDataModule
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
+from lightning_fl.data import loaders
 from lightning_fl.data.division import cut_splits
-from lightning_fl.data.loaders import (
-    collate,
-    combined,
-    holds_several,
-    is_dataset,
-    is_shuffled,
-    loader_like,
-    make_loader,
-    sampled_dataset,
-)
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.silo_kinds import Silo, is_splits
 from lightning_fl.data.sizes import check_fractions
@@ -139,7 +130,6 @@ class Silos(FederatedDataModule):
         self._loaders: dict[tuple[int, Split], Any] = {}
 
     def _samples_of_clients(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
-        """``num_samples`` in the order of the clients."""
         if given is None:
             return None
         names = self.client_names()
@@ -210,14 +200,14 @@ class Silos(FederatedDataModule):
             )
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
-        return make_loader(dataset, collate_fn=self._collate or collate, **self.loader_options(split))
+        return loaders.make_loader(dataset, collate_fn=self._collate or loaders.collate, **self.loader_options(split))
 
     def _with_settings(self, part: Any, name: str, split: Split) -> Any:
         """A client's data with the user's batch size, order and collation; unchanged if nothing is set."""
-        if holds_several(part):
-            made = tree_map(lambda one: self._collated(one, split) if is_dataset(one) else one, part)
-            return self._with_settings(combined(made, split), name, split)
-        if part is None or is_dataset(part):
+        if loaders.holds_several(part):
+            made = tree_map(lambda one: self._collated(one, split) if loaders.is_dataset(one) else one, part)
+            return self._with_settings(loaders.combined(made, split), name, split)
+        if part is None or loaders.is_dataset(part):
             return part if part is None or self._collate is None else self._collated(part, split)
         training = split == "train"
         batch_size = self._batch_sizes[split]
@@ -235,16 +225,16 @@ class Silos(FederatedDataModule):
                 " makes its own batches: leave out batch_size, eval_batch_size, shuffle and drop_last."
             )
         try:
-            dataset = sampled_dataset(
+            dataset = loaders.sampled_dataset(
                 part, split, replace_order=shuffle is not None, replace_batches=batch_size is not None
             )
         except (ConfigurationError, DataError) as error:
             raise type(error)(f"{name}: {error}") from error
-        return loader_like(
+        return loaders.loader_like(
             part,
             dataset,
             batch_size=batch_size or part.batch_size or 1,
-            shuffle=is_shuffled(part) and training if shuffle is None else shuffle,
+            shuffle=loaders.is_shuffled(part) and training if shuffle is None else shuffle,
             drop_last=part.drop_last if drop_last is None else drop_last,
         )
 

@@ -107,8 +107,6 @@ _Loader.add_constructor(f"{_PREFIX}float", _Loader.construct_number)
 
 
 class _QuoteLoader(_Loader):
-    """Distinguishes texts that were in quotes."""
-
     def construct_text(self, node: yaml.ScalarNode) -> str:
         return Quoted(node.value) if node.style else str(node.value)
 
@@ -117,8 +115,6 @@ _QuoteLoader.add_constructor(f"{_PREFIX}str", _QuoteLoader.construct_text)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that would be read as another type."""
-
     yaml_implicit_resolvers = _resolvers()
 
 

@@ -198,22 +198,18 @@ class Card(ABC):
         return read_record(cls, content, f"card {path}", path=path)
 
     def _file_counts(self) -> tuple[int, ...]:
-        """Possible numbers of files."""
         return (1,)
 
     @property
     def file(self) -> CardFile:
-        """The first file."""
         return self.files[0]
 
     @property
     def num_rows(self) -> int | None:
-        """Number of samples; ``None`` if unknown."""
         return sum(filter(None, self.rows.values())) if isinstance(self.rows, Mapping) else self.rows
 
     @property
     def can_be_fetched(self) -> bool:
-        """Whether something can be downloaded."""
         return any(file.addresses for file in self.files)
 
     @abstractmethod
@@ -221,5 +217,4 @@ class Card(ABC):
         """What only this kind of data has, for a listing."""
 
     def describe(self) -> dict[str, Any]:
-        """Name, title, licence and citation, for a run's record."""
         return {"name": self.name, "title": self.title, "licence": self.licence, "citation": self.citation}

@@ -51,7 +51,6 @@ class TorchvisionData:
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
-        """Part -> arguments."""
         return {"train": self.train, "test": self.test}
 
 
@@ -82,12 +81,10 @@ class ImageFolder:
 
     @property
     def joins_parts(self) -> bool:
-        """Whether the training images are published in several parts."""
         return any(len(way["train"]) > 1 for way in self.parts)
 
     @property
     def description(self) -> str:
-        """Names and content, for listings and messages."""
         ways = [[name for names in way.values() for name in names] for way in self.parts]
         content = ", or ".join(" and ".join(f"{name}/{_CONTENTS[self.layout]}" for name in way) for way in ways)
         return f"a folder {' or '.join(self.names)} with {content}"
@@ -140,7 +137,6 @@ class ImageCard(Card):
 
     @property
     def has_writers(self) -> bool:
-        """Whether the images have a column ``writer``."""
         return self.folder is not None and self.folder.layout == "leaf"
 
     @property

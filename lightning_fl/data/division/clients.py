@@ -56,7 +56,6 @@ class DivisionSettings:
             )
 
     def check_parts(self, parts: Collection[Split]) -> None:
-        """Refuse settings if all splits already have their samples."""
         if not self.is_default and len(parts) == len(SPLITS):
             raise ConfigurationError(
                 "validation and test samples are given by the data or the partitioner: leave out division, folds and"
@@ -65,11 +64,9 @@ class DivisionSettings:
 
     @property
     def is_default(self) -> bool:
-        """Whether only the shares are set."""
         return self.division is None and self.folds is None
 
     def describe(self) -> dict[str, object]:
-        """Settings other than the shares, for the run's record."""
         record: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}
         return record if self.folds is None else record | {"folds": self.folds, "fold": self.fold}
 

@@ -49,12 +49,10 @@ class Cut:
     fold: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The client's generator for a purpose."""
         return generator(self.seed, "division", purpose, self.name)
 
     @property
     def is_cut(self) -> dict[Split, bool]:
-        """Whether a split is cut here."""
         return {split: split == "train" or split not in self.own for split in SPLITS}
 
     def by_folds(self, folds: Tensor) -> dict[Split, Tensor]:
@@ -75,7 +73,6 @@ class Cut:
         return {split: parts.get(split, folds.new_empty(0)) for split in SPLITS} | {"train": rest.nonzero()[:, 0]}
 
     def by_fractions(self, parts: Sequence[Tensor]) -> dict[Split, Tensor]:
-        """The parts train, val and test by name."""
         return dict(zip(SPLITS, parts, strict=True))
 
 

@@ -31,7 +31,7 @@ class _GivenDivision(Division):
         """Use the given parts; cut missing ones from the training samples at random or by folds."""
         parts: dict[Split, Tensor] = {}
         for split in ("val", "test"):
-            parts[split] = _positions(keys, split)
+            parts[split] = torch.tensor([place for place, key in enumerate(keys) if key == split], dtype=torch.long)
             if len(parts[split]) and not cut.is_cut[split]:
                 raise DataError(
                     f"{type(self).__name__}: {len(parts[split])} samples of client {cut.name} are for {split}, but the"
@@ -159,7 +159,6 @@ def _with_missing(parts: list[str], place: str) -> list[str]:
 
 
 def _read_lists(path: Path) -> dict[str, str]:
-    """Identifier -> part."""
     pairs: list[tuple[str, str]] = []
     if path.name.endswith((".csv", ".csv.gz")):
         frame = read_text_table(path)
@@ -184,7 +183,3 @@ def _read_lists(path: Path) -> dict[str, str]:
         if part_of.setdefault(name, part) != part:
             raise DataError(f"{path} has {shortened(repr(name))} in both {part_of[name]} and {part}: give it once.")
     return part_of
-
-
-def _positions(keys: Sequence[str], part: str) -> Tensor:
-    return torch.tensor([position for position, key in enumerate(keys) if key == part], dtype=torch.long)

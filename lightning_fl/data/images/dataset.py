@@ -71,14 +71,12 @@ class ImageDataset(Dataset):
         return [*self.columns, "label"]
 
     def column(self, name: str) -> Column:
-        """The n values of a column."""
         require_columns(self.column_names, [name], self.place)
         if name in self.columns:
             return self.columns[name]
         return [self.classes[target] for target in self.targets.tolist()]
 
     def tensors(self) -> TensorDataset:
-        """The samples as tensors ``(images, targets)``, without copying."""
         return TensorDataset(self.images, self.targets)
 
     @classmethod
@@ -92,7 +90,6 @@ class ImageDataset(Dataset):
         return cls(images, targets, parts[0].classes, columns, place)
 
     def select(self, indices: Tensor) -> Self:
-        """Copy some of the samples."""
         chosen: list[int] = indices.tolist()
         columns = {name: [values[index] for index in chosen] for name, values in self.columns.items()}
         return replace(self, images=self.images[indices], targets=self.targets[indices], columns=columns)

@@ -1,6 +1,6 @@
 """Several sets of images as domains of one task, with each client's images from one of them (feature shift)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -162,8 +162,7 @@ class ImageDomains(SharedImages):
         records = {domain: {"rendering": name} for domain, name in zip(images, RENDERINGS, strict=False)}
         return images, "stand-in", records
 
-    def _prepare(self, domain: str, part: ImageDataset, classes: list[str]) -> ImageDataset:
-        """Choose and convert a domain's images."""
+    def _prepare(self, domain: str, part: ImageDataset, classes: Sequence[str]) -> ImageDataset:
         if part.classes != classes[: len(part.classes)]:
             raise DataError(
                 f"domain {domain} has the classes {', '.join(part.classes[:5])}, ..., but another domain"

@@ -86,7 +86,6 @@ def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, n
 
 
 def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read a writer's images, bytes [n, size * size], and classes [n]."""
     _require(data, {"x": list, "y": list}, place)
     try:
         values, classes = np.array(data["x"], dtype=np.float32), np.array(data["y"] or np.zeros(0, int))

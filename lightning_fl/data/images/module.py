@@ -94,7 +94,7 @@ class SharedImages(TransformedImages, SharedDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        return self._images(self._data.datasets["train"]).classes
+        return list(self._images(self._data.datasets["train"]).classes)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from typing import Self
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.catalogue import ImageCard, load_card
-from lightning_fl.data.cards.lookup import Source, real_or_standin
+from lightning_fl.data.cards.lookup import Source, file_sha256, real_or_standin
 from lightning_fl.data.images.reader import ImageReader
 from lightning_fl.data.images.sources import NpzImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
@@ -40,19 +40,17 @@ class ImageOrigin:
 
     @property
     def short_name(self) -> str:
-        """The card's name, or the file's without its folder and suffix."""
         return Path(self.name).stem if self.card is None else self.card.name
 
     def check_superclasses(self, coarse_labels: bool) -> None:
-        """Refuse superclasses if the card has none."""
         if coarse_labels and self.card is not None and not self.card.coarse_classes:
             raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses; omit it.")
 
     def find(self, *, allow_download: bool) -> ImageReader:
-        """Find the measured images, without reading them."""
         if self.card is not None:
             return find_images(self.card, data_root=self.data_root, allow_download=allow_download)
-        return NpzImages.of_user(existing_file(self.name, argument=""))
+        path = existing_file(self.name, argument="")
+        return NpzImages(path, "path", sha256={path.name: file_sha256(path)})
 
     def read(self, *, allow_download: bool, coarse_labels: bool = False) -> OpenedData:
         """Read the images, or make the card's stand-in, as ``source`` requires."""
@@ -69,7 +67,6 @@ class ImageOrigin:
         return OpenedData({"train": standin}, "stand-in", card.describe() | {"title": title} | record)
 
     def read_found(self, found: ImageReader, *, coarse_labels: bool = False) -> OpenedData:
-        """Read the measured images found by :meth:`find`."""
         own = {} if self.card is None else self.card.describe()
         parts = found.read(coarse_labels=coarse_labels)
         return OpenedData(parts, "user" if self.card is None else "measured", own | found.record())

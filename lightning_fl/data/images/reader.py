@@ -48,16 +48,13 @@ class ImageReader(ABC):
 
     @property
     def place(self) -> str:
-        """Location of the images as text."""
         return str(self.path)
 
     @property
     def sums(self) -> str:
-        """Sums as text."""
         return ", ".join(self.sha256.values())
 
     def record(self) -> dict[str, Any]:
-        """Files and sums for a run's record."""
         return {
             "file": ", ".join(self.sha256) or None,
             "sha256": next(iter(self.sha256.values()), None) if len(self.sha256) < 2 else dict(self.sha256),
@@ -117,7 +114,6 @@ class PublishedImages(ImageReader):
 
     @classmethod
     def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
-        """Files of a folder by name, except hidden ones."""
         files = sorted(folder.glob(f"[!.]*{cls.suffix}"))
         if not files:
             raise DataError(
@@ -127,7 +123,6 @@ class PublishedImages(ImageReader):
 
     @property
     def num_files(self) -> int:
-        """Number of files."""
         return sum(map(len, self.parts.values()))
 
     @property

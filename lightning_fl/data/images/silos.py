@@ -141,7 +141,6 @@ class ImageFolders(TransformedImages):
         return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
 
     def _splits(self, client: int) -> dict[Split, Subset]:
-        """Read a silo's images, once, and divide them."""
         if client not in self._opened:
             parts = self._read(Path(self.root).expanduser() / self.client_names()[client])
             held = {split: part.tensors() for split, part in parts.items()}
@@ -225,7 +224,6 @@ def _parts(folder: Path, what: str) -> dict[Split, Path]:
 
 
 def _folders(folder: Path, what: str) -> Sequence[Path]:
-    """Folders in a folder, except hidden ones, sorted."""
     if not folder.is_dir():
         raise DataError(f"{what}: {folder} is not a folder: check the path.")
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -46,11 +46,6 @@ class NpzImages(ImageReader):
         file = file_in_folder(card, card.file, folder, origin)
         return None if file is None else cls(file.path, origin, file.verified, {file.path.name: file.sha256}, card)
 
-    @classmethod
-    def of_user(cls, path: Path) -> Self:
-        """The user's own file."""
-        return cls(path, "path", False, {path.name: file_sha256(path)})
-
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read the arrays; validation images are training images where the card joins these parts."""
         from lightning_fl.data.images.dataset import ImageDataset

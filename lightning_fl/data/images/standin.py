@@ -78,7 +78,6 @@ def digits_domain(index: int, *, size: int) -> ImageDataset:
 
 
 def _on_noise(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw white on coloured noise."""
     background = 0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng)
     return torch.maximum(background, ink)
 
@@ -92,7 +91,6 @@ def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _coloured(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw every digit in a bright colour of its own on a dark one."""
     bright = 0.5 + 0.5 * torch.rand(len(ink), 3, 1, 1, generator=rng)
     dark = 0.4 * torch.rand(len(ink), 3, 1, 1, generator=rng)
     return dark + (bright - dark) * ink

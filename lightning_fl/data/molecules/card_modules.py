@@ -14,8 +14,6 @@ from lightning_fl.files.user_file import existing_file
 
 
 class _CardModule(MoleculeDataModule):
-    """Data module whose columns a card describes."""
-
     card: MoleculeCard
 
     def _describe_by(self, card: MoleculeCard) -> None:

@@ -99,7 +99,6 @@ class Codes(NamedTuple):
 
     @classmethod
     def of_line(cls, line: bytes) -> "Codes":
-        """Read a line of :meth:`to_line`."""
         return cls(**np.load(BytesIO(b64decode(line)), allow_pickle=False))
 
 

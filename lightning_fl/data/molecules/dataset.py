@@ -90,7 +90,6 @@ class MoleculeDataset(InMemoryDataset):
 
     @property
     def smiles(self) -> list[str]:
-        """The n SMILES strings of the source."""
         return [self._smiles[index] for index in self.indices()]
 
     @property
@@ -112,7 +111,6 @@ class MoleculeDataset(InMemoryDataset):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the other columns of the source."""
         return list(self._columns)
 
     def column(self, name: str) -> list[str]:
@@ -232,7 +230,6 @@ def _encoded(
 
 
 def _split(codes: Codes, count: int) -> tuple[Codes, Codes]:
-    """Split off the first molecules."""
     atoms, bonds = int(codes.num_atoms[:count].sum()), int(codes.num_bonds[:count].sum())
     first = (codes.atoms[:atoms], codes.bonds[:bonds], codes.ends[:bonds])
     rest = (codes.atoms[atoms:], codes.bonds[bonds:], codes.ends[bonds:])

@@ -59,7 +59,6 @@ class DuplicateRows:
         return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def identities(self, dataset: "MoleculeDataset") -> list[str]:
-        """The identity of every sample."""
         return [self._names[text] for text in dataset.smiles]
 
     def report(self, dataset: "MoleculeDataset", shares: Sequence[Mapping[Split, Tensor]]) -> None:
@@ -101,7 +100,6 @@ class DuplicateCounts:
     train_and_test_across_clients: int
 
     def summary(self) -> str:
-        """All counts above 0 in one line."""
         found = [
             (self.copies_in_a_client, "rows are copies within a client"),
             (self.train_and_test_in_a_client, "molecules are trained and tested on by one client"),

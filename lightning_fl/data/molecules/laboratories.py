@@ -15,7 +15,7 @@ from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
-from lightning_fl.data.molecules.table import Invalid, MoleculeTable, read_table
+from lightning_fl.data.molecules.table import Invalid, read_table
 from lightning_fl.data.sizes import check_fractions
 from lightning_fl.files.user_file import existing_file
 
@@ -151,16 +151,12 @@ class PrivateTargets(FederatedDataModule):
                 f"{path} has {len(table.target_names)} target columns, but num_targets={self.num_targets}: every"
                 " laboratory needs 1 to num_targets of them; name columns that are not targets in other_columns."
             )
+        missing = table.targets.new_full((len(table.targets), self.num_targets - len(table.target_names)), torch.nan)
         dataset = MoleculeDataset(
-            _widened(table, self.num_targets),
+            replace(table, targets=torch.cat([table.targets, missing], dim=1)),
             invalid=self.invalid,
             cache=cache_folder() / "molecules",
             features=self.features,
         )
         dataset.target_names = self.target_names
         return dataset
-
-
-def _widened(table: MoleculeTable, num_targets: int) -> MoleculeTable:
-    missing = table.targets.new_full((len(table.targets), num_targets - table.targets.size(1)), float("nan"))
-    return replace(table, targets=torch.cat([table.targets, missing], dim=1))

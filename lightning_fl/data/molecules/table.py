@@ -44,7 +44,6 @@ class TargetTransform:
         return -1.0 if self.function.startswith("-") else 1.0
 
     def values(self, numbers: "pd.Series") -> "pd.Series":
-        """Transform numbers."""
         return self.sign * np.log10(self.factor * numbers)
 
 
@@ -74,7 +73,6 @@ class MoleculeTable:
     bounds: Tensor | None = None
 
     def take(self, places: Sequence[int]) -> "MoleculeTable":
-        """The table of some molecules, in this order."""
         return replace(
             self,
             smiles=[self.smiles[place] for place in places],

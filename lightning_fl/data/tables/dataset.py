@@ -84,7 +84,6 @@ class TableSchema:
         return torch.from_numpy(np.stack(columns, axis=1)) if columns else torch.empty(len(frame), 0).double()
 
     def check(self, frame: pd.DataFrame, place: str) -> None:
-        """Refuse rows that do not fit the schema, such as those of a later file."""
         require_columns(frame, [*self.numeric, *self.categories], place)
         for name, wrong, fault in self._misfits(frame):
             refuse_values(wrong, f"{place}, column {name!r}", f"are {fault}", _REMEDY)
@@ -141,7 +140,6 @@ class TableDataset(Dataset):
         return len(self.frame)
 
     def column(self, name: str) -> list[str]:
-        """The n values of a column, as text; refuse missing ones."""
         require_columns(self.frame, [name], self.place)
         values = self.frame[name]
         missing = values[values.isna()].fillna(MISSING)

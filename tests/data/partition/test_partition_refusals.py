@@ -99,7 +99,7 @@ def test_arguments_of_functions(function, arguments, name):
         (LabelTypes, {"shares": [[0.5, nan]]}, "LabelTypes.shares[0][1]=nan"),
         (LabelTypes, {"shares": [[0.5, 0.5], [0.0, 0.0]]}, "shares[1]=[0.0, 0.0]"),
         (LabelTypes, {"shares": [[0.5, 0.7], [0.2, 0.4]]}, "shares of class 1, [0.7, 0.4], sum to 1.1"),
-        (OneClassShards, {"num_clients": 11, "num_shards": 10}, "num_shards=10 for num_clients=11"),
+        (OneClassShards, {"num_clients": 11, "num_shards": 10}, "num_shards=10: must be at least num_clients=11"),
         (GroupBy, BY_ASSAY | {"ratios": [1, 2]}, "num_clients=None"),
         (GroupBy, BY_ASSAY | {"num_clients": 3, "ratios": [1, 2]}, "GroupBy.ratios=[1, 2]"),
         (GroupBy, BY_ASSAY | {"num_groups": 2, "num_clients": 3}, "num_groups=2 with num_clients=3"),
@@ -173,9 +173,9 @@ BROKEN.tensors = MOLECULES.tensors
 @pytest.mark.parametrize(
     ("partitioner", "data", "name"),
     [
-        (Quantity(ratios=[1000, 1]), TensorDataset(ZEROS), "client 1 without any of the 10 samples"),
-        (Sizes(train=[5, 6], stratified=False), TensorDataset(ZEROS), "need 11 samples together, there are 10"),
-        (Sizes(train=[5, 6]), TensorDataset(ZEROS), "need 11 samples together, there are 10"),
+        (Quantity(ratios=[1000, 1]), TensorDataset(ZEROS), "leave client 1 no sample"),
+        (Sizes(train=[5, 6], stratified=False), TensorDataset(ZEROS), "need 11 samples, there are 10"),
+        (Sizes(train=[5, 6]), TensorDataset(ZEROS), "need 11 samples, there are 10"),
         (Sizes(train=[1]), TensorDataset(ZEROS - 1), "minimum of -1"),
         (Dirichlet(num_clients=2, alpha=0.5), TensorDataset(ZEROS - 1), "minimum of -1"),
         (Dirichlet(num_clients=601, alpha=0.5), TEN, "at most 600 clients"),
