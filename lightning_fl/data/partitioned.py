@@ -29,11 +29,9 @@ class Partitioned(SharedDataModule):
         data: a data module, or a data set with a length (such as a list of samples).
         partitioner: divides the samples among clients.
         batch_size: samples in a local training step; ``None`` for the training loader's value, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for the evaluation loader's value, or four times
-            ``batch_size``.
-        shuffle: reshuffle every round; ``None`` for the training loader's setting, or true for a data set.
-        drop_last: leave out a last training batch that is not full; ``None`` for the training loader's setting, or
-            false for a data set.
+        eval_batch_size: samples in an evaluation step; ``None`` for the loader's value, or four times ``batch_size``.
+        shuffle: reshuffle every round; ``None`` for the training loader's setting, or true.
+        drop_last: leave out a last training batch that is not full; ``None`` for the loader's setting, or false.
         collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
             cannot handle.
         **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.

@@ -39,8 +39,7 @@ class OpenedData:
 class SharedDataModule(FederatedDataModule):
     """Samples of one data set, partitioned among clients and then divided inside each client.
 
-    ``prepare_data`` (once per machine) downloads if needed; ``setup`` (in every process, with the same result in each)
-    reads and partitions the data. If the data have separate parts for training and test (or validation), the
+    If the data have separate parts for training and test (or validation), the
     partitioner divides them together, so that a client's test samples match its training samples. A split without its
     own part is cut from the client's training samples.
 
@@ -57,20 +56,13 @@ class SharedDataModule(FederatedDataModule):
             is validation.
         fold: the fold for testing, 0..K-1; the next one is for validation. If test samples are given, it is for
             validation.
-        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow
-            (:func:`~lightning_fl.data.partition.classes.stratified_parts`); needs class labels, and a partitioner
-            that leaves the division to this module.
+        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow; needs class
+            labels, and a partitioner that leaves the division to this module.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
         unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
             training begins, or "leave_out" such clients with a warning.
         **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
-
-    Raises:
-        ConfigurationError: an argument is not allowed; in ``setup``, ``train_shares`` does not fit the number of
-            clients, or the partitioner leaves nothing to divide.
-        DataError: in ``prepare_data`` and ``setup``, the data are missing or damaged, a client gets no sample, or
-            there are no classes to stratify.
     """
 
     @checked

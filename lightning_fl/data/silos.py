@@ -41,11 +41,9 @@ class Silos(FederatedDataModule):
         datamodules: data of each client; the keys of a dict are the clients' names.
         names: the clients' names; ``None`` for a dict's, or numbers.
         batch_size: samples in a local training step; ``None`` for each loader's value, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for each loader's value, or four times ``batch_size``
-            for a data set.
-        shuffle: reshuffle every round; ``None`` for each training loader's setting, or true for a data set.
-        drop_last: leave out a last training batch that is not full; ``None`` for each training loader's setting, or
-            false for a data set.
+        eval_batch_size: samples in an evaluation step; ``None`` for each loader's value, or four times ``batch_size``.
+        shuffle: reshuffle every round; ``None`` for each training loader's setting, or true.
+        drop_last: leave out a last training batch that is not full; ``None`` for each loader's setting, or false.
         collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
             cannot handle.
         split: shares of train, val and test of a data set without splits, with sum 1.
@@ -53,10 +51,6 @@ class Silos(FederatedDataModule):
         num_samples: weight of each client in the averages, a list or name -> number; ``None`` for its number of
             training samples. Data without a length are read once before the first round to count them, an endless
             stream (``trainer.local_steps``) for the length of a turn.
-
-    Raises:
-        ConfigurationError: there is no client, a client's data are of the wrong kind or occur twice, or an argument
-            does not fit.
     """
 
     #: Client i belongs to process ``i % world_size``, whatever its size.

@@ -37,9 +37,6 @@ OpenedTable = tuple[MoleculeTable, str, dict[str, Any]]
 class MoleculeDataModule(SharedDataModule):
     """Molecules of one table, partitioned among clients and split inside each client.
 
-    ``prepare_data`` (once per machine) downloads the file where necessary and fills the cache of features; ``setup``
-    reads them. Subclasses open the table.
-
     Args:
         invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` them with a warning.
         graphs: ``"pyg"`` for PyG's, with the features of :mod:`lightning_fl.data.molecules.featurizer`;
