@@ -140,9 +140,6 @@ class Partitioned(SharedDataModule):
                 self._kept[client, split] = loaders.loader_like(loader, subset, **options)
         return self._kept[client, split]
 
-    def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        return self._digests(client)
-
     def pool_training(self, pooled: bool) -> None:
         super().pool_training(pooled)
         self._kept.pop((0, "train"), None)

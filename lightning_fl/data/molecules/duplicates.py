@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,13 @@ Identity = Literal["smiles", "inchikey_no_stereo"]
 Duplicates = Literal["report", "together", "merge_mean", "merge_majority", "merge_refuse"]
 
 _IDENTITY_VERSION = 1
+#: Counts of :func:`count_duplicates`, and what they count.
+_COUNTS = {
+    "copies_in_a_client": "rows are copies within a client",
+    "train_and_test_in_a_client": "molecules are trained and tested on by one client",
+    "in_several_clients": "molecules are at several clients",
+    "train_and_test_across_clients": "are trained on by one client and tested on by another",
+}
 _REPORT_FROM = 5000
 
 
@@ -41,7 +48,7 @@ class DuplicateRows:
 
     def __post_init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._counts: DuplicateCounts | None = None
+        self._counts: dict[str, int] | None = None
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
             raise ConfigurationError(
                 f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or keep them together."
@@ -67,46 +74,20 @@ class DuplicateRows:
             return
         self._counts = counts = count_duplicates(self.identities(dataset), shares)
         advice = []
-        if counts.train_and_test_in_a_client:
+        if counts["train_and_test_in_a_client"]:
             advice.append("duplicates: together keeps them in one split of a client")
-        if counts.train_and_test_across_clients:
+        if counts["train_and_test_across_clients"]:
             advice.append("division: HashDivision keeps them in the same split at all clients")
-        if summary := counts.summary():
+        if summary := ", ".join(f"{counts[name]:,} {words}" for name, words in _COUNTS.items() if counts[name]):
             hint = f" ({'; '.join(advice)})" if advice and not isinstance(self.division, HashDivision) else ""
             rank_zero_info(f"Same molecules by {self.identity}: {summary}{hint}.")
 
     def describe(self) -> dict[str, Any]:
         """The counts, and options other than the defaults, for the run's record."""
-        record: dict[str, Any] = {} if self._counts is None else {"duplicates": asdict(self._counts)}
+        record: dict[str, Any] = {} if self._counts is None else {"duplicates": self._counts}
         if (self.identity, self.duplicates) != ("smiles", "report"):
             record["copies"] = {"identity": self.identity, "duplicates": self.duplicates}
         return record
-
-
-@dataclass(frozen=True)
-class DuplicateCounts:
-    """Numbers of molecules with several rows.
-
-    Attributes:
-        copies_in_a_client: rows of a client beyond the first of their molecule.
-        train_and_test_in_a_client: molecules, summed over clients, that a client trains and tests on.
-        in_several_clients: molecules that more than one client has.
-        train_and_test_across_clients: molecules that one client trains on and another tests on.
-    """
-
-    copies_in_a_client: int
-    train_and_test_in_a_client: int
-    in_several_clients: int
-    train_and_test_across_clients: int
-
-    def summary(self) -> str:
-        found = [
-            (self.copies_in_a_client, "rows are copies within a client"),
-            (self.train_and_test_in_a_client, "molecules are trained and tested on by one client"),
-            (self.in_several_clients, "molecules are at several clients"),
-            (self.train_and_test_across_clients, "are trained on by one client and tested on by another"),
-        ]
-        return ", ".join(f"{count:,} {words}" for count, words in found if count)
 
 
 @checked
@@ -159,7 +140,7 @@ def _compute(smiles: Sequence[str], identity: Identity) -> list[str | None]:
     return found
 
 
-def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> DuplicateCounts:
+def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, Tensor]]) -> dict[str, int]:
     """Count molecules with several rows, by the identity of every sample and every client's samples in each split."""
     copies = both = 0
     holders: Counter[str] = Counter()
@@ -177,7 +158,8 @@ def count_duplicates(identities: Sequence[str], shares: Sequence[Mapping[Split, 
         for name in test:
             tested.setdefault(name, set()).add(client)
     across = sum(name in trained and clients != {trained[name]} for name, clients in tested.items())
-    return DuplicateCounts(copies, both, sum(count > 1 for count in holders.values()), across)
+    several = sum(count > 1 for count in holders.values())
+    return dict(zip(_COUNTS, (copies, both, several, across), strict=True))
 
 
 def merge_duplicates(
