@@ -8,8 +8,9 @@ from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.catalogue import load_card
 from lightning_fl.data.cards.lookup import FoundFile, Source, file_sha256, find_file, real_or_standin
 from lightning_fl.data.cards.molecules import CardTarget, MoleculeCard
-from lightning_fl.data.molecules.module import MoleculeDataModule, OpenedTable
+from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.molecules.table import DrugOODPart, TargetTransform
+from lightning_fl.data.shared import OpenedData
 from lightning_fl.files.user_file import existing_file
 
 
@@ -24,14 +25,14 @@ class _CardModule(MoleculeDataModule):
             if target.transform is not None
         }
 
-    def _open_file(self, found: FoundFile, card: MoleculeCard, **chosen: Any) -> OpenedTable:
+    def _open_file(self, found: FoundFile, card: MoleculeCard, **chosen: Any) -> OpenedData:
         """Open a file that a card describes; ``chosen`` are options of ``read_table`` for the record, too."""
         names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
         options = {"file_format": card.format, "required": card.required, "not_targets": card.not_targets} | chosen
         table = self._read(found.path, names or None, units or card.target_unit, **options)
         record = {"file": found.path.name, "sha256": found.sha256, "verified": found.verified}
         record |= {"rows": len(table.smiles)} | {key: value for key, value in chosen.items() if value}
-        return table, "measured", card.describe() | record
+        return OpenedData({"train": table}, "measured", card.describe() | record)
 
 
 class MoleculeNet(_CardModule):
@@ -77,7 +78,7 @@ class MoleculeNet(_CardModule):
         self.source_choice: Source = source
         self.data_root = data_root
 
-    def _open_table(self, *, allow_download: bool) -> OpenedTable:
+    def _open_table(self, *, allow_download: bool) -> OpenedData:
         found = real_or_standin(
             self.card,
             self.source_choice,
@@ -126,7 +127,7 @@ class DrugOOD(_CardModule):
         self.data_root = data_root
         self.parts = parts
 
-    def _open_table(self, *, allow_download: bool) -> OpenedTable:
+    def _open_table(self, *, allow_download: bool) -> OpenedData:
         if self.path is None:
             found = find_file(self.card, data_root=self.data_root, allow_download=allow_download)
             return self._open_file(found, self.card, parts=self.parts)
@@ -149,7 +150,7 @@ def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | N
     return replace(card, smiles=smiles or card.smiles, targets=chosen, standin=standin)
 
 
-def _open_standin(card: MoleculeCard) -> OpenedTable:
+def _open_standin(card: MoleculeCard) -> OpenedData:
     from lightning_fl.data.molecules.standin import make_standin
 
     assert card.standin is not None  # real_or_standin
@@ -162,4 +163,4 @@ def _open_standin(card: MoleculeCard) -> OpenedTable:
         "verified": False,
         "rows": len(table.smiles),
     }
-    return table, "stand-in", record
+    return OpenedData({"train": table}, "stand-in", record)

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 Graphs = Literal["pyg", "chemprop"]
 
 
-#: Molecules, ``source`` of :class:`~lightning_fl.data.shared.OpenedData`, and a record for the run.
-OpenedTable = tuple[MoleculeTable, str, dict[str, Any]]
-
-
 class MoleculeDataModule(SharedDataModule):
     """Molecules of one table, partitioned among clients and split inside each client.
 
@@ -93,14 +89,14 @@ class MoleculeDataModule(SharedDataModule):
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
 
     @abstractmethod
-    def _open_table(self, *, allow_download: bool) -> OpenedTable:
-        """Find and read the table."""
+    def _open_table(self, *, allow_download: bool) -> OpenedData:
+        """Find and read the table, as the part "train"."""
 
     def _open(self, *, allow_download: bool) -> OpenedData:
-        table, source, record = self._open_table(allow_download=allow_download)
-        dataset = self._dataset_of(self._duplicate_rows.merge(table, cache_folder() / "molecules"))
-        record |= {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
-        return OpenedData({"train": dataset}, source, record)
+        read = self._open_table(allow_download=allow_download)
+        dataset = self._dataset_of(self._duplicate_rows.merge(read.datasets["train"], cache_folder() / "molecules"))
+        own = {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
+        return OpenedData({"train": dataset}, read.source, read.record | own)
 
     def _read(
         self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
@@ -241,11 +237,12 @@ class MoleculeCSV(MoleculeDataModule):
         if target_transform is not None:
             self.transforms = dict.fromkeys(target_columns, TargetTransform(target_transform, target_factor))
 
-    def _open_table(self, *, allow_download: bool) -> OpenedTable:
+    def _open_table(self, *, allow_download: bool) -> OpenedData:
         path = existing_file(self.path)
         groups = [self.group_column] if self.group_column else []
         table = self._read(path, self.target_columns, self.units, required=groups)
-        return table, "user", {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}
+        record = {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}
+        return OpenedData({"train": table}, "user", record)
 
 
 if TYPE_CHECKING:
