@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_fl.callbacks import DiscriminatorSettings, FedCollab
 from lightning_fl.cli import main, make_parser
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.shipped import available_recipes, find_recipe, recipe_headline

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.data.cards.catalogue import available_cards
+from lightning_fl.data.cards.lookup import available_cards
 from lightning_fl.recipe.shipped import available_recipes, available_studies
 
 __all__ = ["add_arguments", "completion_script", "run"]

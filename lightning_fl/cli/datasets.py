@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.catalogue import Card, ImageCard, available_cards, load_card
+from lightning_fl.data.cards.lookup import Card, ImageCard, available_cards, load_card
 
 __all__ = ["add_arguments", "run"]
 

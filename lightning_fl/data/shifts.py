@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Size, checked
-from lightning_fl.data.scheme import Scheme
+from lightning_fl.data.partition.partitioner import Scheme
 
 
 class Shift(Scheme):

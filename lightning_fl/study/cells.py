@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.data.cards.catalogue import Card, available_cards, load_card
-from lightning_fl.data.cards.lookup import file_sha256, find_file
+from lightning_fl.data.cards.lookup import Card, available_cards, file_sha256, find_file, load_card
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import load_recipe

@@ -10,7 +10,7 @@ from processes import run
 import lightning_fl
 from lightning_fl.cli import COMMANDS
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import available_cards
+from lightning_fl.data.cards.lookup import available_cards
 from lightning_fl.files import package_folders
 from lightning_fl.recipe import shipped
 from lightning_fl.recipe.shipped import available_recipes, recipe_headline

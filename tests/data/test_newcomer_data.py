@@ -11,7 +11,7 @@ from PIL import Image
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import IID, ImageData, ImageDomains, ImageFolders, MoleculeCSV, MoleculeNet, Silos, TableData
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.shifts import Inversion
 
 

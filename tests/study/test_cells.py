@@ -4,7 +4,7 @@ import pytest
 import yaml
 from study_tiny import TINY, finish, tiny_cells, write_study
 
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.study.cells import make_cells
 
 

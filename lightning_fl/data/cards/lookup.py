@@ -1,4 +1,12 @@
-"""Search for the file of a card: the user's folders, then the cache, then a download.
+"""Cards by name, and search for their files: the user's folders, then the cache, then a download.
+
+A card is a YAML file, found by name if the package ships it, by its path otherwise::
+
+    >>> load_card("esol").title
+    'ESOL (Delaney), aqueous solubility of organic molecules'
+
+Its ``format`` determines its kind. No card module imports torch or pandas, so that the command line lists cards
+quickly.
 
 A user's own file is used even if its version is not the card's (with a warning); a download never is. The server's
 silence and the whole download have time limits. (Pooch neither resumes a download nor limits its time.)
@@ -7,16 +15,21 @@ silence and the whole download have time limits. (Pooch neither resumes a downlo
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, overload
 
 from filelock import FileLock
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean
 from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.card import Card, CardFile
+from lightning_fl.data.cards.images import ImageCard
+from lightning_fl.data.cards.molecules import MoleculeCard
+from lightning_fl.data.cards.tables import TableCard
+from lightning_fl.files.package_folders import package_folder
+from lightning_fl.files.yaml import read_yaml
 
 
 def rank_zero_warn(message: str) -> None:
@@ -223,3 +236,51 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
         raise DataError(
             f"cannot write {destination} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
         ) from error
+
+
+KindOfCard = TypeVar("KindOfCard", bound=Card)
+
+#: Kinds of cards by format.
+_KINDS: dict[str, type[Card]] = {name: kind for kind in (MoleculeCard, ImageCard, TableCard) for name in kind.formats}
+
+
+def available_cards() -> dict[str, Path]:
+    """The cards of the package: name -> path, sorted by name."""
+    return {path.stem: path for path in sorted(package_folder("datasets", "cards").glob("*.yaml"))}
+
+
+@overload
+def load_card(name_or_path: str | Path) -> Card: ...
+@overload
+def load_card(name_or_path: str | Path, kind: type[KindOfCard]) -> KindOfCard: ...
+def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
+    """Read and check a card: the name of one of the package, or the path of a ``.yaml`` file; refuse another kind."""
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        cards = available_cards()
+        if text not in cards:
+            raise ConfigurationError(
+                f"no card named {text!r}{did_you_mean(text, cards)}. There are {', '.join(cards)}; give a card of your"
+                " own by its path, ending in .yaml."
+            )
+        path = cards[text]
+    elif not path.is_file():
+        raise ConfigurationError(
+            f"no card at {path}: give the path of a .yaml file, or one of {', '.join(available_cards())}."
+        )
+    try:
+        content = read_yaml(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"card {error}") from error
+    if not isinstance(content, Mapping) or "format" not in content:
+        raise ConfigurationError(f"card {path}: missing key 'format', one of {', '.join(_KINDS)}.")
+    own_kind = _KINDS.get(str(content["format"]))
+    if own_kind is None:
+        raise ConfigurationError(f"card {path}, format={content['format']!r}: choose one of {', '.join(_KINDS)}.")
+    card = own_kind.parse(content, path)
+    if not isinstance(card, kind):
+        raise ConfigurationError(
+            f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or another card."
+        )
+    return card

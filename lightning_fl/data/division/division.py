@@ -14,8 +14,7 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.classes import stratified_parts
-from lightning_fl.data.partition.partitioner import read_column, sample_rows
-from lightning_fl.data.scheme import Scheme
+from lightning_fl.data.partition.partitioner import Scheme, read_column, sample_rows
 from lightning_fl.data.sizes import apportion
 
 #: K of K-fold cross-validation.

@@ -13,8 +13,7 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import Source, rank_zero_warn
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.module import SharedImages
-from lightning_fl.data.images.origin import ImageOrigin
+from lightning_fl.data.images.module import ImageOrigin, SharedImages
 from lightning_fl.data.images.standin import RENDERINGS, digits_domain
 from lightning_fl.data.partition import Partitioner, apportion
 from lightning_fl.data.partition.classes import stratified_parts

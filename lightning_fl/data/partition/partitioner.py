@@ -10,8 +10,26 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.core.errors import DataError
+from lightning_fl.core.validation import check_fields
 from lightning_fl.data.module import Split
-from lightning_fl.data.scheme import Scheme
+
+T = TypeVar("T")
+
+#: The parameter alpha of a symmetric Dirichlet distribution.
+Concentration = Annotated[float, Gt(0), doc("0.1: very uneven, 100: nearly equal")]
+
+_MAX_DRAWS = 1000
+
+
+class Scheme:
+    """Base class of dataclasses whose fields are options: checked by their annotations, and written to the record."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__}.")
+
+    def describe(self) -> dict[str, Any]:
+        options = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "names"}
+        return {"name": type(self).__name__} | options
 
 
 class Partitioner(Scheme, ABC):
@@ -133,14 +151,6 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
             f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: give one per sample."
         )
     return found if indices is None else [found[index] for index in indices]
-
-
-T = TypeVar("T")
-
-#: The parameter alpha of a symmetric Dirichlet distribution.
-Concentration = Annotated[float, Gt(0), doc("0.1: very uneven, 100: nearly equal")]
-
-_MAX_DRAWS = 1000
 
 
 def draw_until_enough(

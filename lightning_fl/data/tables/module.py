@@ -9,8 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.validation import checked
-from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.cards.lookup import file_sha256, find_file
+from lightning_fl.data.cards.lookup import file_sha256, find_file, load_card
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule

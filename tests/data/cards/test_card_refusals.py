@@ -7,7 +7,7 @@ import yaml
 from card_files import CARD, COLUMNS, FILE, FOLDER, LEAF, TORCHVISION, without, write, write_image_card
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.cards.catalogue import MoleculeCard, available_cards, load_card
+from lightning_fl.data.cards.lookup import MoleculeCard, available_cards, load_card
 from lightning_fl.files import package_folders
 
 TABLE = {

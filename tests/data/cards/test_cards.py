@@ -6,8 +6,8 @@ from card_files import LEAF, without, write, write_image_card
 from processes import run
 
 from lightning_fl.core.errors import did_you_mean
-from lightning_fl.data.cards import catalogue as cards
-from lightning_fl.data.cards.catalogue import (
+from lightning_fl.data.cards import lookup as cards
+from lightning_fl.data.cards.lookup import (
     ImageCard,
     MoleculeCard,
     TableCard,
@@ -67,7 +67,7 @@ def test_cards_in_the_package_go_before_those_beside_it(tmp_path, monkeypatch):
 @pytest.mark.processes
 def test_reading_a_card_imports_nothing_heavy():
     code = (
-        "import sys; from lightning_fl.data.cards.catalogue import load_card; load_card('esol');"
+        "import sys; from lightning_fl.data.cards.lookup import load_card; load_card('esol');"
         "print([name for name in ('torch', 'lightning', 'pandas', 'rdkit', 'numpy') if name in sys.modules])"
     )
     ended = run(sys.executable, "-c", code)

@@ -13,8 +13,7 @@ import pytest
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.card import CardFile
-from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.cards.lookup import cache_folder, download, find_file, real_or_standin
+from lightning_fl.data.cards.lookup import cache_folder, download, find_file, load_card, real_or_standin
 
 CONTENT = bytes(range(256)) * 400  # 102,400 bytes
 SUM = hashlib.sha256(CONTENT).hexdigest()

@@ -11,7 +11,7 @@ import torch
 from image_files import CINIC_CLASSES, cycle, pictures, write_cinic10, write_npz
 from processes import LIMIT
 
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.images import file as image_classes
 from lightning_fl.data.images import file as image_file
 from lightning_fl.data.images.file import cached_images

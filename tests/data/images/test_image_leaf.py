@@ -8,8 +8,7 @@ import torch
 from image_files import leaf_content, pictures, write_leaf, write_npz
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.cards.lookup import dataset_cache
+from lightning_fl.data.cards.lookup import dataset_cache, load_card
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.partition import IID, GroupBy

@@ -13,9 +13,8 @@ import torchvision
 from image_files import cycle, pictures, write_idx, write_mnist, write_npz
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.catalogue import load_card
-from lightning_fl.data.cards.lookup import dataset_cache
-from lightning_fl.data.images.origin import ImageOrigin
+from lightning_fl.data.cards.lookup import dataset_cache, load_card
+from lightning_fl.data.images.module import ImageOrigin
 from lightning_fl.data.images.sources import download, find_images, torchvision_cache
 from lightning_fl.data.images.standin import read_digits
 

@@ -9,7 +9,7 @@ from molecule_tables import csv_module, ready, write
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data import IID, MoleculeNet
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.molecules.table import TargetTransform, read_table
 
 TABLE = "smiles,ic50\nCCO,> 99.5\nCCC,<=0.05\nCCN,10\nCCCC,\nCO,≥1e1\n"

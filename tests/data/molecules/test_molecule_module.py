@@ -14,7 +14,7 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data import DrugOOD, MoleculeCSV, MoleculeNet
 from lightning_fl.data.cards import lookup
 from lightning_fl.data.cards.card import CardFile
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules import card_modules
 from lightning_fl.data.partition import IID, GroupBy, Scaffold

@@ -9,7 +9,7 @@ from rounding import rounding
 from table_files import OWN, ready
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.data.cards.catalogue import load_card
+from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.partition import IID, GroupBy
 from lightning_fl.data.tables.dataset import TableSchema, column_statistics, read_csv, standardize
 from lightning_fl.data.tables.module import TableData
