@@ -6,7 +6,7 @@ from card_files import LEAF, without, write, write_image_card
 from processes import run
 
 from lightning_fl.core.errors import did_you_mean
-from lightning_fl.data.cards import lookup as cards
+from lightning_fl.data.cards.card import CardFile
 from lightning_fl.data.cards.lookup import (
     ImageCard,
     MoleculeCard,
@@ -14,6 +14,7 @@ from lightning_fl.data.cards.lookup import (
     available_cards,
     load_card,
 )
+from lightning_fl.data.cards.molecules import CardTarget
 from lightning_fl.files import package_folders
 
 
@@ -48,8 +49,8 @@ def test_every_shipped_card_reads_and_is_named_after_its_file():
 
 def test_a_card_of_ones_own_is_read_in_full(tmp_path):
     card = load_card(write(tmp_path))
-    assert card.file == cards.CardFile("mine.csv", ("0" * 64,), ("https://example.org/mine.csv",))
-    assert card.targets == (cards.CardTarget("y", "kcal/mol"),)
+    assert card.file == CardFile("mine.csv", ("0" * 64,), ("https://example.org/mine.csv",))
+    assert card.targets == (CardTarget("y", "kcal/mol"),)
     assert (card.smiles, card.groups, card.rows, card.standin) == ("smiles", ("lab",), 3, None)
 
 
