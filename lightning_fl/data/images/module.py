@@ -13,12 +13,12 @@ from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import ImageCard, Source, file_sha256, load_card, rank_zero_warn, real_or_standin
 from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.file import unlabelled_images
 from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.reader import ImageReader
 from lightning_fl.data.images.sources import NpzImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
 from lightning_fl.data.images.transform import ImageTransform, TransformedImages, channel_statistics
-from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import apportion
 from lightning_fl.data.partition.classes import stratified_parts

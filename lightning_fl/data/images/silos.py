@@ -13,10 +13,9 @@ from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset
-from lightning_fl.data.images.file import read_images, warn_of_unread_files
+from lightning_fl.data.images.file import read_images, unlabelled_images, warn_of_unread_files
 from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import TransformedImages
-from lightning_fl.data.images.unlabelled import unlabelled_images
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
