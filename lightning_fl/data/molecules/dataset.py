@@ -31,6 +31,9 @@ from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows, read_smiles_column
 from lightning_fl.files.text_table import list_rows, require_columns
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _PROGRESS_FROM = 2000
 _REPORT_FROM = 5000
 
@@ -169,10 +172,6 @@ def _with_progress(smiles: list[str], action: str, noun: str) -> Iterable[str]:
     if len(smiles) > _REPORT_FROM:
         rank_zero_info(f"{action} {len(smiles):,} {noun}")
     return smiles
-
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def unlabelled_molecules(
