@@ -50,6 +50,9 @@ def rank_zero_info(message: str) -> None:
 Source = Literal["auto", "real", "standin"]
 
 Found = TypeVar("Found")
+KindOfCard = TypeVar("KindOfCard", bound=Card)
+#: Kinds of cards by format.
+_KINDS: dict[str, type[Card]] = {name: kind for kind in (MoleculeCard, ImageCard, TableCard) for name in kind.formats}
 
 _SILENCE_SECONDS = 10.0
 _DEADLINE_SECONDS = 600.0
@@ -236,12 +239,6 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
         raise DataError(
             f"cannot write {destination} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
         ) from error
-
-
-KindOfCard = TypeVar("KindOfCard", bound=Card)
-
-#: Kinds of cards by format.
-_KINDS: dict[str, type[Card]] = {name: kind for kind in (MoleculeCard, ImageCard, TableCard) for name in kind.formats}
 
 
 def available_cards() -> dict[str, Path]:

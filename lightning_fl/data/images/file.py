@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _THREADS = 8
 _FILES_PER_TASK = 256
+#: Size of a chunk of images.
+_MAX_BYTES = 64 << 20
 
 
 def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, resize: bool) -> Tensor:
@@ -152,10 +154,6 @@ def _read_folder(found: PublishedImages) -> dict[Split, ImageDataset]:
         )
         for split, files in found.parts.items()
     }
-
-
-#: Size of a chunk of images.
-_MAX_BYTES = 64 << 20
 
 
 def unlabelled_images(

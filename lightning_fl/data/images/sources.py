@@ -29,8 +29,12 @@ from lightning_fl.data.cards.lookup import (
 from lightning_fl.data.images.reader import ImageReader, PublishedImages
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lightning_fl.data.images.dataset import ImageDataset
     from lightning_fl.data.module import Split
+
+_SILENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -136,15 +140,6 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
         names += f" (or {card.folder.description})"
         remedy += f"; the folder {card.folder.names[0]} may be in any of these too"
     raise DataError(f"{names} of data set {card.name} was not found in {looked}; {failure}. {remedy}.")
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from lightning_fl.data.images.dataset import ImageDataset
-    from lightning_fl.data.module import Split
-
-_SILENCE_SECONDS = 10.0
 
 
 def torchvision_cache() -> Path:

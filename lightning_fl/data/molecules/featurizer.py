@@ -49,6 +49,11 @@ FEATURIZER_VERSION = "1"
 ATOM_DIM = sum(size - first for size, first in ATOM_GROUPS)
 #: Width of the bond features.
 BOND_DIM = sum(size - first for size, first in BOND_GROUPS)
+_BLOCK = 256
+#: Number of molecules, 1 s of work, from which further processes are started.
+_PARALLEL_FROM = 5000
+#: Each takes 100 MB.
+_MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,6 @@ def _one_hot_groups(codes: NDArray[np.uint8], groups: tuple[tuple[int, int], ...
 
 def _pointers(counts: NDArray[np.int32]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], counts.cumsum()])).long()
-
-
-_BLOCK = 256
-#: Number of molecules, 1 s of work, from which further processes are started.
-_PARALLEL_FROM = 5000
-#: Each takes 100 MB.
-_MAX_WORKERS = 8
 
 
 def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[Codes]:

@@ -245,15 +245,9 @@ class MoleculeCSV(MoleculeDataModule):
         return OpenedData({"train": table}, "user", record)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lightning_fl.data.molecules.dataset import MoleculeDataset
-
-
 def chemprop_loader(
     molecules: "MoleculeDataset",
-    indices: "Sequence[int]",
+    indices: Sequence[int],
     *,
     batch_size: int,
     shuffle: bool = False,
