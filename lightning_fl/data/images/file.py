@@ -173,7 +173,7 @@ def unlabelled_images(
         raise ConfigurationError("smiles_column: the run's data are images, not molecules; omit it.")
     rows = max(1, min(reading.rows, _MAX_BYTES // math.prod(shape)))
     if isinstance(source, str | Path) and Path(source).expanduser().is_dir():
-        yield from _read_folder(Path(source).expanduser(), rows, shape, size)
+        yield from _new_images(Path(source).expanduser(), rows, shape, size)
     elif isinstance(source, str | Path) and str(source).endswith(".npz"):
         yield from _read_arrays(existing_file(str(source), argument=""), rows, shape, size, channels)
     else:
@@ -181,7 +181,7 @@ def unlabelled_images(
         raise ConfigurationError(f"{given}: the run's data are images; give a folder of them, or a .npz file.")
 
 
-def _read_folder(folder: Path, rows: int, shape: Sequence[int], size: int | None) -> Iterator[Unlabelled]:
+def _new_images(folder: Path, rows: int, shape: Sequence[int], size: int | None) -> Iterator[Unlabelled]:
     import pandas as pd
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
