@@ -109,7 +109,7 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
         names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
     else:
         raise DataError(
-            f"a {type(batch).__name__} has no targets: it must be a tuple, list or dict, or PyG data with `y`."
+            f"the targets of a {type(batch).__name__} cannot be found: give a tuple, list, dict or PyG data with `y`."
         )
     found = [name for name in wanted if name in names]
     if len(found) != 1:

@@ -53,7 +53,7 @@ class Pathological(LabelPartitioner):
         if (short := (sizes < num_holders).nonzero()).numel():
             label = int(short[0])
             raise DataError(
-                f"class {label} has too few samples, {int(sizes[label])}, for {int(num_holders[label])} clients."
+                f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: use fewer."
             )
         holders[num_holders == 0] = 1.0
         return holders / holders.sum(1, keepdim=True)
