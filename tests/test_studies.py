@@ -5,7 +5,7 @@ import pytest
 from lightning_fl.cli import make_parser
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
-from lightning_fl.recipe.shipped import available_studies, find_study, recipe_headline
+from lightning_fl.recipe.shipped import available_studies, find_recipe, recipe_headline
 from lightning_fl.study.cells import make_cells
 from lightning_fl.study.declaration import FULL
 from lightning_fl.study.study_file import load_study
@@ -21,7 +21,7 @@ def parser():
 def test_studies_are_found_by_name_and_by_path():
     assert "digits" in STUDIES
     for name, path in STUDIES.items():
-        assert find_study(name) == find_study(str(path)) == path
+        assert find_recipe(name, "study") == find_recipe(str(path), "study") == path
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -1,9 +1,8 @@
 """The command line ``lightning-fl``.
 
-Each command is a module with ``add_arguments(parser, command)`` and ``run(command, config, parser, arguments)``, which
-returns the exit code. Optional are ``USAGE``, a line of help; ``parse(command, parser, words)``, for clearer errors;
-and ``is_of_recipe(words)``, for a command that also takes a recipe. Only the module of the command that runs is
-imported. Exit codes and the printing of errors are in :mod:`lightning_fl.recipe.error_messages`.
+The signature of a command's function declares its options, see :mod:`lightning_fl.cli.options`; it returns the exit
+code. Only the module of the command that runs is imported. Commands that take a recipe are in
+:mod:`lightning_fl.recipe.run`; exit codes and the printing of errors in :mod:`lightning_fl.recipe.error_messages`.
 """
 
 import sys
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from lightning_fl.cli.options import add_options, call
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.error_messages import exit_code
 from lightning_fl.recipe.help import CommandParser
@@ -23,7 +23,7 @@ __all__ = ["COMMANDS", "Command", "main", "make_parser"]
 
 
 class Command(NamedTuple):
-    """A command: the module that implements it and one line of help."""
+    """A command: the module with its function, and one line of help."""
 
     module: str
     help: str
@@ -41,14 +41,14 @@ COMMANDS = {
         "Predict new samples with a finished run's model, or a recipe's own test data, as CSV.",
     ),
     "explain": Command(
-        "lightning_fl.cli.explain", "Colour a molecule's atoms by their contribution to a run's prediction."
+        "lightning_fl.cli.runs", "Colour a molecule's atoms by their contribution to a run's prediction."
     ),
     "personalize": Command(
         "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
-    "show": Command("lightning_fl.cli.show", "Write a finished run as a page: table, curves, figures, settings."),
+    "show": Command("lightning_fl.cli.runs", "Write a finished run as a page: table, curves, figures, settings."),
     "export": Command(
-        "lightning_fl.cli.export", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."
+        "lightning_fl.cli.runs", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."
     ),
     "compare": Command("lightning_fl.cli.compare", "Compare finished runs: tables and figures."),
     "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and test its claims."),
@@ -95,7 +95,9 @@ def _run(words: list[str]) -> int:
         config = module.parse(command, parser, rest) if hasattr(module, "parse") else parser.parse_args(rest)
     except SystemExit as end:  # --help and --print_config
         return int(end.code or 0)
-    return module.run(command, config, parser, rest)
+    return (
+        module.run(command, config, parser, rest) if module.__name__ == _RUN else call(getattr(module, command), config)
+    )
 
 
 def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParser:
@@ -113,7 +115,10 @@ def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParse
         exit_on_error=False,
         allow_abbrev=False,
     )
-    module.add_arguments(parser, command)
+    if module.__name__ == _RUN:
+        module.add_arguments(parser, command)
+    else:
+        add_options(parser, getattr(module, command))
     return parser
 
 

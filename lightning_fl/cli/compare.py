@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from jsonargparse import ArgumentParser, Namespace
-
+from lightning_fl.cli.options import Folder
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.escaping import csv_table, markdown, markdown_code
 from lightning_fl.files.atomic import write_whole
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
 
     from lightning_fl.study.finished_run import FinishedRun
 
-__all__ = ["FORMATS", "add_arguments", "run"]
+__all__ = ["FORMATS", "compare"]
 
+Split = Literal["test", "val", "train"]
 #: Formats of the written table.
-FORMATS = ("md", "csv", "tex")
+Format = Literal["md", "csv", "tex"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 _FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribution")
 #: Settings in which recipes differ: the first ones are listed, the others counted.
 _MOST_SETTINGS = 12
@@ -36,89 +37,66 @@ _WITHOUT = {
 }
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's arguments."""
-    optional = {"type": str | None, "default": None}
-    parser.add_argument(
-        "runs",
-        type=str,
-        nargs="+",
-        metavar="[LABEL=]RUN",
-        help="Folders of finished runs, or of versions of a run (the last finished one is used). Runs that differ"
-        " only in the seed share a row, as do runs with the same LABEL.",
-    )
-    parser.add_argument("--recursive", action="store_true", help="Use all finished runs below each RUN.")
-    parser.add_argument(
-        "--metric",
-        type=str,
-        nargs="+",
-        default=None,
-        help="Metrics without their split, such as acc rmse (default: the first that is not a loss).",
-    )
-    parser.add_argument("--split", type=Literal["test", "val", "train"], default="test", help="Split of the metrics.")
-    parser.add_argument(
-        "--baseline",
-        **optional,
-        metavar="LABEL",
-        help="Row to compare the others with, seed by seed, with 95 %% t-intervals.",
-    )
-    parser.add_argument(
-        "--reference",
-        **optional,
-        metavar="RUN",
-        help="Run or row that gains of clients refer to, such as local training (default: each run's own local models,"
-        " trained by LocalReference).",
-    )
-    parser.add_argument("--out", **optional, metavar="FOLDER", help="Write tables and figures (PNG and SVG) there.")
-    parser.add_argument(
-        "--format",
-        type=Literal["md", "csv", "tex"],
-        nargs="+",
-        default=list(FORMATS),
-        help="Formats of the tables in --out.",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="Replace an earlier comparison in --out.")
-    parser.add_argument(
-        "--force", action="store_true", help="Compare runs on different data, with a warning above the table."
-    )
+def compare(
+    runs: Sequence[str],
+    *,
+    recursive: bool = False,
+    metric: Sequence[str] = (),
+    split: Split = "test",
+    baseline: str | None = None,
+    reference: str | None = None,
+    out: Folder | None = None,
+    format: Sequence[Format] = FORMATS,
+    overwrite: bool = False,
+    force: bool = False,
+) -> int:
+    """Print finished runs as a table, and write tables and figures.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Read, check, print, write."""
+    Args:
+        runs: [LABEL=]RUN: folders of finished runs, or of versions of a run (the last finished one is used). Runs that
+            differ only in the seed share a row, as do runs with the same LABEL
+        recursive: use all finished runs below each RUN
+        metric: metrics without their split, such as acc rmse (default: the first that is not a loss)
+        split: split of the metrics
+        baseline: label of the row to compare the others with, seed by seed, with 95 % t-intervals
+        reference: run or label that gains of clients refer to, such as local training (default: each run's own local
+            models, trained by LocalReference)
+        out: write tables and figures (PNG and SVG) there
+        format: formats of the tables in --out
+        overwrite: replace an earlier comparison in --out
+        force: compare runs on different data, with a warning above the table
+    """
     from lightning_fl.study.comparability import find_mismatches
     from lightning_fl.study.comparison_table import client_comparison, comparison_table, default_comparison_metric
     from lightning_fl.study.recipe_settings import group_runs, recipe_lines
     from lightning_fl.study.render import to_terminal
 
-    groups = group_runs([found for word in config.runs for found in _labelled(word, config.recursive)])
-    reference = None
-    if config.reference is not None:
-        reference = groups.get(config.reference) or _read(config.reference, config.recursive)
-    differences = find_mismatches(groups if reference is None else {**groups, "--reference": reference})
-    if differences and not config.force:
+    groups = group_runs([found for word in runs for found in _labelled(word, recursive)])
+    over = None if reference is None else groups.get(reference) or _read(reference, recursive)
+    differences = find_mismatches(groups if over is None else {**groups, "--reference": over})
+    if differences and not force:
         more = len(differences) - _MOST_DIFFERENCES
         raise ConfigurationError(
             f"these runs are not comparable: {'; '.join(differences[:_MOST_DIFFERENCES])}"
             f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
             " nevertheless with --force."
         )
-    metrics = config.metric or [default_comparison_metric(groups, config.split)]
-    frame = comparison_table(groups, metrics, config.split, reference=reference, baseline=config.baseline)
+    metrics = list(metric) or [default_comparison_metric(groups, split)]
+    frame = comparison_table(groups, metrics, split, reference=over, baseline=baseline)
     settings = recipe_lines(groups)
     if len(settings) > _MOST_SETTINGS:
         settings[_MOST_SETTINGS:] = [f"and {len(settings) - _MOST_SETTINGS} more settings"]
-    out = None if config.out is None else Path(config.out).expanduser()
-    if out is not None and not config.overwrite:
+    if out is not None and not overwrite:
         _refuse_existing(out, metrics)
     _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
     if out is not None:
-        clients = client_comparison(groups, metrics, config.split, reference=reference)
+        clients = client_comparison(groups, metrics, split, reference=over)
         try:
-            _write_tables(out, frame, clients, groups, config.format, differences, settings)
-            _draw(out, groups, frame, clients, config.split)
+            _write_tables(out, frame, clients, groups, format, differences, settings)
+            _draw(out, groups, frame, clients, split)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write to {out}: {error}. Free some space or give another folder with --out."

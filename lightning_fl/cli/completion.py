@@ -8,15 +8,12 @@ of its models and data.
 import argparse
 import shlex
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
-
-from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.data.cards.lookup import available_cards
 from lightning_fl.recipe.shipped import available_recipes, available_studies
 
-__all__ = ["add_arguments", "completion_script", "run"]
+__all__ = ["completion", "completion_script"]
 
 Shell = Literal["bash", "zsh"]
 
@@ -26,26 +23,20 @@ _FUNCTIONS = {
     "_lightning_fl_checkpoint": (lambda: ("last", "best"), "ckpt"),
     "_lightning_fl_study": (available_studies, "yaml"),
 }
-#: Arguments that name a place in the file system, by metavar or name -> how shtab calls it.
-_PATHS = {
-    **dict.fromkeys(("RUN", "[LABEL=]RUN", "run", "DIR", "FOLDER", "trainer.default_root_dir"), "DIRECTORY"),
-    **dict.fromkeys(("FILE", "file"), "FILE"),
+#: Metavar -> how shtab calls it.
+_PATHS = {"RUN": "DIRECTORY", "runs": "DIRECTORY", "DIR": "DIRECTORY", "FILE": "FILE", "file": "FILE"} | {
+    "--trainer.default_root_dir": "DIRECTORY"
 }
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's argument."""
-    parser.add_argument(
-        "shell",
-        type=Shell,
-        help="For bash: lightning-fl completion bash > ~/.local/share/bash-completion/completions/lightning-fl; for"
-        " zsh: lightning-fl completion zsh > _lightning-fl, in a folder of $fpath.",
-    )
+def completion(shell: Shell) -> int:
+    """Print the script.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Print the script."""
-    print(completion_script(config.shell))
+    Args:
+        shell: for bash: lightning-fl completion bash > ~/.local/share/bash-completion/completions/lightning-fl; for
+            zsh: lightning-fl completion zsh > _lightning-fl, in a folder of $fpath
+    """
+    print(completion_script(shell))
     return 0
 
 
@@ -61,13 +52,10 @@ def completion_script(shell: Shell) -> str:
     subparsers = plain.add_subparsers()
     for name, entry in COMMANDS.items():
         child = subparsers.add_parser(name, help=entry.help, add_help=False)
-        module = import_module(entry.module)
-        parsers = [make_parser(name)]
-        if hasattr(module, "is_of_recipe"):
-            parsers.append(make_parser(name, of_recipe))
+        parsers = [make_parser(name), *([make_parser(name, of_recipe)] if name == "predict" else [])]
         known: set[str] = set()
         for number, parser in enumerate(parsers):
-            special = _of_recipe() if number or module is of_recipe else _of_command(name)
+            special = _of_recipe() if number or entry.module == of_recipe.__name__ else _of_command(name)
             for action in parser._actions:
                 names = action.option_strings or [action.dest]
                 if known.isdisjoint(names):
@@ -113,9 +101,7 @@ def _add(
     if nargs == 0:
         parser.add_argument(*names, action="store_true", help=help)
         return
-    place = next(
-        (_PATHS[key] for key in (getattr(action, "metavar", None), names[-1].lstrip("-")) if key in _PATHS), ""
-    )
+    place = _PATHS.get(getattr(action, "metavar", None) or names[-1])
     values = values or tuple(_few(getattr(action, "_typehint", None)))
     choices = None if isinstance(values, str) else tuple(dict.fromkeys(values)) or None
     added = parser.add_argument(*names, nargs=nargs, choices=choices, help=help)

@@ -1,36 +1,28 @@
 """``lightning-fl datasets``: list data sets, download them, check their files."""
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.lookup import Card, ImageCard, available_cards, load_card
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["datasets"]
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("name", type=str | None, nargs="?", default=None, help="A data set, or the path of a card.")
-    parser.add_argument("--fetch", action="store_true", help="Download missing files.")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="Compare checksums of files with those of the cards; exit code 1 if one differs or the named data set"
-        " is missing.",
-    )
+def datasets(name: str | None = None, *, fetch: bool = False, check: bool = False) -> int:
+    """List cards or show one; fetch and check their files.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """List cards or show one; fetch and check their files."""
-    cards = [load_card(config.name)] if config.name else [load_card(name) for name in available_cards()]
-    if config.fetch or config.check:
-        faults = [_is_fault(card, config.name is not None, config.fetch, config.check) for card in cards]
+    Args:
+        name: a data set, or the path of a card
+        fetch: download missing files
+        check: compare checksums of files with those of the cards; exit code 1 if one differs or the named data set is
+            missing
+    """
+    cards = [load_card(name)] if name else [load_card(name) for name in available_cards()]
+    if fetch or check:
+        faults = [_is_fault(card, name is not None, fetch, check) for card in cards]
         return int(any(faults))
-    if config.name:
+    if name:
         _show(cards[0])
         return 0
     width = max(len(card.name) for card in cards)

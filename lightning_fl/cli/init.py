@@ -1,46 +1,35 @@
 """``lightning-fl init``: write a recipe and a module to start from, after three questions."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
-
+from lightning_fl.cli.options import Folder
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.shipped import write_files
 from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["init"]
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's arguments."""
-    texts = {
-        "data": f"Question 1, the data: {', '.join(DATA)}.",
-        "task": f"Question 2, what is predicted: {', '.join(TASKS)}.",
-        "algorithm": f"Question 3, how it is learned: {', '.join(ALGORITHMS)}.",
-        "file": "Your file, or folder of images (default: made-up data).",
-        "target": "The file's column to predict.",
-        "clients": "The file's column with the client of a row.",
-        "smiles": "The file's column of molecules (default: smiles, SMILES, ...).",
-    }
-    for name, text in texts.items():
-        parser.add_argument(f"--{name}", type=str | None, default=None, help=text)
-    parser.add_argument("--to-folder", type=str, default=".", metavar="DIR", help="Folder to write to.")
+def init(*, answers: Answers, to_folder: Folder = Path()) -> int:
+    """Ask for the missing answers, write the files and print the next command.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Ask for the missing answers, write the files and print the next command."""
-    data = config.data or _ask("data", "What are your data?", DATA)
+    Args:
+        to_folder: folder to write to
+    """
+    data = answers.data if answers.data != "ask" else _ask("data", "What are your data?", DATA)
     tasks = {"classification": TASKS["classification"]} if data == "images" else TASKS
-    task = config.task or _ask("task", "What is to be predicted?", tasks)
-    algorithm = config.algorithm or _ask("algorithm", "What shall clients get?", ALGORITHMS)
-    found = starter_files(Answers(data, task, algorithm, config.file, config.target, config.clients, config.smiles))
-    folder = Path(config.to_folder).expanduser()
-    write_files(found, folder, "--to-folder DIR")
+    task = answers.task if answers.task != "ask" else _ask("task", "What is to be predicted?", tasks)
+    algorithm = (
+        answers.algorithm if answers.algorithm != "ask" else _ask("algorithm", "What shall clients get?", ALGORITHMS)
+    )
+    found = starter_files(replace(answers, data=data, task=task, algorithm=algorithm))
+    write_files(found, to_folder, "--to-folder DIR")
     for name in sorted({name.partition("/")[0] for name in found}):
-        print(folder / name)
-    inside = "" if folder == Path() else f"cd {folder} && "
+        print(to_folder / name)
+    inside = "" if to_folder == Path() else f"cd {to_folder} && "
     print(f"Now: {inside}lightning-fl fit --config recipe.yaml")
     return 0
 

@@ -1,51 +1,102 @@
-"""Arguments that several commands share, and arguments declared as the fields of a dataclass."""
+"""Options of commands, declared once: by the signature and docstring of a command's function."""
 
-from dataclasses import fields
-from typing import Any, get_type_hints
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentParser
+import docstring_parser
+from jsonargparse import ArgumentParser, Namespace
 
-__all__ = ["add_fields", "add_shared"]
+__all__ = ["File", "Folder", "Number", "Run", "Word", "add_options", "call"]
 
-_SHARED: dict[str, dict[str, Any]] = {
-    "run": {"type": str, "help": "Folder of a finished run: the one with config.yaml and summary.json."},
-    "--force": {"action": "store_true", "help": "Replace the file if it exists."},
-    "--model": {
-        "type": str | None,
-        "default": None,
-        "metavar": "NAME",
-        "help": "A client's name; shared or shared_K; best (default: the shared model).",
-    },
-    "--trust": {
-        "action": "store_true",
-        "help": "Allow the run's config.yaml to name classes outside lightning_fl, which executes their code.",
-    },
-    "--accelerator": {"type": str, "default": "auto", "help": "cpu, cuda or auto."},
+
+class Word(NamedTuple):
+    """Metadata of an annotation: how a word of the command line is called, and its value if it may be left out."""
+
+    metavar: str
+    const: Any = None
+
+
+File = Annotated[Path, Word("FILE")]
+Folder = Annotated[Path, Word("DIR")]
+Run = Annotated[Path, Word("RUN")]
+Number = Annotated[int, Word("N")]
+
+#: Meanings of parameters that several commands have.
+_SHARED = {
+    "run": "folder of a finished run: the one with config.yaml and summary.json",
+    "force": "replace the file if it exists",
+    "model": "a client's name; shared or shared_K; best (default: the shared model)",
+    "trust": "allow the run's config.yaml to name classes outside lightning_fl, which executes their code",
+    "accelerator": "cpu, cuda or auto",
 }
+#: Options with another name than their parameter.
+_FLAGS = {"others": "with", "rows": "chunk_rows", "to_folder": "to-folder", "dry_run": "dry-run"}
 
 
-def add_shared(parser: ArgumentParser, *names: str) -> None:
-    """Add arguments that have the same meaning in several commands."""
-    for name in names:
-        parser.add_argument(name, **_SHARED[name])
+class _Option(NamedTuple):
+    name: str
+    annotation: Any
+    default: Any
+    is_positional: bool
+    meaning: str
 
 
-def add_fields(parser: ArgumentParser, options: type, **flags: str) -> None:
-    """Add the fields of a ``documented`` dataclass as options: booleans as flags, sequences as several words.
+def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
+    """Add a function's parameters: arguments, and those by keyword only as options.
 
-    Args:
-        parser: to add them to.
-        options: the dataclass.
-        **flags: field -> name on the command line, where it is another one.
+    Booleans are flags, and sequences several words. The fields of a dataclass are options of their own.
     """
-    hints = get_type_hints(options, include_extras=True)
-    described = (options.__doc__ or "").partition("Args:\n")[2].splitlines()
-    meaning = dict(line.strip().split(": ", 1) for line in described)
-    for one in fields(options):
-        text = f"{meaning[one.name][0].upper()}{meaning[one.name][1:]}."
-        how: dict[str, Any] = {"type": hints[one.name], "default": one.default}
-        if one.default is False:
-            how = {"action": "store_true"}
-        elif one.default == ():
-            how = {"type": str, "nargs": "+", "default": []}
-        parser.add_argument(f"--{flags.get(one.name, one.name)}", dest=one.name, help=text, **how)
+    for option in _options(function):
+        hint, word = _split(option.annotation)
+        how: dict[str, Any] = {"help": f"{option.meaning[0].upper()}{option.meaning[1:]}."}
+        if option.default is False:
+            how["action"] = "store_true"
+        elif get_origin(hint) is Sequence:
+            how |= {"type": get_args(hint)[0], "nargs": "+"}
+        else:
+            how["type"] = hint
+        is_required = option.default is inspect.Parameter.empty
+        if not is_required:
+            how["default"] = list(option.default) if isinstance(option.default, tuple) else option.default
+        if word is not None:
+            how |= {"metavar": word.metavar, **({} if word.const is None else {"nargs": "?", "const": word.const})}
+        if option.is_positional:
+            parser.add_argument(option.name, **how, **({} if is_required else {"nargs": "?"}))
+        else:
+            how |= {"required": True} if is_required else {}
+            parser.add_argument(f"--{_FLAGS.get(option.name, option.name)}", dest=option.name, **how)
+
+
+def call(function: Callable[..., int], config: Namespace) -> int:
+    """Call a command's function with the options that a parser of :func:`add_options` found."""
+    given = {name: value.expanduser() if isinstance(value, Path) else value for name, value in vars(config).items()}
+    for name, hint in get_type_hints(function).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            given[name] = hint(**{one.name: given.pop(one.name) for one in fields(hint)})
+    return function(**given)
+
+
+def _options(described: Callable[..., Any]) -> Iterator[_Option]:
+    hints = get_type_hints(described if inspect.isfunction(described) else described.__init__, include_extras=True)
+    parsed = docstring_parser.parse(inspect.getdoc(described) or "").params
+    meanings = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
+    for name, one in inspect.signature(described).parameters.items():
+        if is_dataclass(hints.get(name)):
+            yield from _options(hints[name])
+        elif one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            meaning = meanings.get(name) or _SHARED[name]
+            yield _Option(name, hints[name], one.default, one.kind is one.POSITIONAL_OR_KEYWORD, meaning)
+
+
+def _split(annotation: Any) -> tuple[Any, Word | None]:
+    """An annotation without the :class:`Word` among its metadata, and this."""
+    if get_origin(annotation) in (Union, UnionType):
+        parts, words = zip(*map(_split, get_args(annotation)), strict=True)
+        return Union[parts], next(filter(None, words), None)  # noqa: UP007
+    if get_origin(annotation) is Annotated and isinstance(annotation.__metadata__[0], Word):
+        return annotation.__origin__, annotation.__metadata__[0]
+    return annotation, None

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
 from rich.text import Text
 
-from lightning_fl.cli.options import add_shared
+from lightning_fl.cli.options import File, Run
 from lightning_fl.core.terminal import terminal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.inference.trained_run import TrainedRun, check_out
@@ -17,72 +16,59 @@ from lightning_fl.runtime.table import Column, Table, Value, metric_column, prin
 if TYPE_CHECKING:
     from lightning_fl.inference.personalization import Personalization
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["personalize"]
 
 #: Rows of the table; of more models, those with the largest shares are shown.
 _MOST_ROWS = 30
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's arguments."""
-    add_shared(parser, "run")
-    parser.add_argument(
-        "file",
-        type=str,
-        help="Labelled samples of one client, of the kind that the run was trained on: a CSV file with the run's"
-        " columns, a .npz file of images, or a folder of images.",
-    )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="FILE",
-        help="The personal model, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt).",
-    )
-    parser.add_argument(
-        "--holdout",
-        type=float,
-        default=0.5,
-        help="Fraction of the samples to evaluate on; the others decide the models' shares. 0: all samples do both.",
-    )
-    parser.add_argument(
-        "--monitor",
-        type=str | None,
-        default=None,
-        help="Validation metric that decides the shares, such as val/acc: from 0 to 1 if higher is better, at least 0"
-        " if lower is better, then exp(-value) is used (default: an accuracy or the like, else a loss).",
-    )
-    parser.add_argument("--seed", type=int | None, default=None, help="Seed of the holdout (default: the run's).")
-    add_shared(parser, "--force", "--trust", "--accelerator")
+def personalize(
+    run: Run,
+    file: File,
+    *,
+    out: File | None = None,
+    holdout: float = 0.5,
+    monitor: str | None = None,
+    seed: int | None = None,
+    force: bool = False,
+    trust: bool = False,
+    accelerator: str = "auto",
+) -> int:
+    """Mix a run's shared models for a client's samples, write the personal model and print a table.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Mix, write, print."""
-    run = TrainedRun.read(config.run)
-    run.refuse_personal_layers("train them on the new client's data, or give a run without PersonalLayers")
-    folder, summary = run.folder, run.summary
-    data = Path(config.file).expanduser()
-    out = folder / "personal" / f"{data.name.partition('.')[0]}.ckpt" if config.out is None else Path(config.out)
-    check_out(out, folder, data, named=config.out is not None, replace=config.force)
-    made = run.make(trust=config.trust, accelerator=config.accelerator)
+    Args:
+        file: labelled samples of one client, of the kind that the run was trained on: a CSV file with the run's
+            columns, a .npz file of images, or a folder of images
+        out: the personal model, an ordinary Lightning checkpoint (default: RUN/personal/FILE.ckpt)
+        holdout: fraction of the samples to evaluate on; the others decide the models' shares. 0: all samples do both
+        monitor: validation metric that decides the shares, such as val/acc: from 0 to 1 if higher is better, at least
+            0 if lower is better, then exp(-value) is used (default: an accuracy or the like, else a loss)
+        seed: seed of the holdout (default: the run's)
+    """
+    trained = TrainedRun.read(run)
+    trained.refuse_personal_layers("train them on the new client's data, or give a run without PersonalLayers")
+    summary, is_named = trained.summary, out is not None
+    out = out or run / "personal" / f"{file.name.partition('.')[0]}.ckpt"
+    check_out(out, run, file, named=is_named, replace=force)
+    made = trained.make(trust=trust, accelerator=accelerator)
 
     from lightning_fl.inference.personalization import personalize
 
-    with run.reading_record() as record:
-        dataset = made.data.newcomer_data(str(data), record)
+    with trained.reading_record() as record:
+        dataset = made.data.newcomer_data(str(file), record)
     found = personalize(
         made.model,
-        list(run.shared),
+        list(trained.shared),
         dataset,
         out=out,
-        monitor=config.monitor,
-        holdout=config.holdout,
-        seed=summary["seed"] if config.seed is None else config.seed,
+        monitor=monitor,
+        holdout=holdout,
+        seed=summary["seed"] if seed is None else seed,
         like=made.data,
-        accelerator=config.accelerator,
+        accelerator=accelerator,
         **made.settings,
     )
-    _print(found, summary, folder, data, out)
+    _print(found, summary, run, file, out)
     return 0
 
 

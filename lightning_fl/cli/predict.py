@@ -7,13 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from lightning_fl.cli.options import add_fields, add_shared
+from lightning_fl.cli.options import File, Run
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.files.atomic import whole_file
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
 
     from lightning_fl.inference.predict import RunPredictor
 
-__all__ = ["USAGE", "add_arguments", "is_of_recipe", "parse", "run"]
+__all__ = ["USAGE", "is_of_recipe", "parse", "predict"]
 
 USAGE = """%(prog)s RUN FILE [--out FILE] [options]
        %(prog)s --config RECIPE --ckpt_path last|best|FILE [--KEY VALUE ...]   (a recipe's own test data)"""
 
-_STANDARD_OUTPUT = "-"
 #: Options that only the form with a recipe has.
 _OF_RECIPE = ("--config", "--ckpt_path", "--print_config", "--seed_everything", "--data", "--trainer", "--model.")
 
@@ -38,26 +36,6 @@ _OF_RECIPE = ("--config", "--ckpt_path", "--print_config", "--seed_everything", 
 def is_of_recipe(words: Sequence[str]) -> bool:
     """Whether the words after the command are a recipe's."""
     return any(word.startswith("--model.") or word.partition("=")[0].partition(".")[0] in _OF_RECIPE for word in words)
-
-
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the arguments of ``predict RUN FILE``."""
-    add_shared(parser, "run")
-    parser.add_argument(
-        "file",
-        type=str,
-        help="New samples, of the kind that the run was trained on, without targets: a CSV file with a column of SMILES"
-        " or with a table's columns, a folder or a .npz file of images; - for standard input.",
-    )
-    parser.add_argument(
-        "--out",
-        type=str,
-        default=_STANDARD_OUTPUT,
-        metavar="FILE",
-        help="CSV file for the table (default: standard output).",
-    )
-    add_shared(parser, "--force")
-    add_fields(parser, PredictionOptions, others="with", rows="chunk_rows")
 
 
 def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -77,20 +55,26 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         ) from error
 
 
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Predict and write."""
-    out = None if config.out == _STANDARD_OUTPUT else Path(config.out).expanduser()
+def predict(run: Run, file: str, *, out: File | None = None, force: bool = False, options: PredictionOptions) -> int:
+    """Predict new samples and write the table.
+
+    Args:
+        file: new samples, of the kind that the run was trained on, without targets: a CSV file with a column of SMILES
+            or with a table's columns, a folder or a .npz file of images; - for standard input
+        out: CSV file for the table (default: standard output)
+    """
+    if out is not None and out.name == "-":
+        out = None
     if out is not None:
-        read = Path(config.file).expanduser()
-        check_out(out, Path(config.run).expanduser(), read, named=True, replace=config.force)
+        check_out(out, run, Path(file).expanduser(), named=True, replace=force)
 
     from lightning_fl.inference.predict import RunPredictor
 
-    predictor = RunPredictor(config.run, **{one.name: config[one.name] for one in fields(PredictionOptions)})
+    predictor = RunPredictor(run, options)
     _print_model(predictor)
     try:
-        with whole_file(out) if out is not None else nullcontext(sys.stdout.buffer) as file:
-            rows, failed = _write(predictor.chunks(config.file), file)
+        with whole_file(out) if out is not None else nullcontext(sys.stdout.buffer) as table:
+            rows, failed = _write(predictor.chunks(file), table)
     except OSError as error:
         if out is None or error.filename is None or Path(error.filename).parent != out.parent:
             raise

@@ -1,46 +1,38 @@
 """``lightning-fl recipes``: the recipes that come with the package."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from jsonargparse import ArgumentParser, Namespace
-
+from lightning_fl.cli.options import Word
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.shipped import available_recipes, listing, write_files
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["recipes"]
 
 
-def add_arguments(parser: ArgumentParser, command: str) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("name", type=str | None, nargs="?", default=None, help="A recipe to print, or to copy.")
-    parser.add_argument(
-        "--copy",
-        type=str | None,
-        nargs="?",
-        const=".",
-        default=None,
-        metavar="DIR",
-        help="Copy the recipe, or all of them, into a folder (default: this one). Never overwrites.",
-    )
+def recipes(
+    name: str | None = None,
+    *,
+    copy: Annotated[Path, Word("DIR", const=Path())] | None = None,
+) -> int:
+    """List the shipped recipes, or print or copy them.
 
-
-def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """List, print or copy."""
-    recipes = available_recipes()
-    if config.name is not None:
-        if config.name not in recipes:
+    Args:
+        name: a recipe to print, or to copy
+        copy: copy the recipe, or all of them, into a folder (default: this one). Never overwrites
+    """
+    found = available_recipes()
+    if name is not None:
+        if name not in found:
             raise ConfigurationError(
-                f"no shipped recipe {config.name!r}{did_you_mean(config.name, recipes)}. There are"
-                f" {', '.join(recipes)}."
+                f"no shipped recipe {name!r}{did_you_mean(name, found)}. There are {', '.join(found)}."
             )
-        recipes = {config.name: recipes[config.name]}
-    if config.copy is not None:
-        folder = Path(config.copy)
-        write_files({f"{name}.yaml": path.read_bytes() for name, path in recipes.items()}, folder, "--copy DIR")
-        print("\n".join(str(folder / f"{name}.yaml") for name in recipes))
-    elif config.name is not None:
-        print(recipes[config.name].read_text(encoding="utf-8"), end="")
+        found = {name: found[name]}
+    if copy is not None:
+        write_files({f"{name}.yaml": path.read_bytes() for name, path in found.items()}, copy, "--copy DIR")
+        print("\n".join(str(copy / f"{name}.yaml") for name in found))
+    elif name is not None:
+        print(found[name].read_text(encoding="utf-8"), end="")
     else:
-        print(listing(recipes))
+        print(listing(found))
     return 0

@@ -9,7 +9,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_fl.core.errors import ConfigurationError, listed
 
@@ -42,6 +42,8 @@ _HIGHER = (
     *("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "dice", "iou", "score", "pearson", "spearman", "map"),
     *("aupr", "mcc", "kappa", "sensitivity", "specificity", "ndcg"),
 )
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
     return summaries
 
 
-def gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> dict[int, float]:
+def gains(values: Mapping[K, float], reference: Mapping[K, float], higher_is_better: bool) -> dict[K, float]:
     """Gain of each client over its reference: the bracket of FedCollab's equations 11 and 12.
 
     Args:

@@ -15,12 +15,7 @@ __all__ = ["Naming", "free_name", "mean_outputs", "model_columns"]
 
 @dataclass(frozen=True)
 class Naming:
-    """Names of targets and classes.
-
-    Attributes:
-        targets: names of T targets; ("prediction",) by default.
-        classes: names of the classes of a single target; may be empty.
-    """
+    """Names of T targets, and of the classes of a single target (may be empty)."""
 
     targets: tuple[str, ...]
     classes: tuple[str, ...] = ()

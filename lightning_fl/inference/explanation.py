@@ -29,13 +29,11 @@ class Explanation:
     """Contributions of atoms to a prediction.
 
     Attributes:
-        smiles: the molecule.
         target: name of the predicted quantity.
         atoms: contributions in the order of the SMILES, float64 [V]; positive raises the prediction. In the data's
             units for a regression, in log-odds for a classification.
         prediction: for the molecule, in the same units.
         baseline: prediction for atom features of zero; ``prediction - baseline`` is the sum of ``atoms``.
-        unit: of the numbers.
     """
 
     smiles: str
@@ -60,11 +58,9 @@ def explain(
 
     Args:
         model: a trained model; not modified.
-        smiles: the molecule.
         target: number from 0, or one of ``names``.
         target_class: class to explain for a multiclass model.
-        names: of the targets.
-        units: of the targets.
+        names: of the targets, as ``units``.
         num_points: of the quadrature.
 
     Raises:

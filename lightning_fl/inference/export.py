@@ -26,13 +26,8 @@ from lightning_fl.version import __version__
 __all__ = ["export_run", "model_card"]
 
 #: Trainer settings that depend on the machine.
-_MACHINE_SETTINGS = (
-    "default_root_dir",
-    "logger",
-    "devices",
-    "num_nodes",
-    "enable_progress_bar",
-    "processes_per_device",
+_MACHINE_SETTINGS = frozenset(
+    {"default_root_dir", "logger", "devices", "num_nodes", "enable_progress_bar", "processes_per_device"}
 )
 #: Data module -> task name on the Hub.
 _TASKS = {
@@ -48,7 +43,6 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     ``config.yaml`` the recipe without machine settings, ``summary.json`` the record, ``README.md`` the card.
 
     Args:
-        run: a finished run.
         folder: missing or empty.
         model: as for ``lightning-fl predict --model``; default the shared model.
 

@@ -30,11 +30,9 @@ _UNITS = 64
 
 
 def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None) -> list[int]:
-    """Numbers of samples in consecutive batches, positive with sum n.
+    """Numbers of samples in consecutive batches, positive with sum ``count``.
 
     Args:
-        count: n samples.
-        batch_size: maximum number of samples.
         sizes: units (atoms) of each sample; a batch has at most ``64 * batch_size`` units or a single sample.
     """
     if sizes is None:
@@ -51,12 +49,10 @@ def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None)
 
 
 class Predictor:
-    """One model on its device.
+    """One model, moved to its device.
 
     Args:
-        module: with its weights; moved to the device.
         data: the run's data module, for its batch hooks.
-        accelerator: "cpu", "cuda" or "auto".
         precision: Fabric's, such as "32-true".
         batch_size: maximum number of samples; ``None`` for the run's evaluation batch size.
 

@@ -38,7 +38,6 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
     """Select models: name -> file.
 
     Args:
-        run: the run.
         model: a client's name; ``"shared"`` or ``None`` for the only shared model, ``"shared_K"`` for one of several;
             ``"best"`` for the client model with the best validation result; ``"all"`` for all distinct models;
             ``"snapshots"`` for the snapshots of the shared model, ``"shared_K_round_R"`` for one of them.

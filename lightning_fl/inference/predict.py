@@ -59,24 +59,19 @@ class _Model:
 
 
 class RunPredictor:
-    """Models of a finished run, loaded once for any number of samples.
-
-    Args:
-        run: the run's folder.
-        **options: of :class:`~lightning_fl.inference.options.PredictionOptions`.
+    """Models of the finished run in a folder, loaded once for any number of samples.
 
     Raises:
-        ConfigurationError: unknown run or model, or an option out of range.
+        ConfigurationError: unknown run or model, or options that do not fit them.
         CheckpointError: a file of the run is damaged.
         DataError: the run's data, needed for ``similarity``, cannot be read.
 
     Attributes:
-        run: the run.
         models: the loaded models, each with a ``name``.
     """
 
-    def __init__(self, run: str | Path, **options: Any) -> None:
-        self._options = asked = PredictionOptions(**options)
+    def __init__(self, run: str | Path, options: PredictionOptions | None = None) -> None:
+        self._options = asked = options or PredictionOptions()
         self.run = TrainedRun.read(run)
         loaded, made = self._load(self.run)
         for name in self.run.summary.get("callbacks", ()):
@@ -109,7 +104,6 @@ class RunPredictor:
         return load_models(run, choose_models(run, asked.model), trust=asked.trust, accelerator=asked.accelerator)
 
     def _prepare(self, name: str, model: LoadedModel, run: TrainedRun, made: Made) -> _Model:
-        """Move a model to its device, read its calibration and find its dropout layers."""
         asked, calibration, passes = self._options, None, None
         predictor = Predictor(
             model.module,
@@ -164,7 +158,7 @@ class RunPredictor:
             )
 
     def _predict(self, chunk: Unlabelled, number: int) -> dict[str, np.ndarray]:
-        """Columns of k predictions for the chunk with this number, before names are made unique."""
+        """Columns of k predictions, before names are made unique."""
         asked, naming = self._options, self._naming
         with isolated_draws():
             seed_default_generators(self.run.summary["seed"], number, "predictions")
@@ -226,7 +220,7 @@ def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFra
     """
     import pandas as pd
 
-    table = pd.concat(list(RunPredictor(run, **options).chunks(samples)))
+    table = pd.concat(list(RunPredictor(run, PredictionOptions(**options)).chunks(samples)))
     if isinstance(samples, pd.DataFrame):
         table.index = samples.index
     return table

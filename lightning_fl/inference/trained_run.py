@@ -28,13 +28,7 @@ _KEPT_SETTINGS = ("num_threads", "precision", "deterministic")
 
 @dataclass(frozen=True)
 class Made:
-    """Objects made from a run's recipe.
-
-    Attributes:
-        model: the module with initial weights.
-        data: the data module before ``setup``.
-        settings: the trainer's ``num_threads``, ``precision`` and ``deterministic``, if set.
-    """
+    """Module with initial weights, data module before ``setup``, and the trainer settings to keep of a run's recipe."""
 
     model: "LightningModule"
     data: "FederatedDataModule"
@@ -43,11 +37,7 @@ class Made:
 
 @dataclass(frozen=True)
 class TrainedRun(FinishedRun):
-    """A finished run of ``lightning-fl fit`` with its models.
-
-    Attributes:
-        shared: files of the shared models, in order.
-    """
+    """A finished run of ``lightning-fl fit`` with the files of its shared models, in order."""
 
     shared: tuple[Path, ...]
 
@@ -101,11 +91,7 @@ class TrainedRun(FinishedRun):
         return None
 
     def refuse_personal_layers(self, remedy: str) -> None:
-        """Refuse to use shared models with untrained personal layers.
-
-        Raises:
-            ConfigurationError: the run has personal layers; ``remedy`` ends the message.
-        """
+        """Refuse to use shared models with untrained personal layers; ``remedy`` ends the message."""
         if (layers := self.personal_layers) is not None:
             raise ConfigurationError(
                 f"the layers {layers} of the shared models are untrained, each client has its own (PersonalLayers):"
@@ -137,7 +123,6 @@ class TrainedRun(FinishedRun):
 
         Args:
             trust: allow classes outside of this package.
-            accelerator: of the trainer.
             model_arguments: override the recipe's.
 
         Raises:

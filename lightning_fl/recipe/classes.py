@@ -36,7 +36,6 @@ def find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | 
 
     Args:
         name: short names are those of subclasses of ``bases``; strategies also have registered names.
-        bases: classes.
 
     Returns:
         The class (or a function that returns an instance), or why there is none, such as "no such class".

@@ -1,12 +1,13 @@
-"""Reading a recipe's file."""
+"""Reading a recipe's file, and its settings as a flat table. Does not import torch."""
 
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import read_yaml
 
-__all__ = ["load_recipe"]
+__all__ = ["flat_settings", "load_recipe"]
 
 
 def load_recipe(path: Path) -> dict[str, Any]:
@@ -22,3 +23,37 @@ def load_recipe(path: Path) -> dict[str, Any]:
             f" {'is empty' if content is None else f'contains a {type(content).__name__}'}."
         )
     return content
+
+
+def flat_settings(value: object, path: str = "", without: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Settings of a recipe by their dotted path.
+
+    A class is stored under its owner's path, its arguments below that, and the entries of a list of classes under
+    their class's name: ``model``, ``model.hidden_dim``, ``trainer.callbacks.LocalMixup.alpha``. A list of plain values
+    is one setting.
+
+    Args:
+        value: the recipe.
+        path: of the value.
+        without: names of classes whose entries in lists are left out.
+    """
+    if isinstance(value, Mapping):
+        if isinstance(value.get("class_path"), str):
+            yield path, _class_name(value)
+            value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        for key, item in value.items():
+            yield from flat_settings(item, f"{path}.{key}" if path else str(key), without)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        names: list[str] = []
+        for number, item in enumerate(value):
+            name = _class_name(item) if isinstance(item, Mapping) and "class_path" in item else str(number)
+            if name not in without:
+                names.append(name)
+                again = f"[{names.count(name)}]" if names.count(name) > 1 else ""
+                yield from flat_settings(item, f"{path}.{name}{again}", without)
+    else:
+        yield path, value
+
+
+def _class_name(entry: Mapping[str, Any]) -> str:
+    return str(entry["class_path"]).rpartition(".")[2]

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import USAGE, add_arguments, parse
 
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["USAGE", "add_arguments", "parse", "run"]  # of a command, see lightning_fl.cli
+__all__ = ["USAGE", "add_arguments", "parse", "run"]
 
 #: A failed rank waits so long for its machine's first rank to end it; then it reports the error itself.
 _FIRST_RANK_SECONDS = 5.0
@@ -30,7 +30,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning import seed_everything
 
     from lightning_fl.recipe.processes import choose_processes
-    from lightning_fl.recipe.saved_config import SaveConfig, flat_hyperparameters
+    from lightning_fl.recipe.saved_config import SaveConfig
     from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
 
     seed_everything(int(config.seed_everything), verbose=False)
@@ -43,7 +43,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         if notice is not None:
             print(notice, file=sys.stderr)
     trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
-    trainer.run_log.hyperparameters = flat_hyperparameters(config.as_dict())
+    trainer.run_log.hyperparameters = _hyperparameters(config.as_dict())
     try:
         code = _COMMANDS[command](made, config.ckpt_path, arguments)
     except BaseException as error:
@@ -52,6 +52,17 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if isinstance(trainer.strategy.launcher, ForkLauncher) and not trainer.is_global_zero:
         end_fork(int(code))
     return int(code)
+
+
+def _hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Settings for the loggers' tables of runs, where lists are texts and null is left out."""
+    flat = flat_settings({key: value for key, value in config.items() if key not in ("config", "ckpt_path")})
+    plain = (bool, int, float, str)
+    return {
+        path: next((kind(value) for kind in plain if isinstance(value, kind)), str(value))  # not a subclass of them
+        for path, value in flat
+        if value is not None
+    }
 
 
 def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> int:

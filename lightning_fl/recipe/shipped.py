@@ -3,8 +3,9 @@
 This module imports neither torch nor Lightning, so that the command line lists recipes at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.files.package_folders import package_folder
@@ -13,7 +14,6 @@ __all__ = [
     "available_recipes",
     "available_studies",
     "find_recipe",
-    "find_study",
     "listing",
     "recipe_headline",
     "write_files",
@@ -31,11 +31,7 @@ def available_recipes() -> dict[str, Path]:
 
 
 def available_studies() -> dict[str, Path]:
-    """The studies that come with the package: name -> path, sorted by name.
-
-    Raises:
-        ConfigurationError: the package was installed without its recipes.
-    """
+    """The studies that come with the package: name -> path, sorted by name."""
     return {path.stem: path for path in sorted((_folder() / _STUDIES).glob("*.yaml"))}
 
 
@@ -43,29 +39,16 @@ def _folder() -> Path:
     return package_folder("recipes", "recipes")
 
 
-def find_recipe(name_or_path: str) -> Path:
-    """Find a recipe by path, or by the name of a shipped one.
+def find_recipe(name_or_path: str, kind: Literal["recipe", "study"] = "recipe") -> Path:
+    """Find a recipe or a study by path, or by the name of a shipped one.
 
     Raises:
         ConfigurationError: there is neither such a file nor such a recipe.
     """
-    return _find(name_or_path, "recipe", available_recipes, "`lightning-fl recipes`")
-
-
-def find_study(name_or_path: str) -> Path:
-    """Find a study by path, or by the name of a shipped one.
-
-    Raises:
-        ConfigurationError: there is neither such a file nor such a study.
-    """
-    return _find(name_or_path, "study", available_studies, "`lightning-fl study`")
-
-
-def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]], command: str) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
-    shipped = available()
+    shipped = available_recipes() if kind == "recipe" else available_studies()
     if name_or_path in shipped:
         return shipped[name_or_path]
     if path.is_dir():
@@ -73,7 +56,7 @@ def _find(name_or_path: str, kind: str, available: Callable[[], dict[str, Path]]
     stem = path.name.removesuffix(".yml").removesuffix(".yaml")
     raise ConfigurationError(
         f"no {kind} {name_or_path!r}: neither a file nor the name of a shipped {kind}{did_you_mean(stem, shipped)}."
-        f" {command} lists those."
+        f" `lightning-fl {'recipes' if kind == 'recipe' else kind}` lists those."
     )
 
 

@@ -10,14 +10,16 @@ import csv
 import glob
 import hashlib
 import json
-import os
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.data.cards.lookup import Card, available_cards, file_sha256, find_file, load_card
@@ -36,21 +38,15 @@ __all__ = ["Attempt", "Cell", "Variant", "make_cells"]
 Variant = tuple[str, tuple[tuple[str, str], ...]]
 
 _VERSION = re.compile(r"version_(\d+)$")
-_TAIL_BYTES = 65_536
 #: Longest name of an arm and place in a folder's name.
 _MAX_NAME_LENGTH = 180
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of a cell.
+    """One execution of a cell, started at a time in seconds since 1970.
 
-    Args:
-        started: seconds since 1970.
-        resumed: whether it continued from a checkpoint.
-        commit: of the package; empty outside of a git checkout.
-        seconds: wall time of the process; ``None`` if the study was killed with it.
-        exit_code: of the process, negative for a signal; ``None`` if the study was killed with it.
+    Wall time and exit code (negative for a signal) are ``None`` if the study was killed with it.
     """
 
     started: float
@@ -62,17 +58,14 @@ class Attempt:
 
 @dataclass(eq=False)
 class Cell:
-    """One run of a study.
+    """One run of a study, done when it has metrics of ``split``.
 
     Args:
-        arm: name of its arm.
         place: axis -> label.
-        seed: of the run.
-        folder: of the cell.
-        split: the cell is done when it has metrics of this split.
-        recipe: the recipe's file.
+        recipe: its file.
         layers: overrides of the recipe; later ones win.
-        content: content of ``cell.json``.
+        content: of ``cell.json``.
+        lock: held by the process that runs it.
     """
 
     arm: str
@@ -83,7 +76,11 @@ class Cell:
     recipe: Path
     layers: list[dict[str, Any]]
     content: dict[str, Any]
+    lock: FileLock = field(init=False, repr=False)
     _run: FinishedRun | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.lock = FileLock(self.folder / ".lock", timeout=0)
 
     @property
     def variant(self) -> Variant:
@@ -92,7 +89,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Displayed name: "fedavg, data=esol, seed 3"."""
+        """Displayed name."""
         return cell_name(self.arm, self.place, self.seed)
 
     @property
@@ -104,10 +101,9 @@ class Cell:
     def accelerator(self) -> str:
         """``trainer.accelerator`` of its recipe and layers; "auto" if not set."""
         found = "auto"
-        for settings in (load_recipe(self.recipe), *self.layers):
+        for settings in (self.content["recipe"], *self.layers):
             trainer = settings.get("trainer")
-            if isinstance(trainer, dict):
-                found = trainer.get("accelerator", found)
+            found = trainer.get("accelerator", found) if isinstance(trainer, dict) else found
             found = settings.get("trainer.accelerator", found)
         return str(found)
 
@@ -145,6 +141,24 @@ class Cell:
             raise ConfigurationError(
                 f"{self.folder} cannot be written: {error}. Free some space, or choose another folder with --out."
             ) from error
+
+    def claim(self) -> bool:
+        """Reserve it for this process, until ``lock`` is released or the process ends.
+
+        Returns:
+            ``False`` if it is finished, or if another process runs it.
+        """
+        if self.finished() is not None:
+            return False
+        self.prepare()
+        try:
+            self.lock.acquire()
+        except Timeout:
+            return False
+        if self.finished() is None:
+            return True
+        self.lock.release()
+        return False
 
     def _override(self, number: int) -> Path:
         return self.folder / f"override_{number}.yaml"
@@ -196,11 +210,13 @@ class Cell:
 
     def rounds(self) -> int | None:
         """Rounds that the latest run has logged; ``None`` before the first."""
-        for folder in reversed(self.versions()):
-            path = folder / "metrics.csv"
-            if path.is_file():
-                return _last_step(path)
-        return None
+        path = next((path for folder in reversed(self.versions()) if (path := folder / "metrics.csv").is_file()), None)
+        if path is None:
+            return None
+        with path.open(encoding="utf-8", errors="replace") as file:
+            rows = deque(csv.DictReader(file), maxlen=1)
+        step = (rows[0].get("step") or "") if rows else ""
+        return int(step) if step.isdigit() else 0
 
     def attempts(self) -> list[Attempt]:
         """All executions so far, in order."""
@@ -218,7 +234,7 @@ class Cell:
         return found
 
     def record_start(self, resumed: bool, commit: str) -> None:
-        """Record the start of an attempt."""
+        """Record the start of an :class:`Attempt`."""
         self._record({"started": time.time(), "resumed": resumed, "commit": commit})
 
     def record_end(self, seconds: float, exit_code: int) -> None:
@@ -321,20 +337,6 @@ def _folder_checksum(folder: Path) -> str:
     states = [(str(path.relative_to(folder)), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
     listed = "".join(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n" for name, state in states)
     return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
-
-
-def _last_step(path: Path) -> int:
-    """Step of the last row of ``metrics.csv``, read from its end."""
-    with path.open("rb") as file:
-        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - _TAIL_BYTES))
-        rows = list(csv.reader(file.read().decode(errors="replace").splitlines()))
-    last = rows[-1] if rows else []
-    if "step" not in header or len(last) != len(header):  # the row is being written
-        return 0
-    step = last[header.index("step")]
-    return int(step) if step.isdigit() else 0
 
 
 def _read_json(path: Path) -> object:

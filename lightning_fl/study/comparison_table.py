@@ -57,7 +57,6 @@ def comparison_table(
     Args:
         groups: label -> its runs, with different seeds.
         metrics: names without the split; empty for :func:`default_comparison_metric`.
-        split: "test", "val" or "train".
         reference: runs over which clients' gains are computed, paired by data or seed; their own gains are missing.
             ``None`` for each run's gains over its local training, if recorded.
         baseline: label of the group that is subtracted from the others, seed by seed.
@@ -141,13 +140,7 @@ def _client_gains(
     if any(run.folder == other.folder for other in reference):
         return None
     other = _reference_of(run, reference).metric(metric.name, split)
-    numbers = {client: number for number, client in enumerate(metric.clients)}
-    found = gains(
-        {numbers[client]: value for client, value in metric.clients.items()},
-        {numbers[client]: value for client, value in other.clients.items() if client in numbers},
-        metric.higher_is_better,
-    )
-    return {client: found[number] for client, number in numbers.items() if number in found}
+    return gains(metric.clients, other.clients, metric.higher_is_better)
 
 
 def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Layout of the table.
+    """Layout of the table: "arm" and axes that form rows and columns, and the statistics in every column.
 
     Args:
-        rows: "arm" and axes that form the rows.
-        columns: those that form the columns.
-        statistics: shown in every column.
         percent: whether table and claims are in percent.
         digits: after the decimal point.
     """
@@ -73,12 +70,7 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Published:
-    """Published results, in the unit of the table.
-
-    Args:
-        source: of the publication.
-        values: (row, column, statistic) -> value and its spread, ``None`` if unknown.
-    """
+    """Published results: (row, column, statistic) -> value and spread (``None`` if unknown) in the table's unit."""
 
     source: str = ""
     values: dict[tuple[str, str, str], tuple[float, float | None]] = field(default_factory=dict)
@@ -86,15 +78,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A hyperparameter that was tuned before the study, on other seeds.
-
-    Args:
-        setting: its name and its arms.
-        value: the chosen one.
-        candidates: the values tried.
-        by: the metric, on training or validation data.
-        seeds: of the tuning runs; disjoint from the study's.
-    """
+    """A hyperparameter that was tuned before the study, by a metric on training or validation data and other seeds."""
 
     setting: str
     value: str
@@ -108,21 +92,12 @@ class Study:
     """A study.
 
     Args:
-        path: its file.
-        title: of the table.
         metric: name in ``summary.json``, without the split.
         split: of the clients' data on which the metric is computed.
-        seeds: of every arm and place.
-        arms: name -> arm.
         grid: axis -> label -> overrides.
         exclude: each entry names an arm or labels; cells that match all of an entry are not run.
-        overrides: of every run.
-        table: its layout.
-        published: results to show next to the study's.
-        claims: about the results.
         scales: name -> scale, including "full".
         scale: name of the current scale.
-        chosen: hyperparameters tuned before the study.
     """
 
     path: Path
@@ -209,7 +184,7 @@ class Study:
             "table",
             "chosen",
         )
-        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in [*names, "chosen"]}
+        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
         content["claims"] = [claim.text for claim in self.claims]
         content["scales"] = {name: _plain(scale) for name, scale in self.scales.items() if name != FULL}
         if published:
@@ -220,8 +195,7 @@ class Study:
 def _plain(value: Any) -> Any:
     """Dataclasses as dicts without ``None``, and tuples as lists."""
     if is_dataclass(value):
-        found = ((one.name, getattr(value, one.name)) for one in fields(value))
-        return {name: _plain(part) for name, part in found if part is not None}
+        return {name: _plain(part) for name, part in vars(value).items() if part is not None}
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

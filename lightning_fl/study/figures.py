@@ -41,14 +41,7 @@ def draw_curves(
     """Draw a metric over rounds and, for a single panel, over the megabytes moved by all clients, if counted.
 
     Solid lines show the mean over clients, dashed lines the worst client, both averaged over seeds for the rounds that
-    all seeds have. Bands show one standard deviation over seeds.
-
-    Args:
-        panels: the runs.
-        metric: name without the split; ``None`` if the panels' titles are metrics.
-        split: of the curves.
-        percent: multiply by a hundred.
-        title: of the figure.
+    all seeds have. Bands show one standard deviation over seeds. Without a metric, the panels' titles are metrics.
 
     Returns:
         ``None`` if no run logged the metric by round.
@@ -85,11 +78,7 @@ def draw_curves(
 def draw_distributions(
     panels: Panels, metric: str, split: str = "test", *, percent: bool = False, title: str = ""
 ) -> Figure | None:
-    """Draw the cumulative distribution over the clients of all seeds, a line per row. Arguments as in draw_curves.
-
-    Returns:
-        ``None`` without a value.
-    """
+    """Draw the cumulative distribution over the clients of all seeds, a line per row; ``None`` without a value."""
     unit = 100.0 if percent else 1.0
     values = {
         panel: {
@@ -123,7 +112,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     """Draw a dot per client and seed, a row per group, with marks for the mean and the worst dot.
 
     Args:
-        clients: rows of one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
+        clients: one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
         gain_over: draw gains over this reference instead of values; dots of harmed clients are hollow.
     """
     gains = gain_over is not None

@@ -81,10 +81,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: str | Path) -> "FinishedRun":
-        """Read a run.
-
-        Args:
-            folder: of the run, or its parent, in which the last finished fit is read, else the last run.
+        """Read the run of a folder, or the last finished fit (else the last run) of the folders in it.
 
         Raises:
             ConfigurationError: the folder does not exist or has no finished run.
@@ -108,7 +105,7 @@ class FinishedRun:
 
     @property
     def data_source(self) -> str:
-        """ "measured", "stand-in", "synthetic" or another source of the data."""
+        """Source of the data, such as "measured" or "stand-in"."""
         return str(self.summary["data_source"])
 
     @property

@@ -40,7 +40,8 @@ _ABOUT_CLAIMS = (
 
 def write_html(results: StudyResults, out: Path) -> Path:
     """Write ``report.html`` into the study's folder, which also contains the runs; returns its path."""
-    study, environment = results.study, results.environment
+    study, environment = results.study, dict(results.environment)
+    packages = environment.pop("packages", {})
     badges = dict(source_badge(source) for source in sorted({cell.data_source for cell in results.cells} - {""}))
     statuses = Counter(cell.status for cell in results.cells)
     badges |= {f"runs {status}: {count}": status for status, count in statuses.items()}
@@ -67,7 +68,7 @@ def write_html(results: StudyResults, out: Path) -> Path:
                 Part(table=_runs_table(results), summary="all runs", is_open="failed" in statuses),
             ],
             "Settings": _settings(study),
-            "Versions and machine": [Part(table=facts(_flat_environment(results)))],
+            "Versions and machine": [Part(table=facts({**environment, **packages}))],
             "Commands": [Part(code="\n".join(_commands(results)))],
         },
     )
@@ -129,12 +130,6 @@ def _settings(study: Study) -> list[Part]:
         summary = f"{name}: {Path(arm.recipe).name}{', changed' if overrides else ''}"
         parts.append(Part(code=overrides or "unchanged", summary=summary))
     return [*parts, Part(code=dump_yaml(study.as_dict(), width=110), summary="full declaration")]
-
-
-def _flat_environment(results: StudyResults) -> dict[str, object]:
-    found = dict(results.environment)
-    packages, cores = found.pop("packages", {}), found.pop("cores", "")
-    return {**found, "cores": cores, **packages}
 
 
 def _commands(results: StudyResults) -> list[str]:

@@ -66,7 +66,6 @@ def seeds_needed(interval: Interval, power: float = 0.8, confidence: float = 0.9
     Args:
         interval: of a pilot with at least two seeds.
         power: probability of detection.
-        confidence: of the interval that must exclude 0.
 
     Returns:
         The smallest number, at least 2; ``None`` if the pilot does not determine it or it exceeds 1000.

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
@@ -48,11 +50,8 @@ class _Server:
 class LocalWorkers:
     """Processes that run cells, a :class:`~lightning_fl.study.workers.Runner`.
 
-    If cells may use GPUs, these are distributed over the workers; a single worker has all of them.
-
-    Args:
-        num_workers: concurrent cells; ``None`` for the number of GPUs, or of cores if cells use no GPU.
-        cells: to run.
+    If cells may use GPUs, these are distributed over the workers; a single worker has all of them. The default number
+    of workers is that of the GPUs, or of the cores if cells use no GPU.
 
     Raises:
         ConfigurationError: ``num_workers`` is below 1, or the system cannot fork.
@@ -86,10 +85,11 @@ class LocalWorkers:
         Raises:
             ConfigurationError: all faults, one per line.
         """
-        firsts = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
-        for cell in firsts:
-            cell.prepare()
-        with self._pool(min(self.num_workers, usable_cores(), len(firsts))) as pool:
+        variants = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
+        with TemporaryDirectory() as scratch, self._pool(min(self.num_workers, usable_cores(), len(variants))) as pool:
+            firsts = [replace(cell, folder=Path(scratch, str(number))) for number, cell in enumerate(variants)]
+            for cell in firsts:
+                cell.prepare()
             try:
                 faults = list(pool.map(find_faults, [cell.arguments() for cell in firsts]))
             except BrokenProcessPool as error:
@@ -160,13 +160,7 @@ def visible_gpus() -> list[str]:
 
 
 def run_cell(arguments: list[str], log: Path, gpu: str | None = None) -> None:
-    """Run ``lightning-fl ARGUMENTS`` and exit with its code.
-
-    Args:
-        arguments: of the command line.
-        log: its output is appended to this file.
-        gpu: the only visible one, as named in ``CUDA_VISIBLE_DEVICES``; ``None`` for all.
-    """
+    """Run ``lightning-fl ARGUMENTS`` on a GPU (default: all), append its output to a log, and exit with its code."""
     from lightning_fl.study.warm import PARSER
 
     _start_worker(log)

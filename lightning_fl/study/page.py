@@ -63,9 +63,6 @@ def write_page(
     """Write a page; returns its path.
 
     Args:
-        path: of the file.
-        title: of the page.
-        subtitle: below it.
         badges: text -> CSS class.
         sections: heading -> parts; sections without parts are left out.
     """
@@ -97,15 +94,7 @@ def draw_pictures(figures: Mapping[str, Callable[[], Figure | None]]) -> list[Pi
 def add_tooltips(
     axes: Axes, x: npt.ArrayLike, y: npt.ArrayLike, texts: Sequence[str], *, most: int | None = None
 ) -> None:
-    """Add invisible marks with tooltips over points.
-
-    Args:
-        axes: of the points.
-        x: in data coordinates, shape (n,).
-        y: in data coordinates, shape (n,).
-        texts: n tooltips.
-        most: number of tooltips, evenly spread from the first point to the last; ``None`` for all.
-    """
+    """Add invisible marks with tooltips over n points, or over some, evenly spread from the first to the last."""
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     count = len(texts)
     chosen = range(count) if most is None or count <= most else np.linspace(0, count - 1, most).round().astype(int)

@@ -28,12 +28,11 @@ _PASSED_ON = ("PYTHONPATH", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNIN
 class RayWorkers:
     """Ray tasks that run cells, a :class:`~lightning_fl.study.workers.Runner`.
 
-    A task takes a CPU, and a GPU if the cluster has some and its cell may use one.
+    A task takes a CPU, and a GPU if the cluster has some and its cell may use one. The default number of workers is
+    that of the GPUs, or of the CPUs if cells use no GPU.
 
     Args:
         address: of a cluster; ``auto`` for this machine's or ``RAY_ADDRESS``, ``local`` for a new one.
-        num_workers: concurrent cells; ``None`` for the number of GPUs, or of CPUs if cells use no GPU.
-        cells: to run.
         out: the study's folder.
 
     Raises:

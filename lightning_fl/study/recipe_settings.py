@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_fl.recipe.file import flat_settings
 from lightning_fl.study.finished_run import ONLY_SHOW, FinishedRun
 
 __all__ = ["group_runs", "recipe_differences", "recipe_lines", "recipe_settings"]
@@ -25,15 +26,12 @@ _MAX_SETTINGS = 3
 
 
 def recipe_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of a resolved recipe that can change a result: path -> value as JSON.
-
-    A class is stored under its owner's path, its arguments below that (without ``init_args``), entries of a list of
-    classes under their class's name: ``model``, ``model.hidden_dim``, ``trainer.callbacks.LocalMixup.alpha``. A list
-    of plain values is one setting. Callbacks in :data:`~lightning_fl.study.finished_run.ONLY_SHOW` are left out.
-    """
-    found: dict[str, str] = {}
-    _collect(config, "", found)
-    return {path: text for path, text in found.items() if path not in _WITHOUT_EFFECT}
+    """:func:`~lightning_fl.recipe.file.flat_settings` that can change a result, as JSON."""
+    return {
+        path: json.dumps(value, ensure_ascii=False, default=str)
+        for path, value in flat_settings(config, without=ONLY_SHOW)
+        if path not in _WITHOUT_EFFECT
+    }
 
 
 def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list[FinishedRun]]:
@@ -90,30 +88,6 @@ def recipe_differences(groups: Mapping[str, Sequence[FinishedRun]]) -> dict[str,
     names = dict.fromkeys(name for of_row in settings.values() for name in of_row)
     table = {name: {label: of_row.get(name) for label, of_row in settings.items()} for name in names}
     return {name: values for name, values in table.items() if len(set(values.values())) > 1}
-
-
-def _collect(value: object, path: str, found: dict[str, str]) -> None:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("class_path"), str):
-            found[path] = json.dumps(_class_name(value))
-            value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
-        for key, item in value.items():
-            _collect(item, f"{path}.{key}" if path else str(key), found)
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        names: list[str] = []
-        for number, item in enumerate(value):
-            name = _class_name(item) if isinstance(item, Mapping) and "class_path" in item else str(number)
-            if name in ONLY_SHOW:
-                continue
-            names.append(name)
-            again = f"[{names.count(name)}]" if names.count(name) > 1 else ""
-            _collect(item, f"{path}.{name}{again}", found)
-    else:
-        found[path] = json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _class_name(entry: Mapping[str, Any]) -> str:
-    return str(entry["class_path"]).rpartition(".")[2]
 
 
 def _distinguishing(differences: Mapping[str, Mapping[str, str | None]]) -> dict[str, list[str]]:

@@ -30,22 +30,16 @@ _GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """Result of one cell; its fields are the columns of ``results.csv``.
+    """Result of one cell; its fields are the columns of ``results.csv``, empty or ``None`` before it is done.
 
     Args:
-        arm: its arm.
         place: axis -> label.
-        seed: its seed.
-        status: its progress.
         values: statistic -> value in the metric's unit; NaN if missing.
         higher_is_better: the metric's direction; ``None`` if unknown.
-        data_source: "measured", "stand-in", "synthetic", ...; empty before it is done.
-        rounds: trained; ``None`` before it is done.
-        seconds: wall time of the training; ``None`` before it is done.
-        commit: of the package.
-        run_folder: relative to the study's folder; empty before it is done.
-        failure: reason in one line; empty if it did not fail.
-        log: relative to the study's folder.
+        data_source: "measured", "stand-in", "synthetic", ...
+        seconds: wall time of the training.
+        run_folder: relative to the study's folder, as ``log``.
+        failure: reason in one line.
         clients_with_gain: number of clients with a gain over local training; ``None`` without gains.
     """
 
@@ -117,14 +111,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Results of a study.
-
-    Args:
-        study: its declaration.
-        cells: results in the order of the declaration.
-        environment: of :func:`~lightning_fl.study.environment.describe_environment`.
-        answers: to the claims.
-    """
+    """Results of a study, with the cells in the order of the declaration and the answers to the claims."""
 
     study: Study
     cells: list[CellResult]

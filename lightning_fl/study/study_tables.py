@@ -147,7 +147,6 @@ def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
     """A row per answer; columns without content are left out.
 
     Args:
-        answers: at least one.
         digits: of the study's table; differences get one more.
         remarks: text -> number that replaces it, for a terminal.
     """

@@ -22,11 +22,10 @@ _GRACE_SECONDS = 60.0
 class Runner(Protocol):
     """Executor of cells; a running cell is a hashable job."""
 
-    #: Concurrent cells.
     num_workers: int
 
     def start(self, cell: Cell) -> Any:
-        """Start a cell; returns its job. An EOFError or OSError counts as an interrupt if a signal has arrived."""
+        """Start a cell. An EOFError or OSError counts as an interrupt if a signal has arrived."""
 
     def ended(self, jobs: Collection[Any]) -> dict[Any, int]:
         """Wait up to a tick for jobs to end; returns those with their exit codes, negative for a signal."""
@@ -54,11 +53,8 @@ def run_cells(
     The first SIGINT or SIGTERM lets running cells finish their round and save it; a second one stops at once.
 
     Args:
-        runner: local processes or Ray.
-        cells: to run; those that another process finishes meanwhile are skipped.
-        display: of the progress.
+        cells: to run; those that another process runs or has finished are skipped.
         known: all cells of the study, for the estimate of durations.
-        commit: of the package, recorded with every attempt.
         check: called for every cell that has ended; an exception kills the running cells.
     """
     pending, asked = list(cells), None
@@ -77,9 +73,8 @@ def run_cells(
                 while pending and guard.signal_number is None and len(jobs) < runner.num_workers:
                     cell = next_cell(pending, list(elapsed()), seconds)
                     pending.remove(cell)
-                    if cell.finished() is not None:
+                    if not cell.claim():
                         continue
-                    cell.prepare()
                     resumed = cell.resumable()
                     cell.record_start(resumed, commit)
                     try:
@@ -94,6 +89,7 @@ def run_cells(
                     took = time.monotonic() - began
                     if code == 0 or guard.signal_number is None:  # an interrupted cell did not fail
                         cell.record_end(took, code)
+                    cell.lock.release()
                     seconds = known_seconds(known)
                     display.ended(cell, took, left())
                     check(cell)
@@ -121,13 +117,7 @@ def known_seconds(cells: Sequence[Cell]) -> dict[Variant, float]:
 
 
 def next_cell(pending: Sequence[Cell], running: Sequence[Cell], seconds: Mapping[Variant, float]) -> Cell:
-    """The cell to start next: an interrupted one, else the longest; unknown durations count as infinite.
-
-    Args:
-        pending: candidates, not empty.
-        running: started cells.
-        seconds: known durations by variant.
-    """
+    """The cell to start next: an interrupted one, else the longest; unknown durations count as infinite."""
     started = [cell.variant for cell in running]
 
     def priority(cell: Cell) -> tuple[bool, float, int]:
@@ -139,13 +129,9 @@ def next_cell(pending: Sequence[Cell], running: Sequence[Cell], seconds: Mapping
 def seconds_left(
     pending: Sequence[Cell], running: Mapping[Cell, float], seconds: Mapping[Variant, float], num_workers: int
 ) -> float | None:
-    """Seconds until all cells are finished; unknown durations count as the mean of the known ones.
+    """Seconds until all cells are finished, of which some run since so many; ``None`` without a known duration.
 
-    Args:
-        pending: cells that have not started.
-        running: cell -> seconds since its start.
-        seconds: known durations by variant; without any the result is ``None``.
-        num_workers: concurrent cells.
+    Unknown durations count as the mean of the known ones.
     """
     if not seconds:
         return None

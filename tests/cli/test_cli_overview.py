@@ -209,7 +209,7 @@ def test_ctrl_c_before_a_run(command, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lightning_fl.cli.recipes.run", interrupt)
+    monkeypatch.setattr("lightning_fl.cli.recipes.recipes", interrupt)
     assert command("recipes") == (130, "", "interrupted\n")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert command("recipes") == (130, "", "")

@@ -1,7 +1,6 @@
 """``lightning-fl study`` where no cell is run."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import yaml
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.local_workers import LocalWorkers
-from lightning_fl.study.lock import StudyLock
 
 STUDY = {
     "title": "Tiny",
@@ -93,7 +91,6 @@ def test_what_is_done_is_not_run_again(study, command):
     assert {path.name for path in Path("there").iterdir()} >= {
         *("table.md", "claims.md", "results.csv", "claims.csv", "study.yaml", "environment.json", "cells")
     }
-    assert not (Path("there") / ".lock.pid").exists()
     code, out, _ = command("study", "there/study.yaml", "--out", "there", "--dry-run")
     assert {line.split()[0] for line in out.splitlines()} == {"done"}
 
@@ -143,18 +140,6 @@ def test_excluded_cells_cannot_be_asked_for(study, command):
     assert (code, err) == (2, "error: --only arm=a size=large: the study has no such cell; see --dry-run.\n")
 
 
-def test_one_study_at_a_time_in_a_folder(tmp_path):
-    with StudyLock(tmp_path / "out"):
-        with pytest.raises(ConfigurationError, match=f"is in use by the study of process {os.getpid()}: wait"):
-            StudyLock(tmp_path / "out").__enter__()
-        (tmp_path / "out" / ".lock.pid").unlink()
-        with pytest.raises(ConfigurationError, match="of process unknown"):
-            StudyLock(tmp_path / "out").__enter__()
-    (tmp_path / "out" / ".lock.pid").write_text("1\n")  # of one that was killed: its lock is gone
-    with StudyLock(tmp_path / "out"):
-        assert (tmp_path / "out" / ".lock.pid").read_text() == f"{os.getpid()}\n"
-
-
 def test_a_system_that_cannot_fork(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(ConfigurationError, match="use Linux or macOS"):
@@ -194,19 +179,3 @@ def test_the_share_that_ends_last_writes_the_results(study, command):
     of_share = Path("out/table.md").read_text()
     assert command("study", study, "--out", "out")[0] == 0
     assert Path("out/table.md").read_text() == of_share
-
-
-def test_shares_of_one_split_are_run_beside_each_other_and_beside_nothing_else(tmp_path):
-    def share(number, count=3, cells="x"):
-        return StudyLock(tmp_path, f"{count}-{cells}-{number}", lambda name: name.startswith(f"{count}-{cells}-"))
-
-    with share(1), share(2):
-        for other in (share(1), share(1, count=2), share(3, cells="y"), StudyLock(tmp_path)):
-            with pytest.raises(ConfigurationError, match=f"is in use by the study of process {os.getpid()}: wait"):
-                other.__enter__()
-        with share(3):
-            pass
-    with StudyLock(tmp_path), pytest.raises(ConfigurationError, match="is in use by the study"):
-        share(1).__enter__()
-    with share(1, count=2):
-        pass

@@ -1,7 +1,7 @@
-from lightning_fl.recipe.saved_config import flat_hyperparameters
+from lightning_fl.recipe.run import _hyperparameters
 
 
-def test_flat_hyperparameters():
+def test_hyperparameters():
     config = {
         "config": ["x.yaml"],
         "ckpt_path": "last",
@@ -16,14 +16,13 @@ def test_flat_hyperparameters():
             "init_args": {"sizes": [8, 4], "bias": True, "head": {"class_path": "a.Head"}},
         },
     }
-    assert flat_hyperparameters(config) == {
+    assert _hyperparameters(config) == {
         "seed_everything": 1,
         "trainer.max_rounds": 3,
         "trainer.callbacks.Mix": "Mix",
         "trainer.callbacks.Mix.alpha": 0.5,
         "model": "Net",
-        "model.sizes.0": 8,
-        "model.sizes.1": 4,
+        "model.sizes": "[8, 4]",
         "model.bias": True,
         "model.head": "Head",
     }

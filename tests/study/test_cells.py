@@ -183,3 +183,15 @@ def test_why_it_failed_is_its_last_error(cells):
     finish(cell, 0.5)
     cell.record_end(1.0, 2)
     assert cell.failure() is None
+
+
+def test_a_cell_is_run_by_one_process_at_a_time(tmp_path):
+    (cell, other, *_), (again, *_) = (tiny_cells(tmp_path)[1] for _ in range(2))
+    assert cell.claim()
+    assert not again.claim()
+    assert other.claim()
+    cell.lock.release()
+    assert again.claim()
+    finish(again, 0.5)
+    again.lock.release()
+    assert not cell.claim()

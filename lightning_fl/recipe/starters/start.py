@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.escaping import csv_text
+from lightning_fl.core.field_docs import documented
 
 __all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files"]
 
@@ -30,24 +31,25 @@ ALGORITHMS = {
 _ENDS = ("O", "N", "Cl", "Br", "F", "S")
 
 
-@dataclass(frozen=True)
+@documented
+@dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Answers to the questions (:data:`DATA`, :data:`TASKS`, :data:`ALGORITHMS`), and the place of the data.
+    """Answers to the questions, and the place of the data."""
 
-    Args:
-        path: the user's file (or folder of images); ``None`` for made-up data.
-        target: column to predict, for a file.
-        clients: column with the client of each row, for a file.
-        smiles: column of molecules; ``None`` for one called ``smiles`` in any case.
-    """
-
-    data: str
-    task: str
-    algorithm: str
-    path: str | None = None
+    data: str = "ask"
+    """question 1, the data: molecules, table, images, own"""
+    task: str = "ask"
+    """question 2, what is predicted: classification, regression"""
+    algorithm: str = "ask"
+    """question 3, how it is learned: fedavg, drfa, ditto, ifca"""
+    file: str | None = None
+    """your file, or folder of images (default: made-up data)"""
     target: str | None = None
+    """the file's column to predict"""
     clients: str | None = None
+    """the file's column with the client of a row"""
     smiles: str | None = None
+    """the file's column of molecules (default: smiles, SMILES, ...)"""
 
     def check(self) -> None:
         """Raise a ConfigurationError for an unknown answer or an impossible combination."""
@@ -56,7 +58,7 @@ class Answers:
             if value not in known:
                 hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
                 raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
-        data, file = self.data, self.path is not None
+        data, file = self.data, self.file is not None
         named = bool(self.target or self.clients)
         table = data in ("molecules", "table")
         for refused, reason in (
@@ -70,7 +72,7 @@ class Answers:
             (file and named and data == "images", "--target and --clients name columns, which images lack: omit them."),
             (
                 file and table and not (self.target and self.clients),
-                f"--file {self.path}: name the column to predict with --target, and the column with the client of each"
+                f"--file {self.file}: name the column to predict with --target, and the column with the client of each"
                 " row with --clients.",
             ),
         ):
@@ -86,7 +88,7 @@ def starter_files(answers: Answers) -> dict[str, bytes]:
     """
     answers.check()
     made: dict[str, bytes] = {}
-    path, target, clients = answers.path, answers.target, answers.clients
+    path, target, clients = answers.file, answers.target, answers.clients
     channels, smiles = 3, answers.smiles or "smiles"
     if path is not None and answers.data == "images":
         num_classes, channels = _look_at_images(Path(path).expanduser())
@@ -104,7 +106,7 @@ def starter_files(answers: Answers) -> dict[str, bytes]:
         "algorithm": answers.algorithm,
         "num_outputs": 1 if one else num_classes,
         "headline": f"{ALGORITHMS[answers.algorithm]}, of {DATA[answers.data]}; {answers.task}.",
-        "made_up": "" if answers.path is not None else path or "data.py",
+        "made_up": "" if answers.file is not None else path or "data.py",
         "path": path,
         "smiles": smiles,
         "channels": channels,
