@@ -90,14 +90,12 @@ def _run(words: list[str]) -> int:
     module = import_module(COMMANDS[command].module)
     if hasattr(module, "is_of_recipe") and module.is_of_recipe(rest):
         module = import_module(_RUN)
-    parser = make_parser(command, module)
+    parser, of_recipe = make_parser(command, module), module.__name__ == _RUN
     try:
-        config = module.parse(command, parser, rest) if hasattr(module, "parse") else parser.parse_args(rest)
+        config = module.parse(command, parser, rest) if of_recipe else parser.parse_args(rest)
     except SystemExit as end:  # --help and --print_config
         return int(end.code or 0)
-    return (
-        module.run(command, config, parser, rest) if module.__name__ == _RUN else call(getattr(module, command), config)
-    )
+    return module.run(command, config, parser, rest) if of_recipe else call(getattr(module, command), config)
 
 
 def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParser:
@@ -108,13 +106,7 @@ def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParse
         module: its module, for the second form of a command that has two.
     """
     module = import_module(COMMANDS[command].module) if module is None else module
-    parser = CommandParser(
-        prog=f"lightning-fl {command}",
-        usage=getattr(module, "USAGE", None),
-        description=COMMANDS[command].help,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    parser = CommandParser(command, usage=getattr(module, "USAGE", None), description=COMMANDS[command].help)
     if module.__name__ == _RUN:
         module.add_arguments(parser, command)
     else:

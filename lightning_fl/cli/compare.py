@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from lightning_fl.study.finished_run import FinishedRun
 
-__all__ = ["FORMATS", "compare"]
-
 Split = Literal["test", "val", "train"]
 #: Formats of the written table.
 Format = Literal["md", "csv", "tex"]
@@ -87,7 +85,11 @@ def compare(
     if len(settings) > _MOST_SETTINGS:
         settings[_MOST_SETTINGS:] = [f"and {len(settings) - _MOST_SETTINGS} more settings"]
     if out is not None and not overwrite:
-        _refuse_existing(out, metrics)
+        patterns = ("table.*", "clients.csv", *(f"{figure}_*.png" for figure in _FIGURES))
+        if present := sorted(path.name for pattern in patterns for path in out.glob(pattern)):
+            raise ConfigurationError(
+                f"{out} already contains {', '.join(present)}: choose another, or add --overwrite."
+            )
     _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
     to_terminal(frame, warnings=differences)
     if settings:
@@ -98,15 +100,12 @@ def compare(
             _write_tables(out, frame, clients, groups, format, differences, settings)
             _draw(out, groups, frame, clients, split)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot write to {out}: {error}. Free some space or give another folder with --out."
-            ) from error
+            raise ConfigurationError(f"{out} cannot be written: {error}; choose another --out.") from error
         print(f"comparison: {out}")
     return 0
 
 
 def _labelled(word: str, recursive: bool) -> Iterator[tuple[str | None, "FinishedRun"]]:
-    """The runs that an argument names, with their label."""
     label, equals, folder = word.partition("=")
     if not equals or Path(word).expanduser().is_dir():
         label, folder = "", word
@@ -137,7 +136,6 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
 
 
 def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
-    """Warn of missing files, in one line for each kind."""
     without = {"config.yaml": [run for run in runs if not run.recipe]}
     if curves:
         without["metrics.csv"] = [run for run in runs if run.rounds is not None and run.curves.empty]
@@ -145,17 +143,6 @@ def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
         if found:
             folders = listed([str(run.folder) for run in found], most=_MOST_DIFFERENCES)
             print(f"warning: no {name}, or nothing in it, in {folders}: {_WITHOUT[name]}", file=sys.stderr)
-
-
-def _refuse_existing(out: Path, metrics: Sequence[str]) -> None:
-    """Refuse to replace an earlier comparison, before anything is printed or drawn."""
-    names = [*(f"table.{kind}" for kind in FORMATS), "clients.csv"]
-    names += [f"{figure}_{_file_part(metric)}.png" for figure in _FIGURES for metric in metrics]
-    if present := [name for name in names if (out / name).exists()]:
-        raise ConfigurationError(
-            f"{out} already contains {', '.join(present)}; give another folder with --out, or replace them with"
-            " --overwrite."
-        )
 
 
 def _write_tables(
@@ -190,7 +177,6 @@ def _write_tables(
 def _draw(
     out: Path, groups: Mapping[str, Sequence["FinishedRun"]], frame: "pd.DataFrame", clients: "pd.DataFrame", split: str
 ) -> None:
-    """Draw every figure that has something to show."""
     from lightning_fl.runtime.drawing import drawing
     from lightning_fl.study.figures import draw_client_values, draw_curves, draw_distributions
     from lightning_fl.study.page import svg_element
@@ -199,15 +185,13 @@ def _draw(
         title, panels, of_metric = f"{split} {metric}", {"": groups}, clients[clients["metric"] == metric]
         over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
         draws: dict[str, Callable[[], Figure | None]] = {
-            "learning_curves": partial(draw_curves, panels, metric, title=f"val {metric} during training")
-        }
-        if of_metric["value"].notna().any():
-            draws["client_values"] = partial(draw_client_values, of_metric)
-            draws["client_distribution"] = partial(
+            "learning_curves": partial(draw_curves, panels, metric, title=f"val {metric} during training"),
+            "client_values": partial(draw_client_values, of_metric),
+            "client_distribution": partial(
                 draw_distributions, panels, metric, split, title=f"Distribution of {title} over clients"
-            )
-        if of_metric["gain"].notna().any():
-            draws["client_gains"] = partial(draw_client_values, of_metric, gain_over=over)
+            ),
+            "client_gains": partial(draw_client_values, of_metric, gain_over=over),
+        }
         for kind, draw in draws.items():
             name = f"{kind}_{_file_part(metric)}"
             with drawing(name):

@@ -13,8 +13,6 @@ from typing import Any, Literal, get_args, get_origin
 from lightning_fl.data.cards.lookup import available_cards
 from lightning_fl.recipe.shipped import available_recipes, available_studies
 
-__all__ = ["completion", "completion_script"]
-
 Shell = Literal["bash", "zsh"]
 
 #: Arguments with a shell function of their own: function -> words and the ending of files.
@@ -112,7 +110,6 @@ def _add(
 
 
 def _classes(key: str) -> list[Any]:
-    """The classes of this package that a key can hold."""
     from lightning.pytorch import LightningModule
 
     from lightning_fl.callbacks import Callback
@@ -145,7 +142,6 @@ def _add_class_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _few(hint: Any) -> list[str]:
-    """The values of a type that has only a few."""
     if hint is bool:
         return ["true", "false"]
     if get_origin(hint) is Literal:
@@ -154,7 +150,6 @@ def _few(hint: Any) -> list[str]:
 
 
 def _function(shell: Shell, name: str, words: Iterable[str], ending: str) -> str:
-    """A shell function that offers words and files."""
     if shell == "bash":
         files = f'compgen -f -X "!*.{ending}" -- "$1"; compgen -d -- "$1"'
         return f'{name}() {{ compgen -W {shlex.quote(" ".join(words))} -- "$1"; {files}; }}'

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.lookup import Card, ImageCard, available_cards, load_card
 
-__all__ = ["datasets"]
-
 
 def datasets(name: str | None = None, *, fetch: bool = False, check: bool = False) -> int:
     """List cards or show one; fetch and check their files.

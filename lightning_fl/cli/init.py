@@ -10,8 +10,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.shipped import write_files
 from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files
 
-__all__ = ["init"]
-
 
 def init(*, answers: Answers, to_folder: Folder = Path()) -> int:
     """Ask for the missing answers, write the files and print the next command.

@@ -10,8 +10,6 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
 
-__all__ = ["File", "Folder", "Number", "Run", "Word", "add_options", "call"]
-
 
 class Word(NamedTuple):
     """Metadata of an annotation: how a word of the command line is called, and its value if it may be left out."""

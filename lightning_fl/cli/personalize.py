@@ -1,7 +1,6 @@
 """``lightning-fl personalize``: a personal model for a new data file from a finished run's shared models."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from lightning_fl.runtime.table import Column, Table, Value, metric_column, prin
 
 if TYPE_CHECKING:
     from lightning_fl.inference.personalization import Personalization
-
-__all__ = ["personalize"]
 
 #: Rows of the table; of more models, those with the largest shares are shown.
 _MOST_ROWS = 30
@@ -82,31 +79,31 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     notes = [f"the run was interrupted after round {summary['rounds']}"] if summary.get("interrupted") else []
     importance, shares = found.importance.tolist(), found.mixture.tolist()
     shown = sorted(sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:_MOST_ROWS])
-    more = len(shares) - len(shown)
-    rest = [f"{1 - math.fsum(shares[k] for k in shown):.1%}"] if more else []
-    labels = [*(f"shared_{k}" for k in shown), *([f"... and {more} more"] if more else [])]
     score = metric_name(found.monitor, "val")
-
-    def values(texts: Sequence[str], *last: str) -> list[Value]:
-        """Those of the models, of the others together, and of the two mixtures."""
-        blank = [""] * (len(labels) - len(texts)) + (["", ""] if not last else [])
-        return [*map(Value, [*texts, *blank, *last[:1]]), *(Value(text, state="summary") for text in last[1:])]
-
-    columns = [
-        Column("model", values(labels, "uniform mixture", "personal model"), is_label=True, min_width=15),
-        Column(
-            f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}",
-            values([_number(importance[k]) for k in shown]),
-        ),
-        Column("share", values([f"{shares[k]:.1%}" for k in shown] + rest)),
-    ]
     full = {metric_name(name, "val"): name for name in found.shared}
-    for place, (name, metric) in enumerate(
-        of_all_targets({n: found.shared[whole] for n, whole in full.items()}).items()
-    ):
-        mixed = [_number(of.get(full[name], math.nan)) for of in (found.uniform, found.personal)]
-        texts = [_number(metric.clients.get(k, math.nan)) for k in shown]
-        columns.append(metric_column(name, metric.higher_is_better, values(texts, *mixed), place))
+    metrics = of_all_targets({name: found.shared[whole] for name, whole in full.items()})
+
+    lines = [
+        [f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}"]
+        + [_number(metric.clients.get(k)) for metric in metrics.values()]
+        for k in shown
+    ]
+    if len(shown) < len(shares):
+        more, rest = len(shares) - len(shown), 1 - math.fsum(shares[k] for k in shown)
+        lines.append([f"... and {more} more", "", f"{rest:.1%}", *[""] * len(metrics)])
+    for label, values in (("uniform mixture", found.uniform), ("personal model", found.personal)):
+        lines.append([label, "", "", *(_number(values.get(full[name])) for name in metrics)])
+    models, scores, parts, *others = (
+        [Value(text, state="summary" if number >= len(lines) - 2 else "") for number, text in enumerate(texts)]
+        for texts in zip(*lines, strict=True)
+    )
+    columns = [
+        Column("model", models, is_label=True, min_width=15),
+        Column(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}", scores),
+        Column("share", parts),
+    ]
+    for place, ((name, metric), texts) in enumerate(zip(metrics.items(), others, strict=True)):
+        columns.append(metric_column(name, metric.higher_is_better, texts, place))
     if summary.get("data_source") == STAND_IN:
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
     console.print(Text(title, "bold"), soft_wrap=True)
@@ -114,5 +111,5 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4g}"

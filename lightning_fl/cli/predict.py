@@ -10,8 +10,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-
 from lightning_fl.cli.options import File, Run
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
     from lightning_fl.inference.predict import RunPredictor
 
-__all__ = ["USAGE", "is_of_recipe", "parse", "predict"]
-
 USAGE = """%(prog)s RUN FILE [--out FILE] [options]
        %(prog)s --config RECIPE --ckpt_path last|best|FILE [--KEY VALUE ...]   (a recipe's own test data)"""
 
@@ -36,23 +32,6 @@ _OF_RECIPE = ("--config", "--ckpt_path", "--print_config", "--seed_everything", 
 def is_of_recipe(words: Sequence[str]) -> bool:
     """Whether the words after the command are a recipe's."""
     return any(word.startswith("--model.") or word.partition("=")[0].partition(".")[0] in _OF_RECIPE for word in words)
-
-
-def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    """Parse the words after the command.
-
-    Raises:
-        ConfigurationError: the run or the file is not given.
-    """
-    try:
-        return parser.parse_args(list(words))
-    except ArgumentError as error:
-        if "arguments are required" not in str(error):
-            raise
-        raise ConfigurationError(
-            "give a finished run and a file of new samples: lightning-fl predict RUN FILE; or, for the test data of a"
-            " recipe, lightning-fl predict --config RECIPE --ckpt_path best."
-        ) from error
 
 
 def predict(run: Run, file: str, *, out: File | None = None, force: bool = False, options: PredictionOptions) -> int:

@@ -7,8 +7,6 @@ from lightning_fl.cli.options import Word
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.shipped import available_recipes, listing, write_files
 
-__all__ = ["recipes"]
-
 
 def recipes(
     name: str | None = None,

@@ -9,8 +9,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.inference.trained_run import TrainedRun, check_out
 
-__all__ = ["explain", "export", "show"]
-
 
 def show(run: Run, *, out: File | None = None, open: bool = False) -> int:
     """Write a run's page and print its path. Does not import torch.

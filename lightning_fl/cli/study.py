@@ -16,8 +16,6 @@ from lightning_fl.recipe.shipped import available_studies, find_recipe, listing
 if TYPE_CHECKING:
     from lightning_fl.study.cells import Cell
 
-__all__ = ["study"]
-
 
 def study(
     study: str | None = None,
@@ -114,7 +112,6 @@ def study(
 
 
 def _shard_summary(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:
-    """Progress of a shard while others are still running."""
     done = sum(cell.finished() is not None for cell in asked)
     lines = [f"{cell.name}: {cell.failure()}; log: {cell.log}" for cell in failed]
     more = f", {len(failed)} failed" if failed else ""

@@ -97,6 +97,5 @@ def _columns(values: Tensor, naming: Naming, key: str) -> dict[str, np.ndarray]:
 
 
 def _class_columns(values: Tensor, target: str, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """The most likely class and the values [k, C] of all classes."""
     label = np.asarray(classes, dtype=object)[values.argmax(dim=1).numpy()]
     return {target: label} | {f"{target}={name}": values[:, place].numpy() for place, name in enumerate(classes)}

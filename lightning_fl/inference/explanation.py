@@ -19,8 +19,6 @@ from lightning_fl.models import MoleculeModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Explanation", "draw_explanation", "explain"]
-
 _PICTURE = (900, 640)
 
 
@@ -73,13 +71,11 @@ def explain(
         raise ConfigurationError(f"model: cannot explain a {type(model).__name__}; use a MoleculeModel.")
     if model.hparams["descriptor_dim"]:
         raise ConfigurationError(
-            "the model reads descriptors of the whole molecule, which belong to no atom: train one without features."
+            "the model reads molecular descriptors, which belong to no atom: train without features."
         )
     known = names or [str(number) for number in range(model.num_targets)]
     if isinstance(target, str) and target not in known:
-        raise ConfigurationError(
-            f"target={target!r}: unknown{did_you_mean(target, known)}; the targets are {listed(known)}."
-        )
+        raise ConfigurationError(f"target={target!r}: unknown{did_you_mean(target, known)}; there are {listed(known)}.")
     number = known.index(target) if isinstance(target, str) else target
     if not 0 <= number < model.num_targets:
         raise ConfigurationError(f"target={target}: the model has {model.num_targets} targets, counted from 0.")

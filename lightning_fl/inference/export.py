@@ -23,8 +23,6 @@ from lightning_fl.runtime.model_file import load_model_checkpoint
 from lightning_fl.study.finished_run import ONLY_SHOW
 from lightning_fl.version import __version__
 
-__all__ = ["export_run", "model_card"]
-
 #: Trainer settings that depend on the machine.
 _MACHINE_SETTINGS = frozenset(
     {"default_root_dir", "logger", "devices", "num_nodes", "enable_progress_bar", "processes_per_device"}
@@ -83,14 +81,11 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
                 folder.rmdir()
             made.rename(folder)
     except OSError as error:
-        raise ConfigurationError(
-            f"{folder} cannot be written: {error}. Choose another folder with --to-folder."
-        ) from error
+        raise ConfigurationError(f"{folder} cannot be written: {error}; choose another --to-folder.") from error
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
 def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without machine settings."""
     kept = {key: value for key, value in recipe.items() if key not in ("config", "ckpt_path")}
     trainer = {key: value for key, value in (recipe.get("trainer") or {}).items() if key not in _MACHINE_SETTINGS}
     return {key: _strip_folders(value) for key, value in {**kept, "trainer": trainer}.items()}
@@ -145,7 +140,6 @@ def model_card(run: TrainedRun, model: str) -> str:
 
 
 def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
-    """The card's YAML header."""
     summary = run.summary
     task = _TASKS.get(_short(run.recipe["data"]))
     tags = ["federated-learning", "lightning", "pytorch", str(summary["strategy"]).lower()]

@@ -82,13 +82,10 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
 def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
     run.refuse_personal_layers(_PERSONAL)
     if not found:
-        raise ConfigurationError(
-            f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots in trainer.callbacks."
-        )
+        raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
     if len(run.shared) > 1:
         raise ConfigurationError(
-            f"{run.folder} has snapshots of {len(run.shared)} shared models: choose one with --model, such as"
-            f" {next(iter(found))}."
+            f"{run.folder} has {len(run.shared)} shared models: choose a snapshot, such as {next(iter(found))}."
         )
     return found
 
@@ -99,23 +96,19 @@ def best_client(run: TrainedRun) -> str:
     Raises:
         ConfigurationError: the run has no validation metrics of clients with a model.
     """
-    metrics = run.summary.get("metrics")
-    found = metrics.get("val") if isinstance(metrics, dict) else None
-    names = [name for name in found or {} if not name.startswith("local/") and "/" not in name]
+    names = [name for name in run.metric_names("val") if "/" not in name]
     name = next((name for name in names if "loss" not in name), next(iter(names), None))
-    values: Mapping[str, Any] = (found or {})[name].get("clients", {}) if name is not None else {}
+    found = None if name is None else run.metric(name, "val")
     finite = {
-        client: float(value)
-        for client, value in values.items()
-        if client in run.clients and isinstance(value, int | float) and math.isfinite(value)
+        client: value
+        for client, value in (found.clients.items() if found else ())
+        if client in run.clients and math.isfinite(value)
     }
-    if name is None or not finite:
+    if found is None or not finite:
         raise ConfigurationError(
-            f"--model best: {run.folder / 'summary.json'} has no validation metrics of clients; choose a model with"
-            " --model, or use all."
+            f"--model best: {run.folder} has no validation metrics of clients: choose another model."
         )
-    sign = -1 if (found or {})[name].get("higher_is_better") else 1
-    return min(finite, key=lambda client: sign * finite[client])
+    return (max if found.higher_is_better else min)(finite, key=finite.__getitem__)
 
 
 def load_models(

@@ -11,8 +11,6 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.field_docs import documented
 from lightning_fl.core.validation import Count, check_fields
 
-__all__ = ["CalibrationMethod", "PredictionOptions"]
-
 CalibrationMethod = Literal["platt", "isotonic"]
 
 
@@ -59,8 +57,7 @@ class PredictionOptions:
         """Refuse options that do not apply to ``count`` models."""
         if self.spread and self.mc_dropout is None and count < 2:
             raise ConfigurationError(
-                "--spread needs several models: add --model all or snapshots, --with RUN (a run with another seed) or"
-                " --mc_dropout N."
+                "--spread needs several models: add --model all or snapshots, --with RUN or --mc_dropout N."
             )
         if self.interval is not None and count > 1:
             raise ConfigurationError(f"--interval needs a single model, not {count}: choose one with --model.")

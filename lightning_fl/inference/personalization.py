@@ -173,9 +173,7 @@ def personalize(
         trainer = FederatedTrainer(default_root_dir=folder, seed=seed, **{**quiet, **trainer_arguments})
         with session(trainer, "validate", module, data, None):
             if not trainer.loop.evaluator.evaluates("val"):
-                raise ConfigurationError(
-                    f"{type(module).__name__} must define validation_step, whose metrics score the models."
-                )
+                raise ConfigurationError(f"{type(module).__name__} needs a validation_step, to score the models.")
             return _mix(trainer, list(shared), out, monitor)
 
 
@@ -197,7 +195,6 @@ def _labelled(dataset: Dataset) -> Dataset:
 
 
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:
-    """Score, mix, evaluate and write, inside a run."""
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
     name, metric, values = _score(scored, monitor, len(shared))
@@ -236,7 +233,6 @@ def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]
 
 
 def _load(trainer: FederatedTrainer, path: Path) -> Weights:
-    """Copy of a model's weights."""
     load_weights(trainer.module, path, load_model_checkpoint(path))
     return trainer.loop.flat.collect().clone()
 
@@ -264,7 +260,6 @@ def _score(metrics: ClientMetrics, monitor: str | None, num_models: int) -> tupl
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
     if values.isnan().all():
         raise ConfigurationError(
-            f"{name} is NaN for all {num_models} shared models on these samples: check the labels, or set another"
-            " monitor."
+            f"{name} is NaN for all {num_models} shared models: check the labels, or set another monitor."
         )
     return name, metric, values

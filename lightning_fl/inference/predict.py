@@ -228,7 +228,6 @@ def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFra
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Set torch's number of threads temporarily; ``None`` changes nothing."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(number or before)

@@ -13,8 +13,6 @@ from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import Unlabelled
 
-__all__ = ["TrainingSimilarity"]
-
 _RADIUS, _BITS = 2, 2048
 
 

@@ -153,8 +153,7 @@ def _shared_models(folder: Path, count: int | None) -> list[Path]:
     found = {int(match[1]): path for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
     if not found:
         raise ConfigurationError(
-            f"{folder} has no shared_*.ckpt: train with ModelCheckpoint.save_models and trainer.enable_checkpointing"
-            " set to true."
+            f"{folder} has no shared_*.ckpt: train with trainer.enable_checkpointing and save_models."
         )
     models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
     for path in models:

@@ -49,7 +49,7 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
     found = read_calibration(run.folder)
     if found is None:
         raise ConfigurationError(
-            f"{option}: {run.folder} has no calibration.json: train with Calibration in trainer.callbacks."
+            f"{option}: {run.folder} has no calibration.json: train with the callback Calibration."
         )
     if model not in found:
         raise ConfigurationError(
@@ -57,8 +57,7 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
             f" not a final model. It has {listed(list(found), most=8)}."
         )
     targets = found[model]
-    names = naming.targets if len(naming.targets) == len(targets) else tuple(map(str, range(len(targets))))
-    other = [name for name, target in zip(names, targets, strict=True) if target.kind != kind]
+    other = [name for name, target in zip(_names(naming, targets), targets, strict=True) if target.kind != kind]
     if other:
         instead = "--calibrate" if kind == "regression" else "--interval"
         raise ConfigurationError(
@@ -74,22 +73,19 @@ def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Nami
         ConfigurationError: a target has too few validation samples for the level.
     """
     widths = []
-    for place, target in enumerate(targets):
+    for name, target in zip(_names(naming, targets), targets, strict=True):
         width = quantile_of_counts(target.scores or {}, target.num_clients, level)
         if not np.isfinite(width):
-            name = naming.targets[place] if len(naming.targets) == len(targets) else str(place)
-            most = target.num_samples / (target.num_samples + max(target.num_clients, 1))
-            reason = (
-                f"at most {most:.3g} is possible"
-                if quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
-                else "too few of their predictions are finite"
-            )
             raise ConfigurationError(
-                f"--interval {level:g}: {name} has {target.num_samples} validation samples of {target.num_clients}"
-                f" clients, {reason}: lower the level, or train with more validation data."
+                f"--interval {level:g}: {name} has too few validation samples with a finite prediction"
+                f" ({target.num_samples} of {target.num_clients} clients): lower the level, or train with more."
             )
         widths.append(width)
     return widths
+
+
+def _names(naming: Naming, targets: Sequence[TargetCalibration]) -> Sequence[str]:
+    return naming.targets if len(naming.targets) == len(targets) else list(map(str, range(len(targets))))
 
 
 def calibrated(outputs: Outputs, targets: Sequence[TargetCalibration], method: CalibrationMethod) -> Outputs:
@@ -176,10 +172,7 @@ def check_same_data(run: TrainedRun, other: TrainedRun) -> None:
         ConfigurationError: another data record, or another class of model or data.
     """
     if _identity(run) != _identity(other):
-        raise ConfigurationError(
-            f"--with {other.folder}: its data or model differs from {run.folder}: use runs of one recipe with different"
-            " seeds."
-        )
+        raise ConfigurationError(f"--with {other.folder}: needs the recipe of {run.folder} with another seed.")
 
 
 def _identity(run: TrainedRun) -> tuple[str, ...]:

@@ -11,16 +11,6 @@ from jsonargparse import ArgumentParser
 
 from lightning_fl.core.errors import did_you_mean
 
-__all__ = [
-    "accepted_arguments",
-    "annotations_of",
-    "classes_in",
-    "find_class",
-    "options_of",
-    "registered_strategy",
-    "subclasses",
-]
-
 
 def subclasses(base: type) -> Iterator[type]:
     """The imported subclasses of a class, without abstract and private ones."""

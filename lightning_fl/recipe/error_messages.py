@@ -18,8 +18,6 @@ from lightning_fl.core.escaping import encodable, printable
 from lightning_fl.core.system_errors import chain, place_of, refusal
 from lightning_fl.engine.interrupt import ends_on_signals
 
-__all__ = ["compact", "error_text", "exit_code", "federated_cause", "shown"]
-
 #: Characters of one word of a message; a path is a word.
 _MOST_OF_WORD = 400
 #: Lines of the parser that only show the nesting.
@@ -61,7 +59,6 @@ def exit_code(command: Callable[[], int]) -> int:
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """Exit code and message for an error."""
     if isinstance(error, ArgumentError) or federated_cause(error) is not None:
         return 2, error_text(error)
     refused, place = refusal(error), place_of(error)

@@ -14,8 +14,6 @@ from lightning_fl.recipe.classes import accepted_arguments, annotations_of, clas
 from lightning_fl.recipe.error_messages import shown
 from lightning_fl.recipe.settings import CLASS_KEYS, Keys
 
-__all__ = ["find_faults"]
-
 
 def find_faults(tree: Mapping[str, Any], keys: Keys) -> list[str]:
     """A sentence for every key or class that does not exist and every value outside its range.
@@ -74,7 +72,6 @@ class _Search:
             yield from _out_of_range(value, path, annotation)
 
     def misspelt(self, entry: Mapping[str, Any], path: str, place: str) -> str | None:
-        """The fault of an entry without a class, where a class is expected."""
         if place not in self.keys.bases or any(isinstance(key, int) for key in entry):
             return None
         for key in entry:

@@ -7,8 +7,6 @@ from typing import Any
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import read_yaml
 
-__all__ = ["flat_settings", "load_recipe"]
-
 
 def load_recipe(path: Path) -> dict[str, Any]:
     """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more.

@@ -9,8 +9,6 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-__all__ = ["CommandParser"]
-
 _PACKAGES = tuple(f"lightning_fl.{name}" for name in ("callbacks", "data", "models", "strategies"))
 _SUBCLASSES = ", known subclasses: "
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -19,8 +17,9 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 class CommandParser(ArgumentParser):
     """Parser of a command; those that jsonargparse makes for classes are of its type as well."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=_Formatter, **kwargs)
+    def __init__(self, command: str = "", **kwargs: Any) -> None:
+        settings = {"prog": f"lightning-fl {command}", "exit_on_error": False, "allow_abbrev": False} if command else {}
+        super().__init__(formatter_class=_Formatter, **settings, **kwargs)
 
 
 class _Formatter(DefaultHelpFormatter):

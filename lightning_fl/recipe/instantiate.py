@@ -9,8 +9,6 @@ from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.yaml import Quoted
 from lightning_fl.runtime.loggers import refused_logger
 
-__all__ = ["construct", "instantiate"]
-
 
 class _ConstructorError(BaseException):
     """Carries a constructor's error past the parser, which would report any ``Exception`` as a wrong type."""

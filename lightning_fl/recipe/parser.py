@@ -28,8 +28,6 @@ from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.help import CommandParser
 from lightning_fl.recipe.settings import Keys, collect_settings
 
-__all__ = ["USAGE", "add_arguments", "make_parser", "parse", "with_strategy_class"]
-
 #: The first line of the help; a list of all keys would be a page.
 USAGE = "%(prog)s --config RECIPE [--config OVERRIDES ...] [--KEY VALUE ...]"
 
@@ -70,7 +68,7 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
 
 def make_parser(command: str, *, own_modules: bool = True) -> ArgumentParser:
     """Make the parser of a command that takes a recipe, see :func:`add_arguments`. Imports torch."""
-    parser = CommandParser(prog=f"lightning-fl {command}", usage=USAGE, exit_on_error=False, allow_abbrev=False)
+    parser = CommandParser(command, usage=USAGE)
     add_arguments(parser, command, own_modules=own_modules)
     return parser
 
@@ -172,7 +170,6 @@ def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(command: str, tree: dict[str, object]) -> list[str]:
-    """The faults of a recipe that lacks what a command needs."""
     missing = [key for key in ("model", "data") if not tree.get(key)]
     if missing:
         return [
@@ -185,7 +182,6 @@ def _missing(command: str, tree: dict[str, object]) -> list[str]:
 
 
 def _import_short_names() -> None:
-    """Import the classes that recipes may name without their module."""
     # Imports create a million objects and hardly any garbage; collecting it would take a fifth of their time.
     with warnings.catch_warnings(), _without_garbage_collection():
         # Warnings of dependencies about each other, which users cannot act on.

@@ -22,8 +22,6 @@ from lightning_fl.files.names import client_files
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["check_count", "join_outputs", "prediction_table", "write_predictions"]
-
 
 def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
     """Write ``predictions/CLIENT.csv`` into the run's folder for every client that this rank hosts and has data.
@@ -87,8 +85,7 @@ def join_outputs(batches: Iterable[Any]) -> dict[str, Tensor]:
         named = output if isinstance(output, Mapping) else {"": output}
         if not all(isinstance(value, Tensor) for value in named.values()):
             raise ConfigurationError(
-                f"predict_step returned a {type(output).__name__}: return a tensor with one row per sample, or a dict"
-                " of such tensors."
+                f"predict_step must return a tensor or a dict of tensors, not a {type(output).__name__}."
             )
         for name, value in named.items():
             values = torch.atleast_1d(value.detach()).cpu()
@@ -102,8 +99,7 @@ def check_count(outputs: Mapping[str, Tensor], count: int) -> None:
     for values in outputs.values():
         if len(values) != count:
             raise ConfigurationError(
-                f"predict_step returned values of shape {list(values.shape)} for {count} samples: return one row per"
-                " sample."
+                f"predict_step returned shape {list(values.shape)} for {count} samples: return a row for each."
             )
 
 

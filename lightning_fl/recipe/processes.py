@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["choose_processes"]
-
 #: Parameters. A process needs about 32 bytes for each (model, gradient, momentum, the two halves of an exact sum).
 _SMALL_MODEL = 20_000_000
 #: Parameters of a model whose step on one core takes about as long as launching its GPU kernels (estimated).

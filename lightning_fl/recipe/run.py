@@ -111,9 +111,7 @@ def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
     from lightning_fl.recipe.predictions import write_predictions
 
     if not is_overridden("predict_step", made.model) and not is_overridden("forward", made.model):
-        raise ConfigurationError(
-            f"{type(made.model).__name__} defines neither predict_step nor forward: lightning-fl predict needs one."
-        )
+        raise ConfigurationError(f"{type(made.model).__name__} must define predict_step or forward for predictions.")
     outputs = made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path)
     folder = write_predictions(made.trainer, outputs)
     if made.trainer.is_global_zero:

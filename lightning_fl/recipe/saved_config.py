@@ -10,8 +10,6 @@ from lightning_fl.version import __version__
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["SaveConfig"]
-
 
 class SaveConfig(Callback):
     """Writes ``config.yaml`` into the run's folder before data are prepared; it can be given to ``--config``."""

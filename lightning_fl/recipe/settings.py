@@ -14,8 +14,6 @@ from lightning_fl.recipe.classes import accepted_arguments, annotations_of, find
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.shipped import find_recipe
 
-__all__ = ["CLASS_KEYS", "Keys", "collect_settings", "ordered_options"]
-
 #: Keys of a YAML entry that names a class.
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
@@ -129,7 +127,6 @@ class _Merge(NamedTuple):
         return value
 
     def merged_class(self, before: Any, value: Any, place: str) -> Any:
-        """Merge an entry for a class into an earlier one."""
         earlier = {"class_path": before} if isinstance(before, str) else before if isinstance(before, Mapping) else {}
         is_text = str in options_of(self.keys.annotations.get(place))
         if isinstance(value, str) and earlier.get("init_args") and not is_text:

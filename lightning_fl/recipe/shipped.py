@@ -10,15 +10,6 @@ from typing import Literal
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.files.package_folders import package_folder
 
-__all__ = [
-    "available_recipes",
-    "available_studies",
-    "find_recipe",
-    "listing",
-    "recipe_headline",
-    "write_files",
-]
-
 #: The folder of the studies among the recipes.
 _STUDIES = "studies"
 
@@ -80,10 +71,7 @@ def write_files(found: Mapping[str, bytes], folder: Path, option: str) -> None:
     """
     first = sorted({name.partition("/")[0] for name in found})
     if present := [str(folder / name) for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
-        raise ConfigurationError(
-            f"{', '.join(present)} already {'exists' if len(present) == 1 else 'exist'}: move what is there, or give"
-            f" another folder with {option}."
-        )
+        raise ConfigurationError(f"{', '.join(present)} already exists: move it, or give another folder with {option}.")
     try:
         for name, content in found.items():
             target = folder / name

@@ -14,8 +14,6 @@ from jsonargparse import _common, set_parsing_settings
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.system_errors import chain
 
-__all__ = ["own_classes_only", "predict_command", "refuse_foreign_classes"]
-
 _PACKAGE = "lightning_fl"
 
 

@@ -14,7 +14,7 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,12 @@ from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.data.cards.lookup import Card, available_cards, file_sha256, find_file, load_card
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
-from lightning_fl.recipe.file import load_recipe
+from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.shipped import find_recipe
 from lightning_fl.study.claims import cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.version import __version__
-
-__all__ = ["Attempt", "Cell", "Variant", "make_cells"]
 
 #: An arm at a place of the grid; its cells differ in the seed only.
 Variant = tuple[str, tuple[tuple[str, str], ...]]
@@ -138,9 +136,7 @@ class Cell:
                     write_whole(self._override(number), dump_yaml(nested))
             write_whole(record, json.dumps(self.content, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            raise ConfigurationError(
-                f"{self.folder} cannot be written: {error}. Free some space, or choose another folder with --out."
-            ) from error
+            raise ConfigurationError(f"{self.folder} cannot be written: {error}; choose another --out.") from error
 
     def claim(self) -> bool:
         """Reserve it for this process, until ``lock`` is released or the process ends.
@@ -268,7 +264,7 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         recipe = find_recipe(study.arms[arm].recipe.format(**place))
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
-        named = _possible_file_names([read, *layers])
+        named = set(_possible_file_names([read, *layers]))
         root = next((text for key, text in sorted(named) if key == "data_root"), None)
         names = sorted({text for key, text in named if key != "data_root"})
         files = {name: found for name in names if (found := _checksum(name, out, root, checksums))}
@@ -291,22 +287,13 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
     return cells
 
 
-def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """(Key, text) of all texts in the settings of model, data and callbacks."""
-    found = set()
     for layer in layers:
-        trainer = layer.get("trainer")
-        found |= _texts(trainer.get("callbacks") if isinstance(trainer, Mapping) else None)
-        found |= _texts({key: of for key, of in layer.items() if key.startswith(("data", "model", "trainer.callb"))})
-    return found
-
-
-def _texts(value: object, key: str = "") -> set[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        return set().union(*(_texts(part, str(name).rpartition(".")[2]) for name, part in value.items()))
-    if isinstance(value, list):
-        return set().union(*(_texts(part, key) for part in value))
-    return {(key, value)} if isinstance(value, str) else set()
+        for path, value in flat_settings(layer):
+            if path.startswith(("data", "model", "trainer.callbacks")):
+                texts = value if isinstance(value, list) else [value]
+                yield from ((path.rpartition(".")[2], text) for text in texts if isinstance(text, str))
 
 
 def _checksum(name: str, out: Path, data_root: str | None, known: dict[tuple[str, str | None], str]) -> str:

@@ -8,14 +8,7 @@ A claim compares two sums of statistics and numbers::
     quantity   := STATISTIC "(" ARM ["," settings] ")"
     settings   := AXIS "=" LABEL ((","| "and") AXIS "=" LABEL)*
 
-``mean(pifl, mixture=10:90)`` is a quantity at one place of the grid; ``on`` sets the place of the others. A claim is
-tested once for each value of the axes that it leaves open. Numbers are in the unit of the study's table; "1 %" is 0.01
-of the metric in any unit.
-
-The test uses the difference, left minus right, of every seed: its mean and the two-sided 95 % confidence interval of
-Student's t. The claim *holds* if the whole interval is on the claimed side, *does not hold* if it is on the other side,
-and is *undecided* otherwise, always with fewer than two seeds. A second verdict controls the error of all claims
-together at 5 % by Holm's correction.
+The test of a claim is described in docs/study.md.
 """
 
 import itertools
@@ -27,21 +20,6 @@ from typing import Literal
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
-
-__all__ = [
-    "LABEL",
-    "SHARES",
-    "STATISTICS",
-    "Answer",
-    "Claim",
-    "Term",
-    "Verdict",
-    "answer_claim",
-    "cell_name",
-    "correct_answers",
-    "parse_claim",
-    "verdict_of",
-]
 
 #: Statistics of a metric over clients (mean to last_worst), of gains over local training (gain to harmed), and the
 #: adjusted Rand index of coalitions.
@@ -84,12 +62,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a claim at one place of the grid.
+    """Verdict on a claim alone at one place of the grid.
 
     Args:
-        claim: its text.
-        axes: the place.
-        verdict: of the claim alone.
         interval: of the difference, left minus right, over seeds.
         reason: missing seeds or runs; may be empty.
         corrected_p_value: of no difference, corrected for the number of tested claims.

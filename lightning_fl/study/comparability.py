@@ -12,8 +12,6 @@ from typing import Any
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.recipe_settings import recipe_settings
 
-__all__ = ["find_mismatches", "same_data"]
-
 #: Recorded fields that do not identify the data.
 _DESCRIPTIVE = frozenset({"title", "licence", "citation", "note", "verified", "duplicates"})
 #: Fields that depend on the seed of partition and split.

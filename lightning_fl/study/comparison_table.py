@@ -38,9 +38,7 @@ def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split
         found = dict.fromkeys(f"{run.folder} has {listed(of) or 'none'}" for run, of in zip(runs, named, strict=True))
         others = [other for other in ("test", "val", "train") if all(other in run.splits() for run in runs)]
         hint = f" All have metrics of {' and '.join(others)}: choose with --split." if others and runs else ""
-        raise ConfigurationError(
-            f"the runs have no {split} metric in common: {listed(found) or 'there are no runs'}.{hint}"
-        )
+        raise ConfigurationError(f"the runs share no {split} metric: {listed(found) or 'there are no runs'}.{hint}")
     return next((name for name in common if "loss" not in name), common[0])
 
 
@@ -144,7 +142,6 @@ def _client_gains(
 
 
 def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
-    """Refuse groups that are empty or have two runs with the same seed."""
     if not groups:
         raise ConfigurationError("there are no runs to compare: name at least one.")
     for label, runs in groups.items():
@@ -154,8 +151,7 @@ def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
         for run in runs:
             if (other := of_seed.setdefault(run.seed, run)) is not run:
                 raise ConfigurationError(
-                    f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}: remove one of them, or"
-                    " give them different labels with LABEL=RUN."
+                    f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}: use LABEL=RUN."
                 )
 
 
@@ -193,7 +189,6 @@ def _gain_over(
 
 
 def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[FinishedRun] | None) -> dict[str, float]:
-    """One run's :data:`STATISTICS`."""
     metric = run.metric(name, split)
     gain = dict.fromkeys(("mean", "ipr", "rsd", "harmed"), math.nan)
     if (found := _client_gains(run, metric, split, reference)) is not None:

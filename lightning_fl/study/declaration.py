@@ -8,8 +8,6 @@ from typing import Any
 
 from lightning_fl.study.claims import Claim
 
-__all__ = ["FULL", "Arm", "Chosen", "Overrides", "Published", "Scale", "Study", "TableLayout"]
-
 #: Default scale: everything declared outside of ``scales``.
 FULL = "full"
 

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,13 +16,12 @@ from lightning_fl.core.terminal import terminal
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.study.cells import Cell
 
-__all__ = ["StudyDisplay"]
 
-
-class StudyDisplay:
+class StudyDisplay(ExitStack):
     """Context manager that shows finished, running and failed cells and the remaining time."""
 
     def __init__(self, cells: Sequence[Cell], num_workers: int, console: Console | None = None) -> None:
+        super().__init__()
         self._console = console or terminal()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._total = len(cells)
@@ -35,13 +34,8 @@ class StudyDisplay:
 
     def __enter__(self) -> "StudyDisplay":
         if self._console.is_interactive:
-            self._live.start()
+            self.enter_context(self._live)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def started(self, cell: Cell, resumed: bool) -> None:
         """Report that a cell started."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from lightning_fl.version import __version__
 
-__all__ = ["describe_environment", "package_commit", "usable_cores"]
-
 _PACKAGES = ("torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy", "scipy", "scikit-learn")
 
 

@@ -21,8 +21,6 @@ from lightning_fl.study.render import DIRECTIONS, direction_text
 from lightning_fl.study.results import StudyResults
 from lightning_fl.study.study_tables import group_cells
 
-__all__ = ["Panels", "draw_claims", "draw_client_values", "draw_curves", "draw_distributions", "draw_results"]
-
 #: Title of a panel -> label of a row -> runs.
 Panels = Mapping[str, Mapping[str, Sequence[FinishedRun]]]
 
@@ -108,17 +106,22 @@ def draw_distributions(
     return figure
 
 
-def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> Figure:
+def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> Figure | None:
     """Draw a dot per client and seed, a row per group, with marks for the mean and the worst dot.
 
     Args:
         clients: one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
         gain_over: draw gains over this reference instead of values; dots of harmed clients are hollow.
+
+    Returns:
+        ``None`` without a value.
     """
     gains = gain_over is not None
     shown = "gain" if gains else "value"
     styles = _styles(list(dict.fromkeys(clients["label"])))
     clients = clients[np.isfinite(clients[shown])]
+    if clients.empty:
+        return None
     labels = list(dict.fromkeys(clients["label"]))
     metric, split, higher = (clients[name].iloc[0] for name in ("metric", "split", "higher_is_better"))
     title = f"Every client's {f'gain in {split} {metric}' if gains else f'{split} {metric}'}"
@@ -239,19 +242,16 @@ def _panel_grid(
 
 
 def _row_style(panels: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
-    """Row -> colour and dashes, in the order of the rows."""
     return _styles(list(dict.fromkeys(row for rows in panels.values() for row in rows)))
 
 
 def _value_axis(metric: str, higher_is_better: bool | None, percent: bool = False) -> str:
-    """Label of an axis: "acc in %, higher is better"."""
     return ", ".join(filter(None, [metric + (" in %" if percent else ""), direction_text(higher_is_better)]))
 
 
 def _draw_curve(
     axes: Axes, curves: Sequence[pd.DataFrame], along: str, row: str, style: tuple[str, str], percent: bool
 ) -> None:
-    """Draw means over seeds for the rounds that all seeds have."""
     rounds = set.intersection(*(set(curve["round"]) for curve in curves))
     table = pd.concat([curve[curve["round"].isin(rounds)] for curve in curves])
     if table.empty:

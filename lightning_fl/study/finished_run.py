@@ -233,9 +233,7 @@ def find_runs(folder: str | Path) -> list[FinishedRun]:
     found = [FinishedRun.read(file.parent) for file in sorted(path.rglob("summary.json"), key=_natural)]
     runs = [run for run in found if run.rounds is not None]
     if not runs:
-        raise ConfigurationError(
-            f"no finished run of lightning-fl fit below {path}: there is no summary.json of a fit."
-        )
+        raise ConfigurationError(f"no finished run below {path}: there is no summary.json of lightning-fl fit.")
     return runs
 
 
@@ -299,7 +297,6 @@ def _is_split(metrics: Any, inner: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Short reason why a file cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return " ".join(str(error).removeprefix("Error tokenizing data. C error: ").split())

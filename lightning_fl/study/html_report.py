@@ -17,8 +17,6 @@ from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_
 from lightning_fl.study.results import StudyResults
 from lightning_fl.study.study_tables import chosen_columns, claims_table, group_cells, results_table
 
-__all__ = ["write_html"]
-
 _STATISTICS = {
     "mean": "mean over clients",
     "worst": "worst client",
@@ -75,7 +73,6 @@ def write_html(results: StudyResults, out: Path) -> Path:
 
 
 def _pictures(results: StudyResults, out: Path) -> list[Picture]:
-    """All figures that have something to show."""
     study = results.study
     panels = {
         ", ".join(column): {
@@ -133,7 +130,6 @@ def _settings(study: Study) -> list[Part]:
 
 
 def _commands(results: StudyResults) -> list[str]:
-    """Commands that repeat the study."""
     study, environment = results.study, results.environment
     scale = [] if study.scale == FULL else ["--scale", study.scale]
     lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]

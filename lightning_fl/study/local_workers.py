@@ -33,14 +33,11 @@ from lightning_fl.study.claims import cell_name
 from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.workers import TICK_SECONDS
 
-__all__ = ["LocalWorkers", "find_faults", "run_cell", "visible_gpus"]
-
 
 class _Server:
     """The fork server, which would otherwise finish its imports after the study has ended."""
 
     def kill(self) -> None:
-        """Kill it if it is running."""
         pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -21,8 +21,6 @@ from lightning_fl.files.atomic import write_whole
 from lightning_fl.runtime.drawing import drawing
 from lightning_fl.runtime.table import Column, Table, label_column
 
-__all__ = ["Part", "Picture", "add_tooltips", "draw_pictures", "facts", "source_badge", "svg_element", "write_page"]
-
 #: Figures of this width in inches take the whole width of the page.
 _WIDE = 8.0
 #: Prefix of a tooltip's text in an artist's ``gid``, which matplotlib writes as the ``id`` of its SVG group.

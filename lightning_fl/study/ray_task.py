@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["run_command"]
-
 _POLL_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 

@@ -18,8 +18,6 @@ from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.ray_task import run_command
 from lightning_fl.study.workers import TICK_SECONDS
 
-__all__ = ["RayWorkers"]
-
 _ANSWER_SECONDS = 10.0
 #: Environment variables that a run depends on.
 _PASSED_ON = ("PYTHONPATH", "LIGHTNING_FL_DATA", "LIGHTNING_FL_CACHE", "LIGHTNING_FL_OFFLINE")
@@ -57,8 +55,7 @@ class RayWorkers:
         except Exception as error:  # many types, from a wrong address to another version of Ray
             reason = cut(" ".join(str(error).split()), 200).rstrip(".")
             raise ConfigurationError(
-                f"--ray {address}: no Ray cluster responds: {reason}. Start one with"
-                " `ray start --head`, or use --ray local."
+                f"--ray {address}: no cluster responds: {reason}. Run `ray start --head`, or use --ray local."
             ) from error
         resources = ray.cluster_resources()
         self._use_gpus = bool(resources.get("GPU")) and any(cell.accelerator != "cpu" for cell in cells)

@@ -105,7 +105,6 @@ def _columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def _title(frame: pd.DataFrame) -> str:
-    """Split, metric, direction, clients, seeds and data source."""
     first = frame.iloc[0]
     direction = f" ({text})" if (text := direction_text(_direction(frame))) else ""
     clients = sorted(set(frame["num_clients"]))
@@ -157,7 +156,6 @@ def direction_text(higher_is_better: bool | None) -> str:
 
 
 def _format_column(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]:
-    """Values and spreads as texts."""
     is_difference, percent = key.endswith("_difference"), key in _PERCENT
     ends = [f"{key}_low", f"{key}_high"] if is_difference else [f"{key}_seed_std"]
     numbers = frame[[key, *ends]].to_numpy(dtype=float) * (100.0 if percent else 1.0)
@@ -203,7 +201,6 @@ def best_values(values: Sequence[float], texts: Sequence[str], higher: bool | No
 
 
 def _direction(frame: pd.DataFrame) -> bool | None:
-    """Whether higher is better; ``None`` if unknown or if rows disagree."""
     found = set(frame["higher_is_better"])
     return bool(found.pop()) if found in ({True}, {False}) else None
 

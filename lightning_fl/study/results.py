@@ -145,9 +145,7 @@ class StudyResults:
             CheckpointError: its files are damaged.
         """
         if not (out / "results.csv").is_file():
-            raise ConfigurationError(
-                f"{out} has no results of a study: name the folder that lightning-fl study printed."
-            )
+            raise ConfigurationError(f"{out} has no results of a study: name the folder that it printed.")
         study = load_study(out / "study.yaml")
         try:
             environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
@@ -156,8 +154,7 @@ class StudyResults:
             cells = [_cell_of(row, list(study.grid)) for row in rows]
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise CheckpointError(
-                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again; finished"
-                " cells are kept."
+                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again."
             ) from error
         return cls.from_cells(study, cells, environment)
 

@@ -16,8 +16,6 @@ from lightning_fl.study.figures import draw_curves
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_badge, write_page
 
-__all__ = ["write_run_page"]
-
 #: Columns of a table.
 _MAX_METRICS = 12
 #: Panels of curves.

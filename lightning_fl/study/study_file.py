@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -16,12 +17,7 @@ from lightning_fl.files.yaml import read_yaml
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Chosen, Overrides, Published, Scale, Study, TableLayout
 
-__all__ = ["load_study"]
-
-_KEYS = (
-    *("title", "metric", "split", "seeds", "overrides", "arms", "grid", "exclude"),
-    *("table", "published", "claims", "chosen", "scales", "scale", "definitions"),
-)
+_KEYS = (*(one.name for one in fields(Study) if one.name != "path"), "definitions")
 _MAX_NAME_LENGTH = 100
 _Split = Literal["test", "val", "train"]
 _Digits = Annotated[int, Interval(ge=0, le=10)]
@@ -47,7 +43,7 @@ def load_study(path: Path, scale: str | None = None) -> Study:
     content = read_yaml(path)
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
-        raise ConfigurationError(f"{path} is {kind}: a study is a mapping with the keys {', '.join(_KEYS[:6])}.")
+        raise ConfigurationError(f"{path} is {kind}: a study is a mapping with the keys {', '.join(_KEYS)}.")
     reader = _Reader(path, content)
     study = reader.study(scale)
     if reader.faults:
@@ -66,19 +62,17 @@ class _Reader:
     def study(self, scale: str | None) -> Study:
         content = self.content
         self._known(content, _KEYS, "")
-        for axis in self._names("grid", required=False):
-            values = self._labelled(content["grid"][axis], f"grid.{axis}")
+        for axis, labels in self._named("grid", required=False).items():
+            values = self._labelled(labels, f"grid.{axis}")
             self.grid[axis] = {label: self._overrides(of, f"grid.{axis}.{label}") for label, of in values.items()}
             if axis in _COLUMNS:
                 self.faults.append(f"grid.{axis}: results already have a column {axis}: rename the axis.")
-        self.arms = {name: self._arm(name, content["arms"][name]) for name in self._names("arms")}
+        self.arms = {name: self._arm(name, value) for name, value in self._named("arms").items()}
         table = self._table(self._mapping("table"))
         scales = self._scales()
         chosen = scale or self._text("scale", FULL)
         if chosen not in scales:
-            self.faults.append(
-                f"scales: unknown scale {chosen!r}{did_you_mean(chosen, scales)}; the study has {', '.join(scales)}."
-            )
+            self.faults.append(f"scales: {_missing(chosen, scales, 'scale')}")
         split = str(content.get("split", "test"))
         self.faults += faults_of({"split": _Split}, {"split": split})
         study = Study(
@@ -123,9 +117,7 @@ class _Reader:
         for number, entry in enumerate(self._list("exclude")):
             where = f"exclude[{number}]"
             if not isinstance(entry, dict) or not entry:
-                self.faults.append(
-                    f"{where}: name an arm or labels, such as {{arm: {next(iter(self.arms), 'fedavg')}}}."
-                )
+                self.faults.append(f"{where}: name an arm or labels, such as {{arm: fedavg}}.")
                 continue
             for key, label in entry.items():
                 if key not in known:
@@ -136,8 +128,8 @@ class _Reader:
 
     def _scales(self) -> dict[str, Scale]:
         scales = {FULL: Scale()}
-        for name in self._names("scales", required=False):
-            where, entry = f"scales.{name}", self.content["scales"][name]
+        for name, entry in self._named("scales", required=False).items():
+            where = f"scales.{name}"
             if not is_plain_name(name):
                 self.faults.append(f"{where}: names a folder: use no / or : and no leading dot.")
             if name == FULL:
@@ -261,23 +253,19 @@ class _Reader:
                 self.faults.append(f"{where}.by={by!r}: settings must not be chosen on test data: use validation data.")
             seeds = self._seeds(entry.get("seeds"), f"{where}.seeds")
             if same := sorted(own.intersection(seeds)):
-                self.faults.append(
-                    f"{where}.seeds: the study also runs {', '.join(map(str, same))}: choose settings on other seeds."
-                )
+                self.faults.append(f"{where}.seeds: the study also runs {', '.join(map(str, same))}: choose on others.")
             yield Chosen(str(entry.get("setting")), value, tuple(map(str, candidates)), by, seeds)
 
     def _known(self, entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in entry:
             if key not in known:
-                name = f"{where}.{key}" if where else str(key)
                 hint = did_you_mean(str(key), known) or f"; choose one of {', '.join(known)}"
-                self.faults.append(f"{name}: unknown key{hint}.")
+                self.faults.append(f"{f'{where}.' if where else ''}{key}: unknown key{hint}.")
 
     def _text(self, key: str, default: str | None = None) -> str:
         value = self.content.get(key, default)
         if not isinstance(value, str) or not value.strip():
-            examples = {"title": "what is compared", "metric": "a metric of the runs, such as acc", "scale": "a scale"}
-            self.faults.append(f"{key} {'is missing' if value is None else f'is {value!r}'}: set {examples[key]}.")
+            self.faults.append(f"{key} {'is missing' if value is None else f'is {value!r}'}: set a text.")
             return ""
         return value.strip()
 
@@ -301,12 +289,9 @@ class _Reader:
             return ()
         return tuple(value)
 
-    def _names(self, key: str, required: bool = True) -> list[str]:
-        """Names in a mapping."""
+    def _named(self, key: str, required: bool = True) -> dict[str, Any]:
         entries = self._mapping(key)
-        if required and not entries:
-            self.faults.append(f"{key}: must have at least one entry.")
-        return list(self._labelled(entries, key)) if entries else []
+        return self._labelled(entries, key) if entries or required else {}
 
     def _labelled(self, entries: object, where: str) -> dict[str, Any]:
         if not isinstance(entries, dict) or not entries:
@@ -317,11 +302,8 @@ class _Reader:
             if isinstance(name, str) and LABEL.fullmatch(name) and len(name) <= _MAX_NAME_LENGTH:
                 valid[name] = value
             else:
-                quotes = "" if isinstance(name, str) else "quote it and "
-                self.faults.append(
-                    f"{where}: {name!r} is not a name: {quotes}use at most {_MAX_NAME_LENGTH} letters, digits and"
-                    " _ . : + - / @."
-                )
+                wanted = f"at most {_MAX_NAME_LENGTH} letters, digits and _ . : + - / @, in quotes if they are a number"
+                self.faults.append(f"{where}: {name!r} is not a name: use {wanted}.")
         return valid
 
     def _subset(

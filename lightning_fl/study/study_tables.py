@@ -19,17 +19,6 @@ from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.render import DIRECTIONS, best_values, direction_text
 from lightning_fl.study.results import CellResult, StudyResults
 
-__all__ = [
-    "CLAIM_NOTES",
-    "Labels",
-    "chosen_columns",
-    "claims_table",
-    "group_cells",
-    "print_results",
-    "results_table",
-    "write_markdown",
-]
-
 #: Labels of a row or column of the table.
 Labels = tuple[str, ...]
 

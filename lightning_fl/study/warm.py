@@ -7,8 +7,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a worker; before torch is imported
 
 from lightning_fl.recipe.parser import make_parser
 
-__all__ = ["PARSER"]
-
 PARSER = make_parser("fit")
 
 # Modules that most runs import later. After the parser, which suppresses warnings while it imports dependencies.

@@ -11,8 +11,6 @@ from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.study.cells import Cell, Variant
 from lightning_fl.study.display import StudyDisplay
 
-__all__ = ["TICK_SECONDS", "Runner", "known_seconds", "next_cell", "run_cells", "seconds_left"]
-
 #: Interval of the display's updates.
 TICK_SECONDS = 1.0
 #: Time in which an interrupted cell finishes its round and saves it.

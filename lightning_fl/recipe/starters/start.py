@@ -12,8 +12,6 @@ from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.escaping import csv_text
 from lightning_fl.core.field_docs import documented
 
-__all__ = ["ALGORITHMS", "DATA", "TASKS", "Answers", "starter_files"]
-
 #: Answer -> what it means.
 DATA = {
     "molecules": "a CSV of molecules, as SMILES",
