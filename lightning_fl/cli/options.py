@@ -35,38 +35,30 @@ _SHARED = {
 _FLAGS = {"others": "with", "rows": "chunk_rows", "to_folder": "to-folder", "dry_run": "dry-run"}
 
 
-class _Option(NamedTuple):
-    name: str
-    annotation: Any
-    default: Any
-    is_positional: bool
-    meaning: str
-
-
 def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
     """Add a function's parameters: arguments, and those by keyword only as options.
 
     Booleans are flags, and sequences several words. The fields of a dataclass are options of their own.
     """
-    for option in _options(function):
-        hint, word = _split(option.annotation)
-        how: dict[str, Any] = {"help": f"{option.meaning[0].upper()}{option.meaning[1:]}."}
-        if option.default is False:
+    for parameter, meaning in _parameters(function):
+        hint, word = _split(parameter.annotation)
+        how: dict[str, Any] = {"help": f"{meaning[0].upper()}{meaning[1:]}."}
+        is_required, is_positional = parameter.default is parameter.empty, parameter.kind is not parameter.KEYWORD_ONLY
+        if parameter.default is False:
             how["action"] = "store_true"
         elif get_origin(hint) is Sequence:
             how |= {"type": get_args(hint)[0], "nargs": "+"}
         else:
             how["type"] = hint
-        is_required = option.default is inspect.Parameter.empty
         if not is_required:
-            how["default"] = list(option.default) if isinstance(option.default, tuple) else option.default
+            how["default"] = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
         if word is not None:
             how |= {"metavar": word.metavar, **({} if word.const is None else {"nargs": "?", "const": word.const})}
-        if option.is_positional:
-            parser.add_argument(option.name, **how, **({} if is_required else {"nargs": "?"}))
+        if is_positional:
+            parser.add_argument(parameter.name, **how, **({} if is_required else {"nargs": "?"}))
         else:
             how |= {"required": True} if is_required else {}
-            parser.add_argument(f"--{_FLAGS.get(option.name, option.name)}", dest=option.name, **how)
+            parser.add_argument(f"--{_FLAGS.get(parameter.name, parameter.name)}", dest=parameter.name, **how)
 
 
 def call(function: Callable[..., int], config: Namespace) -> int:
@@ -78,16 +70,16 @@ def call(function: Callable[..., int], config: Namespace) -> int:
     return function(**given)
 
 
-def _options(described: Callable[..., Any]) -> Iterator[_Option]:
+def _parameters(described: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
+    """Parameters with their meanings."""
     hints = get_type_hints(described if inspect.isfunction(described) else described.__init__, include_extras=True)
     parsed = docstring_parser.parse(inspect.getdoc(described) or "").params
     meanings = {one.arg_name: " ".join((one.description or "").split()) for one in parsed}
     for name, one in inspect.signature(described).parameters.items():
         if is_dataclass(hints.get(name)):
-            yield from _options(hints[name])
+            yield from _parameters(hints[name])
         elif one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            meaning = meanings.get(name) or _SHARED[name]
-            yield _Option(name, hints[name], one.default, one.kind is one.POSITIONAL_OR_KEYWORD, meaning)
+            yield one.replace(annotation=hints[name]), meanings.get(name) or _SHARED[name]
 
 
 def _split(annotation: Any) -> tuple[Any, Word | None]:
