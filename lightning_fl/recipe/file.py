@@ -38,7 +38,8 @@ def flat_settings(value: object, path: str = "", without: Collection[str] = ()) 
     if isinstance(value, Mapping):
         if isinstance(value.get("class_path"), str):
             yield path, _class_name(value)
-            value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+            arguments = (value.get("init_args"), value.get("dict_kwargs"))
+            value = {key: item for part in arguments if isinstance(part, Mapping) for key, item in part.items()}
         for key, item in value.items():
             yield from flat_settings(item, f"{path}.{key}" if path else str(key), without)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):

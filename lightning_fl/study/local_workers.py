@@ -83,12 +83,13 @@ class LocalWorkers:
             ConfigurationError: all faults, one per line.
         """
         variants = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
-        with TemporaryDirectory() as scratch, self._pool(min(self.num_workers, usable_cores(), len(variants))) as pool:
+        with TemporaryDirectory() as scratch:
             firsts = [replace(cell, folder=Path(scratch, str(number))) for number, cell in enumerate(variants)]
             for cell in firsts:
                 cell.prepare()
             try:
-                faults = list(pool.map(find_faults, [cell.arguments() for cell in firsts]))
+                with self._pool(min(self.num_workers, usable_cores(), len(firsts))) as pool:
+                    faults = list(pool.map(find_faults, [cell.arguments() for cell in firsts]))
             except BrokenProcessPool as error:
                 raise ConfigurationError(f"a worker died while checking the recipes ({error}).") from error
         lines = [
