@@ -100,7 +100,7 @@ def compare(
             _write_tables(out, frame, clients, groups, format, differences, settings)
             _draw(out, groups, frame, clients, split)
         except OSError as error:
-            raise ConfigurationError(f"{out} cannot be written: {error}; choose another --out.") from error
+            raise ConfigurationError(f"cannot write to {out}: {error}; choose another --out.") from error
         print(f"comparison: {out}")
     return 0
 

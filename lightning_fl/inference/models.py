@@ -85,7 +85,7 @@ def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
         raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
     if len(run.shared) > 1:
         raise ConfigurationError(
-            f"{run.folder} has {len(run.shared)} shared models: choose a snapshot, such as {next(iter(found))}."
+            f"{run.folder} has snapshots of {len(run.shared)} shared models: choose one, such as {next(iter(found))}."
         )
     return found
 

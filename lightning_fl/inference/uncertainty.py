@@ -76,9 +76,15 @@ def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Nami
     for name, target in zip(_names(naming, targets), targets, strict=True):
         width = quantile_of_counts(target.scores or {}, target.num_clients, level)
         if not np.isfinite(width):
+            most = target.num_samples / (target.num_samples + max(target.num_clients, 1))
+            reason = (
+                f"at most {most:.3g} is possible"
+                if quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
+                else "too few of their predictions are finite"
+            )
             raise ConfigurationError(
-                f"--interval {level:g}: {name} has too few validation samples with a finite prediction"
-                f" ({target.num_samples} of {target.num_clients} clients): lower the level, or train with more."
+                f"--interval {level:g}: {name} has {target.num_samples} validation samples of {target.num_clients}"
+                f" clients, {reason}: lower the level, or train with more validation data."
             )
         widths.append(width)
     return widths

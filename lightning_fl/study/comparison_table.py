@@ -38,7 +38,7 @@ def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split
         found = dict.fromkeys(f"{run.folder} has {listed(of) or 'none'}" for run, of in zip(runs, named, strict=True))
         others = [other for other in ("test", "val", "train") if all(other in run.splits() for run in runs)]
         hint = f" All have metrics of {' and '.join(others)}: choose with --split." if others and runs else ""
-        raise ConfigurationError(f"the runs share no {split} metric: {listed(found) or 'there are no runs'}.{hint}")
+        raise ConfigurationError(f"no {split} metric in common: {listed(found) or 'there are no runs'}.{hint}")
     return next((name for name in common if "loss" not in name), common[0])
 
 

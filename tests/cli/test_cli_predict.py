@@ -246,7 +246,7 @@ def test_a_run_has_the_models_that_its_record_counts(run):
 def test_a_file_that_is_not_given(run, command):
     code, _, err = command("predict", run)
     assert code == 2
-    assert "lightning-fl predict RUN FILE" in err
+    assert err == "error: the following arguments are required: file.\n"
 
 
 def test_what_python_gives_that_is_no_molecule(run):

@@ -188,7 +188,7 @@ def test_predict_refuses_a_model_that_cannot(tiny, command):
     Path("mute.yaml").write_text(yaml.safe_dump(text))
     code, _, err = command("predict", "--config", "mute.yaml", "--ckpt_path", "last")
     assert code == 2
-    assert err == "error: Mute defines neither predict_step nor forward: lightning-fl predict needs one.\n"
+    assert err == "error: Mute must define predict_step or forward for predictions.\n"
 
 
 @pytest.mark.slow
