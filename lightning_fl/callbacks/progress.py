@@ -90,7 +90,8 @@ class ProgressDisplay(Callback):
             self._live.update(self._renderable(trainer, ended=True))
         self.teardown(trainer, "fit")
         ended = f"finished {rounds} rounds in {elapsed}"
-        _print_plain(ended if done >= rounds else f"{how} after round {done}/{rounds}, {elapsed}")
+        reason = f". {trainer.stop_reason}" if trainer.should_stop and trainer.stop_reason else ""
+        _print_plain(ended if done >= rounds else f"{how} after round {done}/{rounds}, {elapsed}{reason}")
 
     def on_exception(self, trainer: TrainerSurface, exception: BaseException) -> None:
         self.teardown(trainer, "fit")

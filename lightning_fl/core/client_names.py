@@ -6,8 +6,6 @@ from functools import lru_cache
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["check_distinct", "curve_names"]
-
 #: Names of aggregates in curves and tables, such as ``NAME/worst``.
 _AGGREGATES = {
     *("average", "best", "cumulated", "gain", "harmed", "ipr", "local", "max", "mean", "min", "pool", "rsd"),

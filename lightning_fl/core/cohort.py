@@ -5,8 +5,6 @@ from math import isfinite
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["Cohort", "Participant"]
-
 
 @dataclass(frozen=True)
 class Participant:

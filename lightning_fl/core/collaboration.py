@@ -8,8 +8,6 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["Collaboration"]
-
 _TOLERANCE = 1e-6
 
 
@@ -151,11 +149,7 @@ class Collaboration:
         return torch.where(self.aggregation.any(0), self.personalisation.argmax(1), own).tolist()
 
     def identities(self, absent: Collection[int] = ()) -> list[str]:
-        """Identity of each model by its clients and their shares; its number if no client uses it alone.
-
-        Args:
-            absent: clients that do not count.
-        """
+        """Identity of each model by its clients, less absent ones, and their shares; its number if it has no such."""
         key = frozenset(absent)
         if self._identities is None or self._identities[0] != key:
             rows = self.aggregation * (self.personalisation.T == 1)

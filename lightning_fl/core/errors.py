@@ -6,19 +6,6 @@ The command line prints a :class:`FederatedError` in one or two lines, without a
 import difflib
 from collections.abc import Collection
 
-__all__ = [
-    "CheckpointError",
-    "ConfigurationError",
-    "DataError",
-    "FederatedError",
-    "LostPeerError",
-    "TrainingError",
-    "cut",
-    "did_you_mean",
-    "listed",
-    "page",
-]
-
 #: Address of the documentation; pages keep their names in ``docs/``.
 _SITE = "https://lightning-fl.readthedocs.io/en/latest"
 

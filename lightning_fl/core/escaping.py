@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from jinja2 import Environment
 
-__all__ = [
-    "csv_table",
-    "csv_text",
-    "csv_value",
-    "encodable",
-    "markdown",
-    "markdown_code",
-    "markdown_environment",
-    "page_environment",
-    "printable",
-    "printable_values",
-]
-
 #: Control characters, lone surrogates, and characters that change the writing direction.
 _ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: Characters that start a formula in a spreadsheet (OWASP, "CSV Injection").

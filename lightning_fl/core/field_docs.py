@@ -8,8 +8,6 @@ from dataclasses import InitVar
 from itertools import pairwise
 from typing import TypeVar
 
-__all__ = ["documented"]
-
 C = TypeVar("C", bound=type)
 
 

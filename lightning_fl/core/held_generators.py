@@ -13,16 +13,12 @@ import torch
 
 from lightning_fl.core.seeding import derive_seed
 
-__all__ = ["DrawStates", "held_generators", "seed_held_generators"]
-
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 #: Seeded by :func:`~lightning_fl.core.seeding.seed_default_generators`.
 _DEFAULT = frozenset(map(id, (torch.default_generator, np.random.mtrand._rand, random._inst)))
 #: Depth of the search, and the largest container searched: longer ones hold samples.
 _DEPTH, _MOST_ENTRIES = 7, 100
 _NOT_SEARCHED = (torch.Tensor, np.ndarray, str, bytes, type, ModuleType)
-#: Getter and setter of a generator's state.
-_Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def held_generators(*holders: Any) -> list[Any]:
@@ -81,9 +77,6 @@ class DrawStates:
     """States of the default generators and of others, read and set so that draws can be repeated.
 
     Reading NumPy's and Python's default generators is slow. :meth:`look` drops them once it finds them unused.
-
-    Args:
-        others: generators of torch, NumPy or Python.
     """
 
     def __init__(self, others: Iterable[Any]) -> None:
@@ -111,7 +104,8 @@ class DrawStates:
                 self._slow = []
 
 
-def _access(source: Any) -> _Access:
+def _access(source: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Getter and setter of a generator's state."""
     if isinstance(source, np.random.Generator):
         return partial(getattr, source.bit_generator, "state"), partial(setattr, source.bit_generator, "state")
     names = ("getstate", "setstate") if isinstance(source, random.Random) else ("get_state", "set_state")

@@ -16,17 +16,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
 
-__all__ = [
-    "EITHER_NAME",
-    "AnyDataModule",
-    "AnyLightningCallback",
-    "AnyLogger",
-    "AnyModule",
-    "is_overridden",
-    "own_lightning",
-    "rank_seen",
-]
-
 _RANK_ZERO: Any = rank_zero_only  # has the process's rank as an attribute
 
 
@@ -44,29 +33,16 @@ class _StandsFor(type):
         return issubclass(type(instance), cls)
 
 
-class PytorchLightningModule(metaclass=_StandsFor):
-    """``pytorch_lightning.LightningModule``."""
-
-    place, name = "pytorch_lightning.core.module", "LightningModule"
+def _stand_in(name: str, place: str, stands_for: str) -> Any:
+    return _StandsFor(name, (), {"__module__": __name__, "place": place, "name": stands_for})
 
 
-class PytorchLightningDataModule(metaclass=_StandsFor):
-    """``pytorch_lightning.LightningDataModule``."""
-
-    place, name = "pytorch_lightning.core.datamodule", "LightningDataModule"
-
-
-class PytorchLightningLogger(metaclass=_StandsFor):
-    """``lightning_fabric``'s ``Logger``, from which those of ``pytorch_lightning`` derive."""
-
-    place, name = "lightning_fabric.loggers.logger", "Logger"
-
-
-class PytorchLightningCallback(metaclass=_StandsFor):
-    """``pytorch_lightning.Callback``."""
-
-    place, name = "pytorch_lightning.callbacks.callback", "Callback"
-
+PytorchLightningModule = _stand_in("PytorchLightningModule", "pytorch_lightning.core.module", "LightningModule")
+PytorchLightningDataModule = _stand_in(
+    "PytorchLightningDataModule", "pytorch_lightning.core.datamodule", "LightningDataModule"
+)
+PytorchLightningLogger = _stand_in("PytorchLightningLogger", "lightning_fabric.loggers.logger", "Logger")
+PytorchLightningCallback = _stand_in("PytorchLightningCallback", "pytorch_lightning.callbacks.callback", "Callback")
 
 if TYPE_CHECKING:  # the code is the same
     AnyModule = LightningModule

@@ -266,9 +266,7 @@ def monitored_metric(logged: Collection[str], monitor: str | None, default: str 
 
 def higher_is_better(name: str, stated: bool | None = None) -> bool:
     """Whether a larger value of a metric is better, as stated or from its name; by default it is not."""
-    if stated is not None:
-        return stated
-    return _names_lower(name) is False
+    return _names_lower(name) is False if stated is None else stated
 
 
 def direction_is_known(name: str, recorded: bool) -> bool:
@@ -290,9 +288,8 @@ def _names_lower(name: str) -> bool | None:
 
 def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Sequence[str] = ()) -> ClientMetrics:
     """Summarise what clients logged (client -> name -> value): one :class:`MetricSummary` per name."""
-    names = list(dict.fromkeys(name for values in reports.values() for name in values))
     summaries = ClientMetrics(names=client_names)
-    for name in names:
+    for name in dict.fromkeys(name for values in reports.values() for name in values):
         logged = {client: values[name] for client, values in reports.items() if name in values}
         every = logged.values()
         stated = next((value.higher_is_better for value in every if value.higher_is_better is not None), None)
@@ -300,10 +297,8 @@ def summarize(reports: Mapping[int, Mapping[str, LoggedValue]], client_names: Se
         summaries[name] = MetricSummary.of(
             {client: value.value for client, value in logged.items()},
             higher_is_better=higher_is_better(name, stated),
-            to_logger=any(value.to_logger for value in every),
-            prog_bar=any(value.prog_bar for value in every),
-            forked=any(value.forked for value in every),
             last=_mean(last) if last else None,
+            **{flag: any(getattr(one, flag) for one in every) for flag in ("to_logger", "prog_bar", "forked")},
         ).named(client_names)
     return summaries
 
@@ -314,17 +309,15 @@ def gains(values: Mapping[K, float], reference: Mapping[K, float], higher_is_bet
     Args:
         values: client -> metric of the model it uses.
         reference: client -> the same metric of the reference, local training in the paper.
-        higher_is_better: direction of the metric; otherwise the sign is turned.
+        higher_is_better: direction of the metric.
 
     Returns:
-        client -> gain in the unit of the metric, positive if better than the reference. Clients with a missing or NaN
-        value, or the same infinity twice, are left out.
+        client -> gain in the unit of the metric, positive if better. Clients with a missing or NaN value, or the same
+        infinity twice, are left out.
     """
     sign = 1.0 if higher_is_better else -1.0
-    differences = {
-        client: sign * (value - reference[client]) for client, value in values.items() if client in reference
-    }
-    return {client: gain for client, gain in differences.items() if not math.isnan(gain)}
+    found = {client: sign * (value - reference[client]) for client, value in values.items() if client in reference}
+    return {client: gain for client, gain in found.items() if not math.isnan(gain)}
 
 
 def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float], higher_is_better: bool) -> GainSummary:
@@ -353,14 +346,3 @@ def _mean(values: list[float]) -> float:
     if values and all(map(math.isfinite, values)):
         return statistics.fmean(values)
     return sum(values) / len(values) if values else math.nan  # fmean raises on inf - inf
-
-
-def __getattr__(name: str) -> Any:
-    fields_now = {
-        "incentivized_participation_rate": "ipr",
-        "reward_standard_deviation": "rsd",
-        "share_harmed": "harmed",
-    }
-    if name in fields_now:
-        raise ImportError(f"lightning_fl.metrics.{name} is now summarize_gains(...).{fields_now[name]}.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

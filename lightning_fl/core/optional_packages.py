@@ -4,8 +4,6 @@ import importlib.util
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["expect_extra"]
-
 
 def expect_extra(package: str, extra: str, owner: str) -> None:
     """Raise an error with the command to install if a package is missing.

@@ -1,15 +1,13 @@
 """Copies between host and GPU that seldom make the host wait.
 
-A plain copy from the host's memory, and every number read back, make the host wait until the GPU has finished
-its queue. Several such waits in a step cost more than the step.
+A plain copy from the host's memory, and every number read back, make the host wait for the GPU's queue. Several such
+waits in a step cost more than the step.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-__all__ = ["fetch", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -24,14 +22,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """Read the entries of tensors as doubles, with one wait per device.
-
-    Args:
-        tensors: real tensors of any shape, dtype and device.
-
-    Returns:
-        the entries of each tensor, in order.
-    """
+    """Read the entries of each real tensor, of any shape, dtype and device, as doubles, with one wait per device."""
     places: dict[torch.device, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.device, []).append(place)

@@ -15,16 +15,6 @@ import torch
 from lightning.fabric.utilities.seed import seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
 
-__all__ = [
-    "derive_seed",
-    "generator",
-    "isolated_draws",
-    "run_seed",
-    "seed_default_generators",
-    "seeded_as",
-    "shuffled",
-]
-
 #: Environment variable in which ``seed_everything`` keeps its seed.
 _RUN_SEED = "PL_GLOBAL_SEED"
 

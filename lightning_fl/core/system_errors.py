@@ -7,8 +7,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["breaks_device", "chain", "out_of_memory", "place_of", "refusal"]
-
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 

@@ -7,8 +7,6 @@ from rich.console import Console
 
 from lightning_fl.core.escaping import encodable
 
-__all__ = ["terminal"]
-
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
     """Create a console that interprets no markup and escapes characters that its stream cannot encode."""

@@ -24,20 +24,6 @@ from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from lightning_fl.core.errors import ConfigurationError, cut
 
-__all__ = [
-    "Count",
-    "Fraction",
-    "NonNegative",
-    "Positive",
-    "Seed",
-    "Size",
-    "check_arguments",
-    "check_fields",
-    "checked",
-    "faults_of",
-    "warn_beyond_end",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Above it a count means nothing, and torch's sizes overflow.

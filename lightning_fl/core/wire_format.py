@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["MessageError", "decode", "encode", "sendable"]
-
 C = TypeVar("C", bound=type)
 
 _TUPLE, _INTEGER, _TENSOR, _ARRAY, _RECORD = range(5)

@@ -23,7 +23,7 @@ from lightning_fl.files.user_file import near
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GUARDS: list["InterruptGuard"] = []
 _CHILDREN: list[Iterable[Any]] = []
-#: Sockets from which the signals of a run are read and to which they are written, and the lock of who reads them.
+#: Sockets from which a run's signals are read and to which they are written, and the lock of the reading thread.
 _WAKEUP: list[socket.socket] = []
 _READING = threading.RLock()
 
@@ -92,18 +92,8 @@ def _read() -> None:
                 _answer(number[0])
 
 
-def _watch(reading: socket.socket) -> None:
-    while reading.recv(1, socket.MSG_PEEK):
-        _read()
-
-
 def _handle(number: int, _: object) -> None:
-    current = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-    if _WAKEUP and current == _WAKEUP[1].fileno():
-        _read()
-    else:  # also where user code, such as an event loop, took the descriptor
-        _answer(number)
+    _read() if _WAKEUP else _answer(number)
 
 
 @contextmanager
@@ -135,7 +125,12 @@ def signals_of_a_run() -> Iterator[None]:
     writing.setblocking(False)
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     _WAKEUP.extend((reading, writing))
-    watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
+
+    def watch() -> None:
+        while reading.recv(1, socket.MSG_PEEK):
+            _read()
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
     watcher.start()
     try:
         yield

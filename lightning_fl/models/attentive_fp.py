@@ -12,8 +12,6 @@ from torch_geometric.nn import GATConv
 from torch_geometric.nn.models.attentive_fp import GATEConv
 from torch_geometric.utils import scatter
 
-__all__ = ["AttentiveFPEncoder", "AttentiveFPReadout"]
-
 
 class AttentiveFPEncoder(nn.Module):
     """Rounds of attention between bonded atoms, the bond features in the first, with a gated update after each.

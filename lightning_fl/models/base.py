@@ -8,8 +8,6 @@ from lightning.pytorch import LightningModule
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["Model", "OptimizerName", "ProperFraction", "check_optimizer", "require_pair"]
-
 OptimizerName = Literal["sgd", "adam"]
 #: Momentum, or probability of dropout.
 ProperFraction = Annotated[float, Interval(ge=0, lt=1)]

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 
-__all__ = ["DescriptorReadout", "DescriptorScale", "FingerprintEncoder", "descriptors_of"]
-
 #: Standardised descriptors are clipped here, so that a value that is rare in training does not dominate the output.
 _LARGEST_DEVIATION = 6.0
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DMPNN", "reverse_edges"]
-
 
 class DMPNN(nn.Module):
     r"""Message passing along directed bonds, where no message immediately turns back (D-MPNN).

@@ -15,8 +15,6 @@ from torch import nn
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["EDGE_ENCODERS", "EncoderName", "build_encoder"]
-
 EncoderName = Literal["gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp", "fingerprint"]
 
 #: Encoders that use bond features; a GCN and a GIN only know which atoms are bonded.

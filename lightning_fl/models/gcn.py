@@ -19,8 +19,6 @@ from lightning_fl.models.segments import (
     transformed,
 )
 
-__all__ = ["GCN", "unobserved"]
-
 
 class GCN(PyGGCN):
     r"""Graph convolutions (Kipf and Welling 2017, https://arxiv.org/abs/1609.02907), a ReLU after each but the last.
@@ -65,14 +63,9 @@ class GCN(PyGGCN):
         V. If no bond joins two molecules, the sum of :math:`\hat{A} H` over a molecule is that of H with every atom
         weighted by its column sum of :math:`\hat{A}`.
 
-        Args:
-            x: [V, A].
-            edge_index: [2, E].
-            membership: [V], molecule of each atom.
-            molecules: :func:`~lightning_fl.models.segments.molecule_matrix` of ``membership``.
-
-        Returns:
-            [G, D].
+        Shapes:
+            ``x`` [V, A], ``edge_index`` [2, E], ``membership`` [V] (the molecule of each atom), ``molecules`` (its
+            :func:`~lightning_fl.models.segments.molecule_matrix`) [G, V] -> [G, D].
         """
         adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
         hidden = self._hidden(x, adjacency)
@@ -107,10 +100,6 @@ def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Ten
 
 def unobserved(module: nn.Module) -> bool:
     """Whether a module has no hook, so that its parts can be computed without calling it."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (getattr(module, kind) for kind in kinds)
     return not any(hooks) and not nn.modules.module._has_any_global_hook()

@@ -3,8 +3,6 @@
 from torch import Tensor, nn
 from torch_geometric.nn import MLP, GINEConv
 
-__all__ = ["GINE"]
-
 
 class GINE(nn.Module):
     r"""Graph convolutions with bond features, each mapped by a network of two layers (GINE).

@@ -21,8 +21,6 @@ from lightning_fl.models.scores import LeftOut, log_scores
 from lightning_fl.models.tasks import TASKS, Task, check_options, infer_task
 from lightning_fl.models.training_targets import gather_statistics, gather_summaries, pool_ranges, target_ranges
 
-__all__ = ["MoleculeModel", "ReadoutName"]
-
 #: Task until it is known; the weights of recipes that predict one number are drawn for it.
 _UNKNOWN_TASK: TaskName = "regression"
 

@@ -15,8 +15,6 @@ from lightning_fl.models.virtual_node import VirtualNode
 if TYPE_CHECKING:
     from lightning_fl.models.gcn import GCN
 
-__all__ = ["MoleculeNetwork", "ReadoutName"]
-
 ReadoutName = Literal["mean", "sum", "max", "set2set", "attentivefp"]
 
 _SET2SET_STEPS = 3
@@ -25,11 +23,7 @@ _READ_DESCRIPTORS = (FingerprintEncoder, DescriptorReadout)
 
 
 class MoleculeNetwork(nn.Module):
-    """Network from a batch of molecular graphs to outputs; base of a LightningModule with ``hparams``.
-
-    The output of ``readout`` is the [G, D] graph embeddings, and only the head follows.
-
-    """
+    """Network from a batch of molecular graphs to outputs; base of a LightningModule with ``hparams``."""
 
     encoder: nn.Module  # atom features -> atom vectors; for "fingerprint" descriptors -> [G, D]
     readout: nn.Module  # atom vectors -> [G, D], with descriptors [G, D + F]

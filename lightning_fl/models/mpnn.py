@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-__all__ = ["MPNN", "EdgeNetworkConv"]
-
 
 class EdgeNetworkConv(MessagePassing):
     r"""Sum of the neighbours' vectors, each multiplied by a matrix computed from the bond.

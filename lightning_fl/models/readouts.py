@@ -10,8 +10,6 @@ from torch_geometric.utils import scatter
 
 from lightning_fl.models.segments import SparseMatrix, molecule_matrix, multiplies
 
-__all__ = ["LinearReadout", "Set2Set"]
-
 
 class LinearReadout(nn.Module):
     """Sum or mean of a molecule's atom vectors; 0 for a molecule without atoms.
@@ -36,12 +34,9 @@ class LinearReadout(nn.Module):
     ) -> Tensor:
         """Compute the vectors [G, D] of the molecules.
 
-        Args:
-            atoms: [V, D].
-            index: [V], molecule of each atom.
-            dim_size: number G of molecules; the last ones may have no atom.
-            encode: instead of ``atoms``, computes the product of this readout's matrix [G, V] and the atom vectors, for
-                an encoder with a faster way.
+        ``index`` [V] is the molecule of each atom [V, D]; the last of the ``dim_size`` = G molecules may have no atom.
+        Instead of ``atoms``, ``encode`` computes the product of this readout's matrix [G, V] and the atom vectors, for
+        an encoder with a faster way.
         """
         if encode is not None:
             return encode(molecule_matrix(index, dim_size, mean=self.reduce == "mean"))

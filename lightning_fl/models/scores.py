@@ -9,8 +9,6 @@ from lightning_fl.core.errors import listed
 from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
 from lightning_fl.models.tasks import TASKS
 
-__all__ = ["LeftOut", "log_scores"]
-
 _SHOWN = 8
 
 
@@ -42,14 +40,13 @@ class LeftOut:
         found = self._found.pop(split, {})
         if not found:
             return
-        words = []
-        for (target, reason), clients in list(found.items())[:_SHOWN]:
-            place = f" at {listed(clients, 3)}" if clients != [""] else ""
-            words.append(f"{target} ({reason}{place})")
-        rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        words = [
+            f"{target} ({reason}{'' if clients == [''] else f' at {listed(clients, 3)}'})"
+            for (target, reason), clients in found.items()
+        ]
         rank = f"rank {trainer.global_rank}: " if getattr(trainer, "world_size", 1) > 1 else ""
         warnings.warn(
-            f"{rank}{split}: targets without metrics, left out of the means: {', '.join(words)}{rest}.", stacklevel=2
+            f"{rank}{split}: targets without metrics, left out of the means: {listed(words, _SHOWN)}.", stacklevel=2
         )
 
 

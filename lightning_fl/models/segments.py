@@ -12,40 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "EdgeMatrix",
-    "SparseMatrix",
-    "molecule_matrix",
-    "multiplies",
-    "normalized_adjacency",
-    "normalized_edges",
-    "transformed",
-]
-
 
 @dataclass(frozen=True)
 class _Rows:
-    """Entries sorted by row: row i has ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``.
+    """Entries sorted by row: row i has ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``."""
 
-    ``index`` and ``weight`` have shape [N], ``pointer`` [rows + 1]; indices are int64.
-    """
-
-    index: Tensor
-    pointer: Tensor
-    weight: Tensor
+    index: Tensor  #: [N], int64
+    pointer: Tensor  #: [rows + 1], int64
+    weight: Tensor  #: [N]
 
 
 @dataclass(frozen=True)
 class SparseMatrix:
-    """A constant sparse matrix [R, C]; ``matrix @ x`` of a dense ``x`` [C, D] is [R, D] and differentiable in ``x``.
+    """A constant sparse matrix [R, C]; ``matrix @ x`` of a dense ``x`` [C, D] is [R, D] and differentiable in ``x``."""
 
-    Attributes:
-        rows: entries by row.
-        columns: entries of the transpose; the same object if the matrix is symmetric.
-    """
-
-    rows: _Rows
-    columns: _Rows
+    rows: _Rows  #: entries by row
+    columns: _Rows  #: entries of the transpose; the same object if the matrix is symmetric
 
     def __matmul__(self, x: Tensor) -> Tensor:
         rows, columns = self.rows, self.columns
@@ -99,10 +81,7 @@ class _Product(torch.autograd.Function):
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether multiplying a tensor by a :class:`SparseMatrix` is possible and fast.
-
-    It is on the CPU without ``torch.compile`` and transforms of ``torch.func``.
-    """
+    """Whether multiplying a tensor by a :class:`SparseMatrix` is possible and fast: on the CPU, not transformed."""
     return x.device.type == "cpu" and not transformed()
 
 
@@ -112,18 +91,11 @@ def transformed() -> bool:
 
 
 def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> SparseMatrix:
-    """Make the matrix of a graph convolution, D^-1/2 (A + I) D^-1/2.
+    """Make the matrix [V, V] of a graph convolution, D^-1/2 (A + I) D^-1/2, from ``edge_index`` [2, E] in any order.
 
     Kipf and Welling 2017 (https://arxiv.org/abs/1609.02907). As in PyG's ``gcn_norm``, an edge (j, i) is in row i and
-    column j, D counts the edges into a node, and the self loops of a node count as a single one.
-
-    Args:
-        edge_index: [2, E], in any order; without opposite edges the matrix is not symmetric.
-        num_nodes: V.
-        dtype: type of the weights.
-
-    Returns:
-        [V, V].
+    column j, D counts the edges into a node, and the self loops of a node count as a single one. Without opposite edges
+    the matrix is not symmetric.
     """
     paired = _is_paired(edge_index)
     if not paired:
@@ -144,19 +116,12 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype 
 
 @dataclass(frozen=True)
 class EdgeMatrix:
-    """A constant sparse matrix [V, V] with entries for edges and on the diagonal; the host never waits for a GPU.
+    """A constant sparse matrix [V, V] with entries for edges and on the diagonal; the host never waits for a GPU."""
 
-    Attributes:
-        source: columns of the entries, [E].
-        target: rows of the entries, [E].
-        weight: the entries, [E].
-        diagonal: diagonal to add, [V].
-    """
-
-    source: Tensor
-    target: Tensor
-    weight: Tensor
-    diagonal: Tensor
+    source: Tensor  #: columns of the entries, [E]
+    target: Tensor  #: rows of the entries, [E]
+    weight: Tensor  #: the entries, [E]
+    diagonal: Tensor  #: diagonal to add, [V]
 
     def __matmul__(self, x: Tensor) -> Tensor:
         messages = x.index_select(0, self.source) * self.weight.unsqueeze(1)
@@ -178,22 +143,17 @@ def normalized_edges(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = to
 def molecule_matrix(
     membership: Tensor, num_molecules: int, *, mean: bool = False, dtype: torch.dtype = torch.float32
 ) -> SparseMatrix:
-    """Make the matrix whose product sums, or averages, the vectors of a molecule's atoms; 0 for no atom.
+    """Make the matrix [G, V] whose product sums, or averages, the vectors of a molecule's atoms; 0 for no atom.
 
-    Args:
-        membership: [V], molecule of each atom, in any order.
-        num_molecules: G.
-        mean: make the weights of a row add up to 1.
-        dtype: type of the weights of the matrix [G, V].
+    ``membership`` [V] is the molecule of each atom, in any order. With ``mean`` the weights of a row add up to 1.
     """
     order, pointer = _sort(torch.arange(len(membership)), membership, num_molecules)
     counts = pointer.diff()
+    by_row = by_column = torch.ones(len(order), dtype=dtype)
     if mean:
         weight_of_row = counts.to(dtype).reciprocal_()
         by_row = weight_of_row.repeat_interleave(counts, output_size=len(order))
         by_column = weight_of_row.index_select(0, membership)
-    else:
-        by_row = by_column = torch.ones(len(order), dtype=dtype)
     columns = _Rows(membership, torch.arange(len(membership) + 1), by_column)
     return SparseMatrix(_Rows(order, pointer, by_row), columns)
 

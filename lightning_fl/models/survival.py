@@ -13,8 +13,6 @@ from lightning_fl.core.validation import Count, NonNegative, Positive, check_arg
 from lightning_fl.functional.survival import concordance_index, cox_loss
 from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer, require_pair
 
-__all__ = ["ConcordanceIndex", "SurvivalModel"]
-
 #: Batch of features [B, D], and times and events [B, 2].
 SurvivalBatch = list[Tensor] | tuple[Tensor, Tensor]
 

@@ -19,8 +19,6 @@ from lightning_fl.functional.masked_losses import (
 from lightning_fl.functional.task_metrics import TaskName
 from lightning_fl.models.training_targets import class_counts, gather_statistics, gather_summaries
 
-__all__ = ["TASKS", "Task", "check_options", "infer_task"]
-
 #: Below it, whole numbers may well be classes.
 _MAX_LIKELY_CLASSES = 20
 #: More classes are only accepted if the user gives their number.
@@ -31,19 +29,13 @@ class Task:
     """Base class of tasks: what a model's outputs [G, T], or [G, T, C] with one per class, mean.
 
     The methods get the model, which has ``target_mean`` [T], ``target_scale`` [T] and ``class_factors``, in
-    :meth:`shape` or ``None``.
-
-    Attributes:
-        name: name in recipes.
-        classes: number C of classes; ``None`` if the targets determine it, and each class has an output.
-        labelled: whether targets are class labels, which are checked, and cannot be bounds.
-        over_values: metrics that are logged over all values of a client, not as means over the targets.
+    :meth:`shape` or ``None``. ``ranges`` are the :func:`~lightning_fl.models.training_targets.target_ranges` [4, T].
     """
 
     name: TaskName
-    classes: int | None
-    labelled: bool = True
-    over_values: tuple[str, ...] = ()
+    classes: int | None  #: number C; ``None`` if the targets determine it, and each class has an output
+    labelled: bool = True  #: targets are class labels, which are checked, and cannot be bounds
+    over_values: tuple[str, ...] = ()  #: metrics over all values of a client, not means over the targets
 
     def shape(self, num_targets: int, num_classes: int) -> tuple[int, ...]:
         """Shape of the outputs of one molecule, and of the factors of its losses."""
@@ -52,12 +44,8 @@ class Task:
     def loss(self, model: Any, outputs: Tensor, y: Tensor, bound: Tensor | None, weights: Tensor | None) -> Tensor:
         """Compute the loss of standardised values or logits.
 
-        Args:
-            model: see above.
-            outputs: [G, T] or [G, T, C].
-            y: targets [G, T], NaN where a value is missing.
-            bound: [G, T], see :func:`~lightning_fl.functional.masked_losses.bounded_error`.
-            weights: [T], factors of the targets' losses.
+        ``y`` [G, T] are targets, NaN where a value is missing, ``bound`` [G, T] those of
+        :func:`~lightning_fl.functional.masked_losses.bounded_error`, ``weights`` [T] factors of the targets' losses.
         """
         raise NotImplementedError
 
@@ -79,31 +67,22 @@ class Task:
         model.target_learned.fill_(1)
 
     def factors(self, counts: Tensor, choice: Any) -> Tensor:
-        """Make the factors of the classes' losses, in :meth:`shape`; 1 for a class without training samples.
+        """Make the factors of the classes' losses from their training samples [T, C]; 1 for a class without any.
 
-        Args:
-            counts: training samples of each class of each target, [T, C].
-            choice: ``"balanced"`` for n / (C n_c), or for two classes n_0 / n_1 for class 1, the only one with a
-                factor; a number, or one for each target, for class 1 of two.
+        The choice is ``"balanced"``, n / (C n_c), or for two classes n_0 / n_1 for class 1, the only one with a factor;
+        a number, or one for each target, for class 1 of two.
         """
         raise NotImplementedError
 
     def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
         """Refuse training targets that do not fit; return the number of classes, and what to add to the description.
 
-        Args:
-            ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of all training targets, [4, T].
-            num_classes: the user's choice, or ``None``.
-            given: whether the user named the task.
+        ``num_classes`` is the user's choice; ``given`` says whether the user named the task.
         """
         raise NotImplementedError
 
     def check_labels(self, classes: int, ranges: Tensor, what: str, names: Sequence[str] | None = None) -> None:
-        """Refuse labels that are not in 0 to C - 1.
-
-        ``ranges`` are their :func:`~lightning_fl.models.training_targets.target_ranges`; ``what`` describes them and
-        ``names`` are the targets', for the message.
-        """
+        """Refuse labels that are not in 0 to C - 1; ``what`` describes them and ``names`` are the targets'."""
         count, least, largest, fractions = ranges
         wrong = (count > 0) & ((least < 0) | (largest > classes - 1) | (fractions > 0))
         if not self.labelled or not wrong.any():
@@ -239,12 +218,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[TaskName | None, ...]]] = {
 
 
 def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = None) -> tuple[TaskName, int, str]:
-    """Infer the task from the targets, or check that they fit the given one.
-
-    Args:
-        ranges: :func:`~lightning_fl.models.training_targets.target_ranges` of all training targets, [4, T].
-        task: the user's choice, or ``None``.
-        num_classes: the user's choice for several classes, or ``None``.
+    """Infer the task from the training targets' ranges [4, T], or check that they fit the user's choice.
 
     Returns:
         The task, its number of classes (1 for a regression), and a description for the user.

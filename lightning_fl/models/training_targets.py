@@ -13,16 +13,6 @@ from torch import Tensor
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import isolated_draws
 
-__all__ = [
-    "class_counts",
-    "gather_statistics",
-    "gather_summaries",
-    "pool_moments",
-    "pool_ranges",
-    "target_moments",
-    "target_ranges",
-]
-
 
 def target_moments(targets: Tensor) -> Tensor:
     """Compute count, mean and sum of squared deviations of each target, [3, T]; 0 where the count is 0."""
@@ -52,12 +42,12 @@ def target_ranges(targets: Tensor) -> Tensor:
     """
     targets = targets.double()
     missing = targets.isnan()
-    most = targets.new_full((1, targets.shape[1]), torch.inf)  # there may be no sample
+    none = targets.new_full((1, targets.shape[1]), torch.inf)  # there may be no sample
     return torch.stack(
         [
             (~missing).sum(dim=0),
-            torch.cat([most, targets.masked_fill(missing, torch.inf)]).amin(dim=0),
-            torch.cat([-most, targets.masked_fill(missing, -torch.inf)]).amax(dim=0),
+            torch.cat([none, targets.masked_fill(missing, torch.inf)]).amin(dim=0),
+            torch.cat([-none, targets.masked_fill(missing, -torch.inf)]).amax(dim=0),
             (targets != targets.round()).logical_and(~missing).sum(dim=0),
         ]
     )

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-__all__ = ["VirtualNode"]
-
 
 class VirtualNode(nn.Module):
     """Encoder with one more node per molecule, through which distant atoms exchange messages.

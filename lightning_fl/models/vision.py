@@ -12,8 +12,6 @@ from lightning_fl.core.validation import Count, NonNegative, Positive, check_arg
 from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer, require_pair
 from lightning_fl.models.networks import NetworkName, StemName, build_network
 
-__all__ = ["ClassificationModel"]
-
 #: Batch of samples [B, *in_shape] and labels [B].
 LabelledBatch = list[Tensor] | tuple[Tensor, Tensor]
 

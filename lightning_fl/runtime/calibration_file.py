@@ -13,12 +13,9 @@ from typing import Any, Literal
 from lightning_fl.core.errors import CheckpointError
 from lightning_fl.files.atomic import write_whole
 
-__all__ = ["CALIBRATION_FILE", "TargetCalibration", "read_calibration", "write_calibration"]
-
 CALIBRATION_FILE = "calibration.json"
 _VERSION = 1
-
-Kind = Literal["regression", "classification"]
+_POINTS = ("from", "to")
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class TargetCalibration:
         isotonic: of a classification: probabilities and what they become; ``None`` where there was no label.
     """
 
-    kind: Kind
+    kind: Literal["regression", "classification"]
     num_samples: int
     num_clients: int
     scores: Mapping[int, int] | None = None
@@ -45,17 +42,13 @@ class TargetCalibration:
         """Convert for JSON."""
         own: dict[str, Any] = {"kind": self.kind, "num_samples": self.num_samples, "num_clients": self.num_clients}
         if self.kind == "regression":
-            return own | {"scores": {str(step): number for step, number in (self.scores or {}).items()}}
-        points = self.isotonic and {"from": self.isotonic[0], "to": self.isotonic[1]}
-        return own | {"platt": self.platt and list(self.platt), "isotonic": points}
+            return own | {"scores": self.scores or {}}
+        points = self.isotonic and dict(zip(_POINTS, self.isotonic, strict=True))
+        return own | {"platt": self.platt, "isotonic": points}
 
     @classmethod
     def of_plain(cls, found: Any) -> "TargetCalibration":
-        """Convert from :meth:`plain`.
-
-        Raises:
-            TypeError, ValueError, KeyError: ``found`` is damaged.
-        """
+        """Convert from :meth:`plain`; anything may be raised where ``found`` is damaged."""
         samples, clients = int(found["num_samples"]), int(found["num_clients"])
         if found["kind"] == "regression":
             scores = {int(step): int(number) for step, number in found["scores"].items()}
@@ -70,7 +63,7 @@ class TargetCalibration:
             samples,
             clients,
             platt=platt and (float(platt[0]), float(platt[1])),
-            isotonic=points and (list(map(float, points["from"])), list(map(float, points["to"]))),
+            isotonic=points and tuple(list(map(float, points[name])) for name in _POINTS),
         )
 
 

@@ -24,18 +24,6 @@ from lightning_fl.files.tensors import NUMPY, read_torch, unreadable_part
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint_fields import check_client_part, check_state
 
-__all__ = [
-    "copy_checkpoint",
-    "load_checkpoint",
-    "load_state",
-    "remove_old_client_files",
-    "resolve_checkpoint",
-    "save_atomically",
-    "save_state",
-    "saving",
-    "with_client_files",
-]
-
 _VERSION = re.compile(r"version_(\d+)$")
 
 
@@ -82,8 +70,8 @@ def save_state(state: dict[str, Any], folder: Path, name: str, processes: Proces
             first = not any(folder.glob(f"{name}.client-{client}.round-*.ckpt"))
             _save_readable(part, _client_file(folder, name, client, state["round"]), first=first)
         _replace_client_files(folder, name, processes)
-        kept: dict[str, Any] = {"clients": {}, "client_stores": {}, "data": {}}
-        state = {**state, **kept, "client_files": {"name": name, "token": token}}
+        shared: dict[str, Any] = {"clients": {}, "client_stores": {}, "data": {}}
+        state = {**state, **shared, "client_files": {"name": name, "token": token}}
     if processes.rank == 0:
         path = folder / f"{name}.ckpt"
         names = json.dumps(state["client_names"])  # one text, as torch.save is slow for many objects
@@ -137,9 +125,7 @@ def resolve_checkpoint(
 ) -> Path | None:
     """The file for ``last``, ``best`` or a path, the same on every rank.
 
-    Args:
-        root: folder of runs; the latest version is searched first.
-        own: folders of runs that are searched before those.
+    Searched are the run folders ``own``, then those in ``root``, the latest version first.
 
     Raises:
         CheckpointError: there is none.
@@ -267,11 +253,10 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
     if not isinstance(content, dict) or "token" not in content:
         raise CheckpointError(f"{file} is not a client's part of a checkpoint: copy it again, or start a new run.")
     part = check_client_part(content, file)
-    found = {"client": part["client"], "round": part["round"], "run": part["token"]}
-    for what, value in {"client": client_name, "round": number, "run": token}.items():
-        if found[what] != value:
+    for what, key, value in (("client", "client", client_name), ("round", "round", number), ("run", "token", token)):
+        if part[key] != value:
             raise CheckpointError(
-                f"{file} does not belong to the checkpoint: its {what} is {found[what]}, the checkpoint's {value}. Give"
+                f"{file} does not belong to the checkpoint: its {what} is {part[key]}, the checkpoint's {value}. Give"
                 " the silos in the order of that run, and the folder of that run."
             )
     return part

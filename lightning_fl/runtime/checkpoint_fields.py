@@ -16,8 +16,6 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.federation import FINAL_MODELS, OWN_MODELS, PERSONAL_LAYERS, Federation
 from lightning_fl.engine.saved_fields import fits, get_entry, saved_fields, set_entry, to_plain
 
-__all__ = ["check_client_part", "check_state", "class_path", "plain_hyper_parameters"]
-
 
 @dataclass
 class _ClientFiles:

@@ -22,8 +22,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from lightning_fl.files.atomic import whole_file
 
-__all__ = ["OneFileTensorBoardLogger", "WholeCSVLogger", "curve_layout", "own_loggers", "read_rows", "rows_before"]
-
 #: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are rewritten.
 _FEWEST = 10
 _SHARE = 0.05
@@ -37,48 +35,30 @@ Row = dict[str, Any]
 
 
 class WholeCSVLogger(CSVLogger):
-    """Lightning's ``CSVLogger`` whose file is replaced as a whole, never written in place.
-
-    Args:
-        save_dir: root of the runs.
-        version: the run's folder.
-    """
+    """Lightning's ``CSVLogger`` whose file is replaced as a whole, never written in place."""
 
     def __init__(self, save_dir: str | Path, version: str) -> None:
         super().__init__(save_dir, name="", version=version)
         # Made while the folder is empty: it warns of what it finds.
-        self._table = _Table(log_dir=self.log_dir)
-        self._experiment = self._table
+        self._experiment: ExperimentWriter = _Table(log_dir=self.log_dir)
+
+    @property
+    def table(self) -> "_Table":
+        """The rows."""
+        assert isinstance(self._experiment, _Table)
+        return self._experiment
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Add a row, and write the table if enough have come together."""
-        self._table.log_metrics(metrics, step)
-        if self._table.is_due():
+        self.table.log_metrics(metrics, step)
+        if self.table.is_due():
             self.save()
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that were logged."""
-        return self._table.num_written + len(self._table.metrics)
-
-    def save_small(self) -> None:
-        """Write all rows into a short file, before a checkpoint."""
-        if self._table.is_small():
-            self.save()
-
-    def unwritten(self) -> list[Row]:
-        """The rows that the file does not hold yet, for a checkpoint beside it."""
-        return [dict(row) for row in self._table.metrics]
 
 
 class OneFileTensorBoardLogger(TensorBoardLogger):
     """Lightning's ``TensorBoardLogger`` whose file stays open after a fit, for the test that follows.
 
     Its tab "Custom Scalars" has the average beside the worst client, and all clients in one chart, for each metric.
-
-    Args:
-        save_dir: root of the runs.
-        version: the run's folder.
     """
 
     def __init__(self, save_dir: str | Path, version: str) -> None:
@@ -111,8 +91,7 @@ class OneFileTensorBoardLogger(TensorBoardLogger):
 def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
     """What TensorBoard's custom scalars show: category -> chart -> its kind and the curves' names, as expressions.
 
-    Args:
-        names: of curves; a metric is what has a curve ``NAME/worst`` beside it.
+    Of these curves, a metric is what has a curve ``NAME/worst`` beside it.
     """
     known = set(names)
     # Validation first: it is what one watches.
@@ -145,8 +124,15 @@ class _Table(ExperimentWriter):
     def is_due(self) -> bool:
         return len(self.metrics) >= max(_FEWEST, _SHARE * self.num_written)
 
-    def is_small(self) -> bool:
-        return not self.num_written or self._path.stat().st_size <= _SMALL
+    @property
+    def num_rows(self) -> int:
+        """Rows that were logged."""
+        return self.num_written + len(self.metrics)
+
+    def save_small(self) -> None:
+        """Write all rows into a short file, before a checkpoint."""
+        if not self.num_written or self._path.stat().st_size <= _SMALL:
+            self.save()
 
     def save(self) -> None:
         """Replace the file by one with all rows; what is not written is kept for the next time."""

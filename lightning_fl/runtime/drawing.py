@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-__all__ = ["BAD", "GOOD", "MARKERS", "PALETTE", "drawing", "marked", "plot_curve", "plot_distribution", "show_source"]
-
 #: Told apart with every kind of colour vision: Okabe and Ito's ("Color Universal Design", 2008) but for their yellow,
 #: which is hard to see on white, then five of Tol's muted ones.
 PALETTE = (
@@ -33,12 +31,9 @@ _MISSING = re.compile(r"Glyph \d+ .*missing from")
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Draw and save a figure in this block; any error there becomes a warning.
+    """Draw and save a figure in this block; any error there becomes a warning that names the picture.
 
     Dollar signs in a client's name start no formula.
-
-    Args:
-        picture: name of the figure, for the warning.
     """
     from matplotlib import rc_context
 
@@ -61,12 +56,7 @@ def drawing(picture: str) -> Iterator[None]:
 
 
 def marked(number: int, length: int) -> dict[str, Any]:
-    """Colour and markers of one of several lines, for ``Axes.plot``: some ten markers a line, at other places in each.
-
-    Args:
-        number: of the line, from 0.
-        length: its points.
-    """
+    """Colour and markers of a line of so many points, for ``Axes.plot``: some ten, at other places in each line."""
     every = max(1, length // 10)
     return {
         "color": PALETTE[number % len(PALETTE)],

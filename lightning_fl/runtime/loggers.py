@@ -18,7 +18,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -30,17 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Outlet", "outlet_of", "refused_logger"]
-
 Settings = Mapping[str, bool | int | float | str]
 
 
 class Outlet:
-    """A logger, as a run writes to it. This class is for any Lightning logger.
-
-    Args:
-        logger: the logger.
-    """
+    """A logger, as a run writes to it. This class is for any Lightning logger."""
 
     #: The name of its extra in pip, and what to do if the logger cannot begin.
     extra, advice = "", ""
@@ -97,10 +91,7 @@ class Outlet:
         """Log the checkpoints in a run's folder."""
 
     def hand_over(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
-        """Log the tables of a run's folder, its summary and settings, and, after a fit, its checkpoints.
-
-        Tables are those of the folder, without the curves, and ``clients``: a row per client with its metrics.
-        """
+        """Log the tables of a run's folder and of its clients, its summary and settings, and a fit's checkpoints."""
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
         """Log the settings with the final metrics, at the end of a fit and of each evaluation after it."""
@@ -111,7 +102,11 @@ class Outlet:
 
 
 class _Service(Outlet):
-    """A logger that takes everything."""
+    """A logger that takes everything: pictures, tables and files of the run."""
+
+    log_image: Callable[[str, Any, int], None]  # name, picture, step
+    log_table: Callable[[str, "pd.DataFrame", int], None]  # name, table, step
+    log_files: Callable[[str, Sequence[Path]], None]  # name of all, files
 
     def begin(self, settings: Settings) -> None:
         self.logger.log_hyperparams(dict(settings))
@@ -121,18 +116,6 @@ class _Service(Outlet):
 
         with Image.open(io.BytesIO(picture)) as image:
             self.log_image(f"figures/{name}", image.convert("RGB"), step)
-
-    def log_image(self, name: str, image: Any, step: int) -> None:
-        """Log a picture."""
-        raise NotImplementedError
-
-    def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
-        """Log a table of the run."""
-        raise NotImplementedError
-
-    def log_files(self, name: str, files: Sequence[Path]) -> None:
-        """Log files of the run under one name."""
-        raise NotImplementedError
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
         self.logger.log_hyperparams(dict(settings))
@@ -243,12 +226,7 @@ def _kind(logger: type) -> type[Outlet]:
 
 
 def refused_logger(kind: type, error: Exception) -> ConfigurationError | None:
-    """The error to raise if a recipe's logger cannot be made; ``None`` if the error has another cause.
-
-    Args:
-        kind: the logger's class.
-        error: of its constructor.
-    """
+    """The error to raise if a logger's constructor failed in a recipe; ``None`` if the error has another cause."""
     outlet = _kind(kind)
     if outlet is not Outlet and isinstance(error, ModuleNotFoundError):
         return ConfigurationError(

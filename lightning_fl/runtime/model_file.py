@@ -16,8 +16,6 @@ from lightning_fl.files.names import client_files
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.runtime.checkpoint import save_atomically, saving
 
-__all__ = ["export_models", "load_model_checkpoint", "load_weights", "model_checkpoint"]
-
 #: Above this many clients, those that use a shared model get no link to its file: file systems limit links.
 _MOST_LINKS = 1000
 
@@ -32,19 +30,11 @@ def export_models(
     shared: bool = True,
     clients: Iterable[int] | None = None,
 ) -> None:
-    """Write the shared models and clients' models.
+    """Write the shared models, unless told otherwise, and those of some clients; ``None`` for all.
 
     A client's file has its name, see :func:`~lightning_fl.files.names.client_files`. Clients that use a shared model
-    unchanged get a link to its file; none if there are more than 1,000 clients.
-
-    Args:
-        federation: with the personal weights of these clients.
-        module: the user's; its weights are overwritten.
-        flat: its flat weights.
-        names: of all clients.
-        directory: of the files.
-        shared: write the shared models.
-        clients: whose models are written; ``None`` for all.
+    unchanged get a link to its file; none if there are more than 1,000 clients. The module's weights are overwritten.
+    ``federation`` has the personal weights of these clients, ``names`` those of all clients.
     """
     files = []
     for k, model in enumerate(federation.models if shared else ()):

@@ -30,8 +30,6 @@ from lightning_fl.runtime.run_folder import make_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["RunLog", "versions"]
-
 #: The first keys of ``summary.json``.
 _HEADLINE = (
     *("title", "method", "data_source", "rounds", "interrupted"),
@@ -60,12 +58,9 @@ class RunLog:
         #: Where run folders are made; absolute, since user code may change the working directory.
         self.root = Path(root).absolute()
         self._directory: Path | None = None
-        self._root_is_new = self._is_new = False
-        self._writes = False
-        self._fitted = False
+        self._root_is_new = self._is_new = self._writes = self._fitted = self._holds = False
         #: What could not be written, and why.
         self._problem: tuple[str, OSError] | None = None
-        self._holds = False
         self._waiting: list[tuple[str, Callable[[], None]]] = []
         self.loggers: list[Any] = []
         self._outlets: list[Outlet] = []
@@ -87,11 +82,7 @@ class RunLog:
         return self._directory is not None
 
     def start(self, fabric: Fabric, *, fits: bool) -> None:
-        """Make the run's folder and loggers, if there are none yet. Call on every rank.
-
-        Args:
-            fabric: of the run.
-            fits: a fit begins, which does not write over an earlier one.
+        """Make the run's folder and loggers, if there are none yet or a further fit begins. Call on every rank.
 
         Raises:
             ConfigurationError: the folder cannot be written, or a logger cannot be reached.
@@ -121,19 +112,12 @@ class RunLog:
     ) -> None:
         """Write the curves of the round that just ended; x is the number of rounds done.
 
-        Args:
-            federation: after the round.
-            logged: what callbacks logged in it.
-            evaluated: it ended with an evaluation.
-            names: the clients', if each has curves of its own.
+        ``logged`` is what callbacks logged in it; ``names`` are the clients', if each has curves of its own.
         """
-        if not self._outlets:
-            return
-        scalars = {**logged, **federation.communication.curves()}
-        splits: tuple[Split, ...] = ("train", "val") if evaluated else ("train",)
-        for split in splits:
-            scalars.update(_scalars(federation, split, names))
-        self._log([(scalars, federation.current_round)])
+        if self._outlets:
+            scalars = {**logged, **federation.communication.curves(), **_scalars(federation, "train", names)}
+            scalars |= _scalars(federation, "val", names) if evaluated else {}
+            self._log([(scalars, federation.current_round)])
 
     def log_steps(self, reports: Mapping[int, ClientReport], names: Sequence[str]) -> None:
         """Write single local steps of clients' turns, if they were kept; x is a client's own step."""
@@ -163,13 +147,7 @@ class RunLog:
             self._do(outlet.name, partial(outlet.call, "log_figure", name, figure, picture.getvalue(), step))
 
     def write(self, name: str, content: str | bytes, *, of_every_rank: bool = False) -> None:
-        """Write a table or a picture into the run's folder, whole or not at all.
-
-        Args:
-            name: of the file.
-            content: all of it.
-            of_every_rank: every rank writes a file with a name of its own; otherwise only rank zero writes.
-        """
+        """Write a file into the run's folder, whole or not at all: on rank zero, or on every rank its own."""
         if self._writes or of_every_rank:
             self._do(name, partial(write_whole, self.directory / name, content))
 
@@ -205,20 +183,17 @@ class RunLog:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the record: how many rows the curves have, and those that no file has yet."""
         state: dict[str, Any] = {"summary": json.loads(json.dumps(self.summary, default=str))}
-        for table in self.loggers:
-            if isinstance(table, WholeCSVLogger):
-                self._do("the curves", table.save_small, now=True)
+        for logger in self.loggers:
+            if isinstance(logger, WholeCSVLogger):
+                self._do("the curves", logger.table.save_small, now=True)
                 self._raise_problem()
-                state |= {"unwritten": table.unwritten(), "num_rows": table.num_rows}
+                state |= {"unwritten": list(map(dict, logger.table.metrics)), "num_rows": logger.table.num_rows}
         return state
 
     def replay(self, checkpoint: Path, current_round: int, state: Mapping[str, Any] | None = None) -> None:
-        """Copy the record of the rounds before a checkpoint from the run that it belongs to.
+        """Copy the record of the rounds before a checkpoint from its run's folder.
 
-        Args:
-            checkpoint: its file, in the ``checkpoints/`` of that run's folder.
-            current_round: rounds done by then.
-            state: of :meth:`state_dict`; ``None`` in a checkpoint of an older version.
+        ``state`` is that of :meth:`state_dict`; ``None`` in a checkpoint of an older version.
         """
         folder = checkpoint.parent.parent
         if folder == self.directory:
@@ -247,19 +222,17 @@ class RunLog:
         Args:
             error: that the run ended with; the summary stays as it was.
             about: entries of the summary besides metrics.
-            federation: with the metrics and the gains over local training.
+            federation: with the metrics and the gains over local training; of a run without an error.
             names: the clients'.
             fitted: the run was a fit.
 
         Raises:
             TrainingError: something could not be written, in a run without another error.
         """
-        self._is_new = False
+        self._is_new = self._holds = False
         if not self._writes or self._directory is None:
             return
-        self._holds = False
-        done = error is None and federation is not None
-        if federation is not None and done:
+        if federation is not None:
             self.summary.update(about or {})
             self._add_metrics(federation, names)
             files = {name: stem for name, stem in zip(names, client_files(names), strict=True) if name != stem}
@@ -273,7 +246,7 @@ class RunLog:
         for what, task in waiting:
             self._do(what, task)
         for outlet in self._outlets:
-            if federation is not None and done:
+            if federation is not None:
                 give = partial(outlet.call, "hand_over", self.directory, self.summary, federation.current_round, fitted)
                 self._do(outlet.name, give)
             self._do(outlet.name, getattr(outlet.logger, "save", lambda: None))
@@ -295,23 +268,21 @@ class RunLog:
         self._directory = None
 
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
+        def record(one: Any, parts: Sequence[str], higher: bool | None = None) -> dict[str, Any]:
+            direction = {} if higher is None else {"higher_is_better": higher}
+            clients = {names[client]: _plain(value) for client, value in one.clients.items()}
+            return {part: _plain(getattr(one, part)) for part in parts} | direction | {"clients": clients}
+
         splits = self.summary.setdefault("metrics", {})
         for split, metrics in federation.metrics.items():
             splits[split] = {
-                metric_name(name, split): {
-                    **{part: _plain(getattr(metric, part)) for part in ("mean", "worst", "best", "std")},
-                    "higher_is_better": metric.higher_is_better,
-                    "clients": {names[client]: _plain(value) for client, value in metric.clients.items()},
-                }
+                metric_name(name, split): record(metric, ("mean", "worst", "best", "std"), metric.higher_is_better)
                 for name, metric in metrics.items()
             }
-        for split, found in federation.gains.items():
+        for split, gains in federation.gains.items():
             self.summary.setdefault("gains_over_local_training", {})[split] = {
-                metric_name(name, split): {
-                    **{part: _plain(getattr(gain, part)) for part in ("mean", "worst", "ipr", "rsd", "harmed")},
-                    "clients": {names[client]: _plain(value) for client, value in gain.clients.items()},
-                }
-                for name, gain in found.items()
+                metric_name(name, split): record(gain, ("mean", "worst", "ipr", "rsd", "harmed"))
+                for name, gain in gains.items()
             }
 
     def _log_hyperparameters(self, step: int) -> None:

@@ -40,8 +40,6 @@ from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.version import __version__
 
-__all__ = ["TrainerSurface"]
-
 T = TypeVar("T")
 
 #: Above this many clients their own curves are left out unless asked for.
@@ -148,6 +146,12 @@ class TrainerSurface(Settings):
     def active_clients(self) -> list[int]:
         """Clients that have joined and do not rest."""
         return sorted(set(range(self.num_clients)) - self.federation.absent_clients - self.federation.resting_clients)
+
+    @property
+    def stop_reason(self) -> str:
+        """What Lightning's callbacks, such as ``EarlyStopping``, say about the end that they asked for."""
+        said = [getattr(one, "stopping_reason_message", None) for one in self.loop.module_trainer.callbacks]
+        return " ".join(text.removesuffix(" Signaling Trainer to stop.") for text in said if text)
 
     def client_weights(self) -> Weights:
         """Live weights of the present client (not a copy)."""

@@ -12,8 +12,6 @@ from rich.text import Text
 from lightning_fl.core.escaping import markdown
 from lightning_fl.data.source import STAND_IN_LABEL
 
-__all__ = ["Column", "Table", "Value", "label_column", "latex", "markdown_table", "metric_column", "print_table"]
-
 #: Terminal styles of :attr:`Value.state`.
 _STYLES = {
     "holds": "green",
@@ -44,23 +42,14 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Value:
-    """Content of one table cell.
+    """Content of one table cell."""
 
-    Args:
-        text: "-" or "" if missing.
-        spread: "± 0.010", or an interval in brackets, or a name; a terminal shows it below the text.
-        best: emphasised.
-        state: a verdict, a status, "better", "worse" or "summary", which has a style.
-        title: tooltip on a page.
-        link: on a page.
-    """
-
-    text: str
-    spread: str = ""
-    best: bool = False
-    state: str = ""
-    title: str = ""
-    link: str = ""
+    text: str  #: "-" or "" if missing
+    spread: str = ""  #: "± 0.010", or an interval in brackets, or a name; a terminal shows it below the text
+    best: bool = False  #: emphasised
+    state: str = ""  #: a verdict, a status, "better", "worse" or "summary", which has a style
+    title: str = ""  #: tooltip on a page
+    link: str = ""  #: on a page
 
     def __str__(self) -> str:
         return f"{self.text} {self.spread}".strip()
@@ -73,23 +62,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Column:
-    """A table column.
+    """A table column."""
 
-    Args:
-        name: header; a line break in it counts on a terminal only.
-        values: one per row.
-        is_label: whether it names the rows: left-aligned, may be wrapped, part of every part of a split table.
-        min_width: on a terminal.
-        omit: order in which narrow terminals omit columns, from 1; 0 for never.
-        published: whether it belongs to the column before it.
-    """
-
-    name: str
-    values: Sequence[Value]
-    is_label: bool = False
-    min_width: int = 1
-    omit: int = 0
-    published: bool = False
+    name: str  #: header; a line break in it counts on a terminal only
+    values: Sequence[Value]  #: one per row
+    is_label: bool = False  #: it names the rows: left-aligned, may be wrapped, in every part of a split table
+    min_width: int = 1  #: on a terminal
+    omit: int = 0  #: order in which narrow terminals omit columns, from 1; 0 for never
+    published: bool = False  #: it belongs to the column before it
 
     @property
     def header(self) -> str:
@@ -108,23 +88,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Args:
-        title: one line.
-        columns: those with ``is_label`` first.
-        notes: sentences below it.
-        is_stand_in: whether any value is of stand-in data, which is labelled above the title.
-        num_summaries: last rows, below a line on a terminal.
-        elsewhere: where columns are that a terminal has no room for.
-    """
-
-    title: str
-    columns: Sequence[Column]
-    notes: Sequence[str] = ()
-    is_stand_in: bool = False
-    num_summaries: int = 0
-    elsewhere: str = "with --out FOLDER"
+    title: str  #: one line
+    columns: Sequence[Column]  #: those with ``is_label`` first
+    notes: Sequence[str] = ()  #: sentences below it
+    is_stand_in: bool = False  #: some value is of stand-in data, which is labelled above the title
+    num_summaries: int = 0  #: last rows, below a line on a terminal
+    elsewhere: str = "with --out FOLDER"  #: where columns are that a terminal has no room for
 
     @property
     def rows(self) -> Iterator[tuple[Value, ...]]:
@@ -223,8 +194,7 @@ def latex(table: Table, warnings: Sequence[str] = ()) -> str:
     label = [f"{STAND_IN_LABEL}."] if table.is_stand_in else []
     caption = " ".join([*label, *(f"Warning: {warning}." for warning in warnings), f"{table.title}.", *table.notes])
     lines = [[column.header.translate(_LATEX) for column in table.columns]]
-    for row in table.rows:
-        lines.append([_latex_value(value, column) for value, column in zip(row, table.columns, strict=True)])
+    lines += [list(map(_latex_value, row, table.columns)) for row in table.rows]
     header, *body = (f"{' & '.join(line)} \\\\" for line in lines)
     return "\n".join(
         [

@@ -24,8 +24,6 @@ from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["APFL"]
-
 
 class APFL(FedAvg):
     """Steps of the client's own model: ``v <- v - eta alpha grad f_i(v-bar)``, where ``v-bar = alpha v + (1-alpha) w``.

@@ -9,8 +9,6 @@ from torch.distributed.distributed_c10d import BackendConfig
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["BOTH", "backends_of", "check_shared_devices", "default_backend", "shared_device"]
-
 #: A group with a backend for each kind of device.
 BOTH = "cpu:gloo,cuda:nccl"
 

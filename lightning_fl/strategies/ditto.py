@@ -23,8 +23,6 @@ from lightning_fl.engine.client import ClientTurn, LocalWork
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["Ditto"]
-
 
 class Ditto(FedAvg):
     """Personal steps ``v <- v - eta (grad f_k(v) + strength (v - w^t))``; clients are evaluated with v, and export it.

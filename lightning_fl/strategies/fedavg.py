@@ -19,8 +19,6 @@ box divides by all n); local work may be given in steps (``local_steps``) instea
 
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["FedAvg"]
-
 
 class FedAvg(FederatedStrategy):
     """``w <- sum_i beta_i w_i`` over the round's cohort.

@@ -36,8 +36,6 @@ from lightning_fl.strategies.fork_launcher import ForkLauncher
 from lightning_fl.strategies.rank_exchange import RankExchange
 from lightning_fl.strategies.rendezvous import LOOPBACK, RankAddress, meet
 
-__all__ = ["FederatedStrategy"]
-
 
 class FederatedStrategy(Learner, RankExchange):
     """Fabric's multi-process strategy, synchronised between clients once a round.
@@ -281,15 +279,13 @@ class FederatedStrategy(Learner, RankExchange):
         """Whether the backend connects GPUs with each other, and so must know them when the group starts."""
         return backends_of(self._process_group_backend).get(self.root_device.type, "gloo") not in ("gloo", "mpi")
 
-    def fail(self, error: BaseException) -> None:
-        """Send the error that ends this rank to all others, which end with it, and leave them.
-
-        A later run of this process meets them again.
-        """
+    def disconnect(self, error: BaseException | None = None) -> None:
+        """Leave the other ranks, which end with this rank's error, if there is one; a later run meets them again."""
         peers, self._peers = self._peers, None
         if peers is None:
             return
-        peers.tell(error)
+        if error is not None:
+            peers.tell(error)
         GroupMember.WORLD, self._group = self._group or GroupMember.WORLD, None
         if GroupMember.WORLD is not None:
             if self._connects_gpus:  # collectives that this rank's GPU waits in would last until the time-out

@@ -28,8 +28,6 @@ from lightning_fl.functional.fedfa import accuracy_weights, participation_weight
 from lightning_fl.functional.pifl import importance_weights
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["FedFA"]
-
 
 class FedFA(FederatedStrategy):
     """Averaging by accuracy and participation, with momentum; one more pass over the training data a round.

@@ -28,8 +28,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 from lightning_fl.strategies.local_sgd import distance, plain_sgd
 
-__all__ = ["FedNova"]
-
 
 class FedNova(FedAvg):
     """``w <- x - tau_eff sum_i p_i (x - y_i) / a_i``, for each model over its cohort.

@@ -31,9 +31,6 @@ from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
-
-
 #: Decay factor of a running average.
 _Decay = Annotated[float, Interval(ge=0, lt=1)]
 

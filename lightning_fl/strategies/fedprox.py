@@ -24,8 +24,6 @@ from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["FedProx"]
-
 
 class FedProx(FedAvg):
     """Every client minimises ``f_i(w) + mu/2 ||w - x||^2``, with x the weights that its turn starts from.

@@ -24,8 +24,6 @@ from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.client import ClientTurn, LocalWork, Phase
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["FedRep"]
-
 
 class FedRep(FedAvg):
     """The client's head alone, then the body alone, which is averaged. Needs the callback ``PersonalLayers``.

@@ -1,8 +1,8 @@
 """Starts the other processes of a run as forks of the one that has imported and instantiated everything.
 
-A fork starts in a quarter of a second and shares the code's memory; Fabric's own launcher runs the command again, which
-takes 10 s on a busy machine of two cores and twice the memory. Fabric's multiprocessing launcher forks too, but runs a
-function in the forks only, so that the trainer of this process would have no results.
+A fork starts in a quarter of a second and shares the code's memory; Fabric's own launcher runs the command again.
+Fabric's multiprocessing launcher forks too, but runs a function in the forks only, so that the trainer of this process
+would have no results.
 """
 
 import atexit
@@ -18,10 +18,7 @@ from typing import Any, NoReturn
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
-from lightning_fl.core.lightning_private import destroy_process_group
 from lightning_fl.strategies.rendezvous import INTERFACE_VARIABLES
-
-__all__ = ["ForkLauncher", "ForkedProcess", "end_fork", "forks_end_here"]
 
 #: What Fabric reads ranks from, and what ranks listen on.
 _ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", *INTERFACE_VARIABLES)
@@ -76,10 +73,11 @@ class ForkLauncher(_SubprocessScriptLauncher):
 
 
 @contextmanager
-def forks_end_here(launcher: ForkLauncher) -> Iterator[None]:
+def forks_end_here(launcher: ForkLauncher, disconnect: Callable[[], None]) -> Iterator[None]:
     """End the launcher's forks with the block, so that they do not run what follows a notebook's cell.
 
     Afterwards others may be started from this process. The error raised is rank zero's, which has those of the others.
+    ``disconnect`` ends this process's part in the exchanges.
     """
     own = os.getpid()
     before = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -93,7 +91,7 @@ def forks_end_here(launcher: ForkLauncher) -> Iterator[None]:
         for process in launcher.procs:
             process.kill()
         launcher.ended = True
-        destroy_process_group()
+        disconnect()
         for name in _ENVIRONMENT:
             os.environ.pop(name, None)
         os.environ.update(before)

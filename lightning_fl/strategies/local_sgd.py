@@ -7,8 +7,6 @@ from torch.optim import SGD, Optimizer
 
 from lightning_fl.core.errors import ConfigurationError
 
-__all__ = ["accumulated_steps", "distance", "plain_sgd"]
-
 
 def accumulated_steps(num_steps: int, momentum: float) -> float:
     """The sum a of the weights with which the gradients of all steps entered; without momentum, the number of steps.

@@ -24,8 +24,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.maxfl import appeal_step, appeal_weight
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["MaxFL"]
-
 
 class MaxFL(FederatedStrategy):
     """Federated averaging that maximises the number of clients better off with the shared model.

@@ -1,9 +1,9 @@
 """The other ranks of a run, through torch.distributed's store: why one failed, and which no longer answer.
 
 A collective that breaks names neither the rank at fault nor its reason. So the first error of a run is kept under a key
-of the store, where a thread of every rank finds it; a rank that does not end by itself soon after is ended. The same
-threads show in the store that their ranks live. Only they use it once the ranks have met: its calls have no time limit
-while the process that serves it is stopped.
+of the store, where a thread of every rank finds it; a rank that does not end by itself soon after is ended. The threads
+also show there that their ranks live. Only they use the store: its calls last while the process that serves it is
+stopped.
 """
 
 import sys
@@ -19,8 +19,6 @@ from lightning_fl.core import errors
 from lightning_fl.core.errors import FederatedError, LostPeerError, TrainingError
 from lightning_fl.core.wire_format import decode, encode
 from lightning_fl.engine.interrupt import end_process
-
-__all__ = ["Peers", "publish"]
 
 #: Seconds between two looks; without a sign of a rank that show that it is gone: where an exchange broke, and where
 #: this rank waits (a rank may hold Python's lock in one long call).
@@ -41,7 +39,7 @@ class Peers:
         rank: this one.
         here: name of its machine, number of ranks, and what else all agree on.
         store: of this run.
-        timeout: seconds that a rank which waits for others bears without a sign of one, at most 300.
+        timeout: seconds without a sign of a rank after which a waiting rank gives it up, at most 300.
         children: processes of ranks 1, 2, ..., if this rank started them.
 
     Attributes:
@@ -58,15 +56,13 @@ class Peers:
         self.error: FederatedError | None = None
         self.waits = self._fails = False
         self.ending, self._left, self._wake = threading.Event(), threading.Event(), threading.Event()
-        self.signs: list[list[Any]] = [[]] * here[1]
-        self.signs[rank] = [0.0, False, 0, *here]
+        self.signs: list[list[Any]] = [[] if other != rank else [0.0, False, 0, *here] for other in range(here[1])]
         self._store = store.clone()  # with a connection of its own: that of the group waits in it
         self._lost = min(timeout, _LOST)
         self._own: tuple[str, str] | None = None
         self._barriers, self._pause, self._looked = 0, _LOOK, time.monotonic()
         self._clock = 0.0  # seconds in which this rank looked; it may have been stopped itself
         self._seen = [0.0] * len(self.signs)
-        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
@@ -116,29 +112,23 @@ class Peers:
         self._thread.join(_GRACE + 1)
 
     def reason(self, symptom: BaseException, timed_out: bool) -> FederatedError:
-        """Find why an exchange broke.
-
-        Args:
-            symptom: error of the exchange on this rank.
-            timed_out: it lasted as long as an exchange may.
-        """
+        """Find why an exchange broke, from its error on this rank and whether it lasted as long as one may."""
         self.ending.set()
-        begin = self._clock
-        with self._changed:
-            self._changed.wait_for(lambda: self.error or self._clock > begin + _ROLL_CALL, 2 * _ROLL_CALL)
+        begin, deadline = self._clock, time.monotonic() + 2 * _ROLL_CALL
+        while self.error is None and self._clock <= begin + _ROLL_CALL and time.monotonic() < deadline:
+            time.sleep(_LOOK / 10)
         if self.error is not None:
             return self.error
-        answers = self._clock > begin  # else the store does not, which rank zero serves
-        silent = (
-            [rank for rank, seen in enumerate(self._seen) if self._clock - seen > _ROLL_CALL / 2] if answers else [0]
-        )
+        silent = [rank for rank, seen in enumerate(self._seen) if self._clock - seen > _ROLL_CALL / 2]
+        if self._clock == begin:  # the store, which rank zero serves, does not answer
+            silent = [0]
         busy = [rank for rank, sign in enumerate(self.signs) if rank not in (self.rank, *silent) and not sign[1]]
         if timed_out:
-            lines = [f"{self.name(*silent)} does not answer: stopped, or without a network."] if silent else []
+            text = f"{self.name(*silent)} does not answer: stopped, or without a network. " if silent else ""
             if busy or not silent:
                 who = f"{self.name(*busy)}, still at work," if busy else "another rank"
-                lines.append(f"{who} did not come in the time that trainer.timeout allows: raise it for longer turns.")
-            found = TrainingError(" ".join(lines))
+                text += f"{who} did not come in the time that trainer.timeout allows: raise it for longer turns."
+            found = TrainingError(text.rstrip())
         elif silent:
             found = self._gone(*silent)
         else:
@@ -191,11 +181,7 @@ class Peers:
                 publish(store, "LostPeerError", str(self._gone(rank)))
         if store.check(["end"]):
             kind, text = map(str, decode(store.get("end")))
-            self._fails = bool(kind)
-            known = getattr(errors, kind, None)
-            self.error = (known if isinstance(known, type) and issubclass(known, FederatedError) else TrainingError)(
-                text
-            )
-        with self._changed:
-            self._changed.notify_all()
+            self._fails, known = bool(kind), getattr(errors, kind, None)
+            federated = isinstance(known, type) and issubclass(known, FederatedError)
+            self.error = (known if known and federated else TrainingError)(text)
         return self.error is not None

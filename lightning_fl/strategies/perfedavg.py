@@ -26,8 +26,6 @@ from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["PerFedAvg"]
-
 
 class PerFedAvg(FedAvg):
     """Descends ``sum_i beta_i f_i(w - alpha grad f_i(w))``; clients are evaluated after steps of size alpha.

@@ -30,8 +30,6 @@ from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 
-__all__ = ["PFedMe"]
-
 
 class PFedMe(FedAvg):
     """K times ``theta <- theta - eta_p (grad f_i(theta) + lambda (theta - w))``; ``w <- w - eta lambda (w - theta)``.

@@ -24,8 +24,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.qfedavg import fair_terms, loss_weight
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["QFedAvg"]
-
 
 class QFedAvg(FederatedStrategy):
     """Fair federated averaging; one more pass over each client's training data a round.

@@ -21,8 +21,6 @@ from lightning_fl.engine.profile import WAITING
 from lightning_fl.strategies.backends import backends_of
 from lightning_fl.strategies.peers import Peers
 
-__all__ = ["RankExchange"]
-
 T = TypeVar("T")
 
 #: Most entries, over all ranks, that are gathered and then summed on every rank.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -19,8 +20,6 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.strategies.peers import Peers, publish
-
-__all__ = ["INTERFACE_VARIABLES", "LOOPBACK", "RankAddress", "meet"]
 
 LOOPBACK = "127.0.0.1"
 #: Where Gloo and NCCL read the network interface from that they listen on.
@@ -31,7 +30,7 @@ _SIOCGIFADDR = {"linux": 0x8915, "darwin": 0xC0206921}
 _LINES = 5.0
 #: Stores that this process serves or uses, by address: they outlive a process group, whose ranks may meet again.
 _STORES: dict[str, TCPStore] = {}
-_MEETINGS: list[None] = []
+_MEETINGS = count()
 
 
 class RankAddress(NamedTuple):
@@ -58,49 +57,38 @@ class RankAddress(NamedTuple):
 
 
 def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
-    """Wait until all ranks are connected to the store.
+    """Wait until all ranks are connected to the store; returns the store for the process group, and the other ranks.
 
-    Args:
-        own: this rank.
-        timeout: longest wait.
-        children: processes of ranks 1, 2, ..., if this rank started them.
-
-    Returns:
-        The store for the process group, and the other ranks.
+    ``children`` are the processes of ranks 1, 2, ..., if this rank started them.
 
     Raises:
         ConfigurationError: a rank is missing, came twice or counts the ranks otherwise; the address is in use, or what
             answers there is not a run.
     """
     seconds, host, counts = timeout.total_seconds(), socket.gethostname(), [own.world_size, own.num_nodes]
-    run = f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{len(_MEETINGS)}"
-    store = PrefixStore(run, _STORES.get(str(own)) or _STORES.setdefault(str(own), _store(own, seconds)))
-    _MEETINGS.append(None)
+    server = _STORES.get(str(own)) or _STORES.setdefault(str(own), _store(own, seconds))
+    store = PrefixStore(f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_MEETINGS)}", server)
     if store.add(f"came/{own.rank}", 1) > 1:
         twice = f"rank {own.rank} of {own.world_size} came twice, now from {host}: set NODE_RANK on every machine."
         publish(store, "ConfigurationError", twice)
         raise ConfigurationError(twice)
     peers = Peers(own.rank, [host, *counts], store, seconds, children)
-    absent: list[int] = []
 
-    def all_here() -> bool:
-        absent[:] = peers.absent()
+    def missing() -> str:
+        absent = peers.absent()
         if 0 not in absent and (theirs := peers.signs[0][4:]) != counts:
             raise ConfigurationError(
                 "{} processes on {} machines are expected here, {} on {} by ".format(*counts, *theirs)
                 + f"{peers.name(0)}: set trainer.devices and trainer.num_nodes alike."
             )
-        return not absent
-
-    def missing() -> str:
         if own.num_nodes == 1:
-            return f"{len(absent)} of {own.world_size} processes"
+            return f"{len(absent)} of {own.world_size} processes" if absent else ""
         nodes = sorted({rank * own.num_nodes // own.world_size for rank in absent})
-        return f"{len(nodes)} of {own.num_nodes} machines (NODE_RANK {', '.join(map(str, nodes))})"
+        return f"{len(nodes)} of {own.num_nodes} machines (NODE_RANK {', '.join(map(str, nodes))})" if nodes else ""
 
     try:
         peers.come()
-        _wait(own, seconds, all_here, missing, "start them there with the same command")
+        _wait(own, seconds, missing, "start them there with the same command")
         _choose_interface(own)
     except BaseException as error:
         peers.tell(error)
@@ -109,43 +97,42 @@ def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> 
     return PrefixStore("group", store), peers
 
 
-def _wait(own: RankAddress, most: float, done: Callable[[], bool], missing: Callable[[], str], remedy: str) -> None:
+def _wait(own: RankAddress, most: float, missing: Callable[[], str], remedy: str) -> None:
+    """Wait until nothing is missing, with a line about what is."""
     begin, lines = time.monotonic(), 1
     with InterruptGuard() as guard:
-        while not done():
+        while what := missing():
             if guard.signal_number is not None:
                 raise KeyboardInterrupt  # here, where other ranks are told
             waited = time.monotonic() - begin
             if waited >= most:
                 raise ConfigurationError(
-                    f"waited {most:.0f} s for {missing()} at {own}: {remedy}, or raise trainer.timeout."
+                    f"waited {most:.0f} s for {what} at {own}: {remedy}, or raise trainer.timeout."
                 )
             if waited >= lines * _LINES and os.environ.get("LOCAL_RANK", "0") == "0":
-                print(f"waiting for {missing()} at {own} … {waited:.0f} s", file=sys.stderr, flush=True)
+                print(f"waiting for {what} at {own} … {waited:.0f} s", file=sys.stderr, flush=True)
                 lines += 1
             time.sleep(0.02)
 
 
 def _store(own: RankAddress, most: float) -> TCPStore:
     """Serve or join the store."""
-    problem, refused = f"port {own.port} cannot be opened on this machine: set MASTER_PORT to a free one", ""
 
-    def answers() -> bool:
-        nonlocal refused
+    def refused() -> str:
         try:
             socket.create_connection((own.address, own.port), timeout=1.0).close()
         except OSError as error:
-            refused = error.strerror or type(error).__name__
-            return False
-        return True
+            return f"rank 0 ({error.strerror or type(error).__name__})"
+        return ""
 
+    problem = f"port {own.port} cannot be opened on this machine: set MASTER_PORT to a free one"
     try:
         if own.rank == 0 and not own.served:
             server = _server(own)
             address, port = server.getsockname()[:2]
             address = LOOPBACK if ip_address(address).is_unspecified else address
             return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        _wait(own, most, answers, lambda: f"rank 0 ({refused})", "start it there, check MASTER_ADDR and MASTER_PORT")
+        _wait(own, most, refused, "start it there, check MASTER_ADDR and MASTER_PORT")
         problem = f"what answers at {own} is not rank 0 of a run, or ended: check MASTER_ADDR and MASTER_PORT"
         return TCPStore(own.address, own.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
     except (OSError, RuntimeError) as error:

@@ -32,8 +32,6 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies.fedavg import FedAvg
 from lightning_fl.strategies.local_sgd import distance, plain_sgd
 
-__all__ = ["SCAFFOLD"]
-
 
 class SCAFFOLD(FedAvg):
     """Steps ``w <- w - eta (grad f_i(w) + c - c_i)``; afterwards ``c_i <- c_i - c + (x - y_i) / (K_i eta)``.

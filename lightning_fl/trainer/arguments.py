@@ -31,14 +31,7 @@ from lightning_fl.engine.turn.module_callbacks import check_callback
 from lightning_fl.strategies.backends import check_shared_devices
 from lightning_fl.strategies.federated import FederatedStrategy
 
-__all__ = ["AnyCallback", "check_arguments", "check_composition", "check_settings", "complete_callbacks", "make_fabric"]
-
 AnyCallback = Callback | AnyLightningCallback
-
-#: More processes, and more threads of a process, than the larger of these are refused.
-_PER_CORE = 4
-_ALWAYS = 8
-
 
 #: How several processes run where the program cannot be started again for each.
 IN_NOTEBOOKS = (
@@ -48,32 +41,26 @@ IN_NOTEBOOKS = (
 )
 
 
-def make_fabric(
-    strategy: str | FederatedStrategy,
-    accelerator: str,
-    devices: int | str | list[int],
-    num_nodes: int,
-    precision: str,
-    plugins: list[Any] | None,
-    processes_per_device: int = 1,
-) -> Fabric:
-    """Fabric with a federated strategy.
+def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
+    """Fabric with a federated strategy and the trainer's arguments.
 
     Raises:
         ConfigurationError: the strategy is unknown, a device is not there, or processes cannot share one.
     """
     strategy = _strategy(strategy)
+    accelerator, devices, per_device = trainer.accelerator, trainer.devices, trainer.processes_per_device
     if accelerator == "auto" and not torch.cuda.is_available():
         accelerator = "cpu"
     if devices == "auto" and accelerator == "cpu":
         devices = 1
     if accelerator == "cpu" and str(devices).isdigit():
         _check_processes(int(str(devices)), "trainer.devices")
-    check_shared_devices(strategy.process_group_backend, accelerator, devices, processes_per_device)
+    check_shared_devices(strategy.process_group_backend, accelerator, devices, per_device)
     count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, list) else 1
-    if num_nodes > 1 or count > 1 or processes_per_device > 1:
+    if trainer.num_nodes > 1 or count > 1 or per_device > 1:
         if _IS_INTERACTIVE:
-            raise ConfigurationError(f"trainer.devices={devices}, trainer.num_nodes={num_nodes}: {IN_NOTEBOOKS}")
+            nodes = f"trainer.num_nodes={trainer.num_nodes}"
+            raise ConfigurationError(f"trainer.devices={devices}, {nodes}: {IN_NOTEBOOKS}")
         if strategy._start_method != "popen":
             raise ConfigurationError(
                 f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
@@ -83,18 +70,18 @@ def make_fabric(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*can be significantly better.*")
-            if processes_per_device > 1:
+            if per_device > 1:
                 asked = CUDAAccelerator.auto_device_count() if devices == "auto" else devices
                 numbers = CUDAAccelerator.parse_devices(asked) or []
-                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers), processes_per_device)
+                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers), per_device)
                 _check_processes(strategy.num_processes, "trainer.devices and trainer.processes_per_device")
             return Fabric(
                 strategy=strategy,
                 accelerator=accelerator,
                 devices=devices,
-                num_nodes=num_nodes,
-                precision=precision,  # type: ignore[arg-type]
-                plugins=plugins,
+                num_nodes=trainer.num_nodes,
+                precision=trainer.precision,
+                plugins=trainer.plugins,
             )
     except ConfigurationError:
         raise
@@ -102,7 +89,7 @@ def make_fabric(
         available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: {' '.join(str(error).split())} This machine"
-            f" has {available} and {os.cpu_count()} CPU cores."
+            f" has {available} and {_cores()} CPU cores."
         ) from error
 
 
@@ -141,20 +128,20 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
 
 def _check_processes(number: int, names: str) -> None:
     """Refuse far more processes than this machine's cores can run at once, before they are started."""
-    if number > _most_workers() and "LOCAL_RANK" not in os.environ:
+    if number > _most() and "LOCAL_RANK" not in os.environ:
         raise ConfigurationError(
             f"{names} make {number} processes, too many for this machine's {_cores()} CPU cores. Set {names} to make"
             f" {_cores()} or fewer."
         )
 
 
-def _most_workers() -> int:
-    """Maximum number of processes, and of threads of a process."""
-    return max(_PER_CORE * _cores(), _ALWAYS)
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _most() -> int:
+    """More processes, and more threads of a process, are refused."""
+    return max(4 * _cores(), 8)
 
 
 def complete_callbacks(
@@ -256,7 +243,7 @@ def check_settings(settings: Settings) -> None:
     """
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
-    if isinstance(settings.num_threads, int) and settings.num_threads > _most_workers():
+    if isinstance(settings.num_threads, int) and settings.num_threads > _most():
         faults.append(
             f"trainer.num_threads={settings.num_threads}: too many for this machine's {_cores()} CPU cores. Set"
             f" trainer.num_threads to {_cores()} or less."

@@ -19,8 +19,6 @@ from lightning_fl.trainer.arguments import _IS_INTERACTIVE, IN_NOTEBOOKS
 from lightning_fl.trainer.report import print_report
 from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["federate"]
-
 
 def federate(
     module: LightningModule,
@@ -85,7 +83,7 @@ def _trainer(*, devices: int | str | list[int] = "auto", **arguments: Any) -> tu
         raise ConfigurationError(f"devices={devices}: {IN_NOTEBOOKS}")
     strategy.fork_processes(devices)
     assert isinstance(strategy.launcher, ForkLauncher)
-    return trainer, forks_end_here(strategy.launcher)
+    return trainer, forks_end_here(strategy.launcher, strategy.disconnect)
 
 
 def _federated_data(

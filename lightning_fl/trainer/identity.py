@@ -1,13 +1,12 @@
 """Identity of a run: setting -> value as text, compared between ranks and with the checkpoint that a run resumes from.
 
-Ranks started with different recipes or data would wait for each other in different places, or average models that do
-not belong together. A run that resumes from a checkpoint of another recipe or other data warns of the differences.
+Ranks started with different recipes or data would wait for each other, or average models that do not belong together.
 """
 
 import hashlib
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
-from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_callbacks import only_watches
 from lightning_fl.engine.weights.flat import Weights
@@ -27,17 +26,6 @@ from lightning_fl.runtime.checkpoint_fields import class_path
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.version import __version__
-
-__all__ = [
-    "check_fits",
-    "check_same",
-    "data_of",
-    "find_differences",
-    "identity_of",
-    "layout_of",
-    "listed",
-    "settings_of",
-]
 
 #: Callbacks that single ranks may have: they exchange nothing.
 _OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
@@ -75,7 +63,7 @@ def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -
     for rank, found in of_ranks.items():
         different = {name: (found[name], first[name]) for name in first if found.get(name, first[name]) != first[name]}
         if different:
-            text = listed(different, "{name} is {0} there, {1} here", 300)
+            text = _listed(different, "{name} is {0} there, {1} here", 300)
             raise ConfigurationError(
                 f"{names[rank]} has another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
             )
@@ -87,9 +75,8 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
         "the command": stage,
         "ckpt_path": ckpt_path if ckpt_path in (None, "last", "best") else "a file",
         "trainer.profile": not isinstance(trainer.profiler, PassThroughProfiler),
-        **_recipe_of(trainer, module),
     }
-    return dict(_comparable(common))
+    return _comparable(common | _recipe_of(trainer, module))
 
 
 def data_of(data: FederatedDataModule) -> dict[str, str]:
@@ -98,16 +85,15 @@ def data_of(data: FederatedDataModule) -> dict[str, str]:
     common |= {f"the name of client {client}": repr(name) for client, name in enumerate(data.client_names())}
     if data.pinned:
         return common
-    sizes = data.client_sizes() or ()
-    common |= {f"the number of training samples of client {client}": repr(size) for client, size in enumerate(sizes)}
-    return common | dict(_comparable({f"data: {name}": value for name, value in data.describe().items()}))
+    sizes = enumerate(data.client_sizes() or ())
+    common |= {f"the number of training samples of client {client}": repr(size) for client, size in sizes}
+    return common | _comparable({f"data: {name}": value for name, value in data.describe().items()})
 
 
 def layout_of(weights: Weights, module: Any) -> dict[str, str]:
     """Names and shapes of a module's weights."""
     shapes = {f"the shape of {name}": list(value.shape) for name, value in module.state_dict().items()}
-    count = sum(vector.numel() for vector in weights.vectors.values())
-    return dict(_comparable({"the number of weights": count, **shapes}))
+    return _comparable({"the number of weights": sum(v.numel() for v in weights.vectors.values()), **shapes})
 
 
 def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
@@ -117,7 +103,11 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
     hyper-parameters, and the arguments that the data module keeps under their names.
     """
     every = _callbacks(trainer)
-    shown = {name for name, callback in every.items() if _only_shows(callback)}
+    shown = {
+        name
+        for name, callback in every.items()
+        if (callback.only_shows if isinstance(callback, Callback) else only_watches(callback))
+    }
     recipe = _recipe_of(trainer, module)
     found = {name: value for name, value in recipe.items() if name.partition(".")[0] not in shown}
     deciding = [type(callback).__name__ for name, callback in every.items() if name not in shown]
@@ -129,7 +119,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
             found.setdefault(name, value)
     found["data"] = type(data).__name__
-    return {name: text for name, text in _comparable(found) if name not in _CHANGES_NOTHING}
+    return {name: text for name, text in _comparable(found).items() if name not in _CHANGES_NOTHING}
 
 
 def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
@@ -151,7 +141,7 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
     pairs = enumerate(zip(state["client_names"] or trainer.client_names, trainer.client_names, strict=True))
     if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
         raise CheckpointError(
-            f"{path} is of other clients: {listed(renamed)}. Give the data of that run's clients, under the same names"
+            f"{path} is of other clients: {_listed(renamed)}. Give the data of that run's clients, under the same names"
             " and in the same order, or start a new run."
         )
     for number, model in enumerate(state["models"]):
@@ -182,14 +172,14 @@ def find_differences(
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
         rank_zero_warn(
-            f"{path} is of a run that differs from this one: {listed(new)}. This run continues with its own;"
+            f"{path} is of a run that differs from this one: {_listed(new)}. This run continues with its own;"
             " summary.json lists it as differs_from_checkpoint."
         )
     return found
 
 
-def listed(differences: Mapping[str, Sequence[str]], words: str = "{name} was {0}, is {1}", most: int = 80) -> str:
-    """Text of the first differences, name -> two values of at most ``most`` characters, and the number of others."""
+def _listed(differences: Mapping[str, Sequence[str]], words: str = "{name} was {0}, is {1}", most: int = 80) -> str:
+    """The first differences, name -> two values of at most ``most`` characters, and the number of others."""
     shown = list(differences.items())[:_MOST_DIFFERENCES]
     parts = [words.format(*(cut(value, most) for value in values), name=name) for name, values in shown]
     more = len(differences) - len(shown)
@@ -214,21 +204,19 @@ def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
 
 def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]) -> dict[str, list[str]]:
     """Clients with other data than in the checkpoint; only that, and the number of samples, leaves a client's rank."""
-    names, own = trainer.client_names, {}
+    own = {}
     for client in trainer.processes.panel:
         old, new = before.get(client, {}), trainer.data_digests.get(client, {})
-        changed = [split for split in new if old.get(split, new[split]) != new[split]]
+        changed = []
+        for split, digest in new.items():
+            if old.get(split, digest) != digest:
+                was, count = old[split].partition(",")[0], digest.partition(",")[0]
+                now = count if count != was else count.replace(" ", " other ", 1)
+                changed.append((f"{was} ({split})", f"{now} ({split})"))
         if changed:
-            own[client] = [
-                ", ".join(f"{old[split].partition(',')[0]} ({split})" for split in changed),
-                ", ".join(_now(old[split], new[split], split) for split in changed),
-            ]
+            own[client] = [", ".join(texts) for texts in zip(*changed, strict=True)]
+    names = trainer.client_names
     return {f"the data of {names[client]}": found for client, found in trainer.processes.exchange(own).items()}
-
-
-def _now(old: str, new: str, split: Split) -> str:
-    count, before = new.partition(",")[0], old.partition(",")[0]
-    return f"{count if count != before else count.replace(' ', ' other ', 1)} ({split})"
 
 
 def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
@@ -254,10 +242,6 @@ def _callbacks(trainer: TrainerSurface) -> dict[str, Any]:
     return dict(trainer.named_callbacks([*trainer.callbacks, *trainer.lightning_callbacks]))
 
 
-def _only_shows(callback: Any) -> bool:
-    return callback.only_shows if isinstance(callback, Callback) else only_watches(callback)
-
-
 def _arguments(owner: str, made: Any) -> dict[str, Any]:
     """Constructor arguments that an object keeps under their names."""
     names: set[str] = set()
@@ -268,13 +252,13 @@ def _arguments(owner: str, made: Any) -> dict[str, Any]:
     return {f"{owner}.{name}": kept[name] for name in sorted(names) if name in kept}
 
 
-def _comparable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if name in _CLASSES or _is_plain(value):
-            text = repr(value)
-            if len(text) > _MOST_CHARACTERS:
-                text = f"{text[:_MOST_CHARACTERS]}… (in all {_digest(text)[:8]})"
-            yield name, text
+def _comparable(values: Mapping[str, Any]) -> dict[str, str]:
+    """The plain values as text, long ones cut and followed by their digest."""
+    texts = {name: repr(value) for name, value in values.items() if name in _CLASSES or _is_plain(value)}
+    for name, text in texts.items():
+        if len(text) > _MOST_CHARACTERS:
+            texts[name] = f"{text[:_MOST_CHARACTERS]}… (in all {_digest(text)[:8]})"
+    return texts
 
 
 def _digest(text: str) -> str:

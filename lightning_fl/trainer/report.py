@@ -20,15 +20,6 @@ from lightning_fl.runtime.table import Column, Table, Value, label_column, metri
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = [
-    "client_table",
-    "constant_line",
-    "gain_line",
-    "of_all_targets",
-    "print_report",
-    "target_table",
-]
-
 #: Clients shown one by one; of more, the worst ones are shown.
 MOST_ROWS = 30
 _STATISTICS = ("average", "worst", "best", "standard deviation")
@@ -57,7 +48,7 @@ def client_table(
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
     leading, shown, more = displayed_metric(metrics), clients, []
     if leading is not None and len(clients) > MOST_ROWS:
-        shown = _worst_first(clients, metrics[leading])[:MOST_ROWS]
+        shown = sorted(clients, key=lambda client: _goodness(metrics[leading], client))[:MOST_ROWS]
         more = [Value(f"... and {len(clients) - len(shown)} more,", f"none worse in {leading}")]
     labels = [*(Value(names[client]) for client in shown), *more]
     labels += [Value(label, state="summary" if label in ("average", "worst") else "") for label in _STATISTICS]
@@ -74,48 +65,33 @@ def client_table(
 def target_table(metrics: Mapping[str, MetricSummary], order: Sequence[str] = ()) -> Table:
     """A row per target of a model with several: the mean over clients of each metric ``NAME/TARGET``.
 
-    Args:
-        metrics: ``NAME/TARGET`` -> summary over clients.
-        order: the targets as the data have them; others follow, by their numbers or as they come.
+    ``order`` has the targets as in the data; others follow, by their numbers or as they come.
     """
+    found: dict[str, dict[str, MetricSummary]] = {}
+    for name, metric in metrics.items():
+        kind, _, target = name.partition("/")
+        found.setdefault(target, {})[kind] = metric
     places = {target: place for place, target in enumerate(order)}
-    found = dict.fromkeys(name.partition("/")[2] for name in metrics)
     rest = {target: len(order) + (int(target) if target.isdecimal() else 0) for target in found}
-    targets = sorted(found, key=lambda target: places.get(target, rest[target]))
-    counts = [
-        max(len(metric.clients) for name, metric in metrics.items() if name.partition("/")[2] == target)
-        for target in targets
-    ]
-    columns = [label_column("target", targets), Column("clients", [Value(str(count)) for count in counts])]
+    rows = dict(sorted(found.items(), key=lambda row: places.get(row[0], rest[row[0]])))
+    counts = [Value(str(max(len(metric.clients) for metric in row.values()))) for row in rows.values()]
+    columns = [label_column("target", list(rows)), Column("clients", counts)]
     kinds = {name.partition("/")[0]: metric.higher_is_better for name, metric in metrics.items()}
     for place, (kind, higher) in enumerate(kinds.items()):
-        of_targets = [metrics.get(f"{kind}/{target}") for target in targets]
-        values = [Value("-" if metric is None else _number(metric.mean)) for metric in of_targets]
+        values = [Value(_number(row[kind].mean) if kind in row else "-") for row in rows.values()]
         columns.append(metric_column(kind, higher, values, place))
     return Table("mean over clients of each target", columns, elsewhere=_ELSEWHERE)
 
 
-def _of_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
-    """Those of single targets: ``NAME/TARGET`` where there is the mean ``NAME`` too; not of the local models."""
-    return {
-        name: metric
-        for name, metric in metrics.items()
-        if "/" in name and name.partition("/")[0] in metrics and not name.startswith("local/")
-    }
+def _of_targets(metrics: Mapping[str, MetricSummary]) -> set[str]:
+    """Metrics of single targets: ``NAME/TARGET`` where there is the mean ``NAME`` too; not of the local models."""
+    return {name for name in metrics if "/" in name and name.partition("/")[0] in metrics.keys() - {"local"}}
 
 
 def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSummary]:
-    """The metrics less those of single targets.
-
-    Args:
-        metrics: name, without its split -> summary over clients.
-    """
+    """The metrics, by names without their split, less those of single targets."""
     single = _of_targets(metrics)
-    return {
-        name: metric
-        for name, metric in metrics.items()
-        if name not in single and name.removeprefix("local/") not in single
-    }
+    return {name: metric for name, metric in metrics.items() if name.removeprefix("local/") not in single}
 
 
 def print_report(trainer: "FederatedTrainer", console: Console | None = None, predict: str | None = None) -> None:
@@ -130,22 +106,23 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         return
     console = console or terminal()
     split: Split = "test" if trainer.federation.metrics.get("test") else "val"
-    metrics = {metric_name(name, split): metric for name, metric in trainer.federation.metrics.get(split, {}).items()}
+    found: Mapping[str, MetricSummary] = trainer.federation.metrics.get(split, {})
+    measured = {metric_name(name, split): metric for name, metric in found.items()}
     source = trainer.datamodule.source
     if source == "stand-in":
         console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-    if metrics:
+    if measured:
         samples = trainer.federation.evaluated_samples[split]
         word = "test" if split == "test" else "validation"
         names = trainer.datamodule.client_names()
-        single = _of_targets(metrics)
+        single = _of_targets(measured)
         # Local models, with which the lines below compare, are left out first where there is no room.
-        metrics = dict(sorted(of_all_targets(metrics).items(), key=lambda item: item[0].startswith("local/")))
+        metrics = dict(sorted(of_all_targets(measured).items(), key=lambda item: item[0].startswith("local/")))
         title = f"{word} of {type(trainer.module).__name__}, data: {source}"
         print_table(client_table(metrics, names, samples, title, [f"evaluated: {trainer.evaluated_model}"]), console)
         if single:
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
-            print_table(target_table(single, order), console)
+            print_table(target_table({name: measured[name] for name in measured if name in single}, order), console)
         line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
         if line:
             console.print(Text(line), soft_wrap=True)
@@ -160,14 +137,9 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
 
 
 def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) -> str:
-    """The first error beside that of predicting the training data's mean for all: "rmse 0.89 mol/L on average, ...".
+    """The first error with a metric ``NAME_of_mean``, that of predicting the training data's mean for all, if any.
 
-    Args:
-        metrics: name, without its split -> summary over clients.
-        units: of the targets.
-
-    Returns:
-        A line, or "" where no error has such a metric beside it (``NAME_of_mean``).
+    ``metrics`` have names without their split, ``units`` are those of the targets.
     """
     for name, metric in metrics.items():
         constant = metrics.get(f"{name}_of_mean")
@@ -202,13 +174,7 @@ def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterato
 
 
 def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:
-    """What clients gain in one metric over local training, as text.
-
-    Args:
-        metric: its name.
-        gain: the gains, positive where the federation is better.
-        names: client -> its name.
-    """
+    """What clients gain in one metric over local training, as text; positive where the federation is better."""
     if not gain.clients:
         return f"{metric}: no client has a local model to compare with"
     least = min(gain.clients, key=gain.clients.__getitem__)
@@ -218,14 +184,9 @@ def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:
     )
 
 
-def _worst_first(clients: Sequence[int], metric: MetricSummary) -> list[int]:
-    sign = 1 if metric.higher_is_better else -1
-
-    def goodness(client: int) -> float:
-        value = metric.clients.get(client, math.nan)
-        return math.inf if math.isnan(value) else sign * value
-
-    return sorted(clients, key=goodness)
+def _goodness(metric: MetricSummary, client: int) -> float:
+    value = metric.clients.get(client, math.nan)
+    return math.inf if math.isnan(value) else value if metric.higher_is_better else -value
 
 
 def _cell(metric: MetricSummary, client: int) -> Value:

@@ -23,13 +23,11 @@ from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
-from lightning_fl.runtime.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
+from lightning_fl.runtime.checkpoint import load_state, resolve_checkpoint, with_client_files
 from lightning_fl.runtime.run_log import versions
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.identity import check_fits, check_same, find_differences, identity_of, settings_of
 from lightning_fl.trainer.setup import set_up
-
-__all__ = ["session"]
 
 
 @contextmanager
@@ -61,10 +59,10 @@ def session(
                     first = error
                     if isinstance(error, LostPeerError) and trainer.round.fitting:
                         error.args = (f"{error} {_resume_hint(trainer)}",)
-                    trainer.strategy.fail(error)  # first of all, as other ranks wait
+                    trainer.strategy.disconnect(error)  # first of all, as other ranks wait
                     raise
         except BaseException as error:
-            trainer.strategy.fail(error)
+            trainer.strategy.disconnect(error)
             if first is None or not breaks_device(error):  # a lost GPU reports that again; the first error counts
                 raise
         if first is not None:
@@ -72,7 +70,7 @@ def session(
 
 
 def _torch_state(device: torch.device) -> Callable[[], None]:
-    """Save random states and the choice of algorithms; the result restores them."""
+    """Return a function that restores the present random states and choice of algorithms."""
     random = collect_rng_states(include_cuda=device.type == "cuda" or torch.cuda.is_initialized())
     deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -226,26 +224,14 @@ def _write_splits(trainer: TrainerSurface) -> None:
 
 
 def _resume_hint(trainer: TrainerSurface) -> str:
-    """What to do after another rank was lost."""
-    checkpoint = trainer.callback(ModelCheckpoint)
-    path = near(trainer.log_dir) / "checkpoints" / "last.ckpt"
-    written = None if checkpoint is None else _round_of(path, checkpoint.last_round, trainer.processes.private)
-    if written is not None:
-        return f"To resume after round {written}, start all ranks again with --ckpt_path {path}."
-    if trainer.ckpt_path is not None:
-        return f"To resume where this run did, start all ranks again with --ckpt_path {near(trainer.ckpt_path)}."
-    return "This run has no checkpoint: start a new run."
-
-
-def _round_of(path: Path, known: int | None, private: bool) -> int | None:
-    """The round of a checkpoint: from its file or, where rank zero's folder is not visible here, what is known.
-
-    Clients that keep their states have files of their own in a folder of this rank's.
-    """
-    try:
-        return int(load_checkpoint(path)["round"])
-    except CheckpointError:
-        return None if path.parent.is_dir() and not private else known
+    """What to do after another rank was lost; a rank without rank zero's folder trusts what it has written."""
+    checkpoint, path = trainer.callback(ModelCheckpoint), near(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    elsewhere = trainer.processes.private or not path.parent.is_dir()
+    written = path.is_file() or (elsewhere and checkpoint is not None and checkpoint.last_round is not None)
+    found = path if written else trainer.ckpt_path and near(trainer.ckpt_path)
+    if not found:
+        return "This run has no checkpoint: start a new run."
+    return f"To resume, start all ranks again with --ckpt_path {found}."
 
 
 def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
@@ -255,26 +241,22 @@ def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
         trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 
-def _predicts(trainer: TrainerSurface) -> str | None:
-    """What ``lightning-fl predict`` can read: "new samples", only the run's own "test data", or nothing."""
-    if not is_overridden("predict_step", trainer.module) and not is_overridden("forward", trainer.module):
-        return None
-    reads = type(trainer.datamodule).unlabelled_data is not FederatedDataModule.unlabelled_data
-    return "new samples" if reads else "test data"
-
-
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
     """Entries of the summary for a stage."""
-    source, names = trainer.datamodule.source, trainer.client_names
-    title = trainer.run_log.summary.get("title", f"{type(trainer.module).__name__} on {source} data")
+    module, data, names = trainer.module, trainer.datamodule, trainer.client_names
+    predicts = None  # what `lightning-fl predict` can read
+    if is_overridden("predict_step", module) or is_overridden("forward", module):
+        reads = type(data).unlabelled_data is not FederatedDataModule.unlabelled_data
+        predicts = "new samples" if reads else "test data"
+    title = trainer.run_log.summary.get("title", f"{type(module).__name__} on {data.source} data")
     found = {
         "title": title,
-        "data_source": source,
-        "data": dict(trainer.datamodule.describe()),
+        "data_source": data.source,
+        "data": dict(data.describe()),
         "method": method_of(type(trainer.strategy).__name__, trainer.callbacks),
         "strategy": type(trainer.strategy).__name__,
         "evaluated": trainer.evaluated_model,
-        "predicts": _predicts(trainer),
+        "predicts": predicts,
         "callbacks": [type(callback).__name__ for callback in (*trainer.callbacks, *trainer.lightning_callbacks)],
         "seed": trainer.seed,
         "num_clients": trainer.num_clients,

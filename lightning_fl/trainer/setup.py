@@ -26,8 +26,6 @@ from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.arguments import check_arguments
 from lightning_fl.trainer.identity import check_same, data_of, layout_of
 
-__all__ = ["set_up"]
-
 
 def set_up(
     trainer: TrainerSurface,

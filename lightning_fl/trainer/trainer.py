@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table
@@ -52,8 +53,6 @@ from lightning_fl.trainer.arguments import (
     make_fabric,
 )
 from lightning_fl.trainer.session import session
-
-__all__ = ["FederatedTrainer"]
 
 _INTERRUPTED = "finishing the round, then saving a checkpoint (once more stops at once)."
 
@@ -110,15 +109,7 @@ class FederatedTrainer(TrainerSurface):
         self.callbacks, self.lightning_callbacks = complete_callbacks(
             callbacks, self.enable_progress_bar, self.enable_checkpointing
         )
-        self.fabric = make_fabric(
-            strategy,
-            self.accelerator,
-            self.devices,
-            self.num_nodes,
-            self.precision,
-            self.plugins,
-            self.processes_per_device,
-        )
+        self.fabric = make_fabric(self, strategy)
         self.strategy = cast(FederatedStrategy, self.fabric.strategy)
         self.strategy.profiler = self.profiler
         if self.timeout is not None:
@@ -194,13 +185,11 @@ class FederatedTrainer(TrainerSurface):
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
 
     def _report_end(self) -> None:
-        """Say why a fit stopped early, or that more rounds may be better."""
+        """Say why a fit stopped early, where no progress display does, or that more rounds may be better."""
         done, checkpoint = self.federation.current_round, self.checkpoint_callback
-        found = [getattr(one, "stopping_reason_message", None) for one in self.loop.module_trainer.callbacks]
-        if self.should_stop:
-            reasons = " ".join(text.removesuffix(" Signaling Trainer to stop.") for text in found if text)
-            rank_zero_info(f"stopped after round {done} of {self.max_rounds}. {reasons}".strip())
-        elif 1 < done == self.max_rounds and checkpoint is not None and checkpoint.best_round == done:
+        if self.should_stop and self.callback(ProgressDisplay) is None:
+            rank_zero_info(f"stopped after round {done} of {self.max_rounds}. {self.stop_reason}".strip())
+        elif not self.should_stop and 1 < done == self.max_rounds and getattr(checkpoint, "best_round", None) == done:
             rank_zero_info(
                 f"validation was best in the last of {done} rounds: raise trainer.max_rounds, and add EarlyStopping to"
                 " trainer.callbacks to end the run when it stops improving."

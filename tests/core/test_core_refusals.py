@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.core import metrics
 from lightning_fl.core.client_names import check_distinct
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
@@ -67,12 +66,6 @@ def test_core(make: Any, arguments: list[Any], named: list[str]) -> None:
         make(*arguments)
     assert [name for name in named if name not in str(refused.value)] == []
     assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize("name", ["incentivized_participation_rate", "reward_standard_deviation", "share_harmed"])
-def test_former_names_are_answered_with_the_new_ones(name: str) -> None:
-    with pytest.raises(ImportError, match="summarize_gains"):
-        getattr(metrics, name)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ device refused something, also where somebody caught the error.
 
 from collections import Counter
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,12 +120,12 @@ _STANDIN: pytest.StashKey[StandIn] = pytest.StashKey()
 
 
 def _on_the_device(make: Any) -> Any:
-    def make_fabric(
-        strategy: Any, accelerator: str, devices: Any, num_nodes: int, precision: Any, plugins: Any, *more: Any
-    ) -> Any:
-        if accelerator in ("cpu", "auto") and devices in (1, "1", "auto") and num_nodes == 1:
-            accelerator, devices = "cuda", 1
-        return make(strategy, accelerator, devices, num_nodes, precision, plugins, *more)
+    def make_fabric(trainer: Any, strategy: Any) -> Any:
+        names = ("accelerator", "devices", "num_nodes", "precision", "plugins", "processes_per_device")
+        asked = SimpleNamespace(**{name: getattr(trainer, name) for name in names})
+        if asked.accelerator in ("cpu", "auto") and asked.devices in (1, "1", "auto") and asked.num_nodes == 1:
+            asked.accelerator, asked.devices = "cuda", 1
+        return make(asked, strategy)
 
     return make_fabric
 

@@ -98,8 +98,12 @@ def saved_states(trainer: ModuleTrainer, callbacks: Mapping[str, Any]) -> dict[s
     checkpoint: dict[str, Any] = {**now, "state_dict": weights, "callbacks": states}
     _call(trainer, callbacks, "on_save_checkpoint", checkpoint)
     kept = {name: _OF_MODULE if _same(value, own) else value for name, value in checkpoint.items()}
-    names = ", ".join(type(callback).__name__ for callback in callbacks.values())
-    return packed(_copied(kept, "cpu"), f"the module's {names}")
+    of_trainer = set(map(id, trainer.federated.lightning_callbacks))
+    whose = [
+        f"{'trainer.callbacks' if id(one) in of_trainer else 'the module'}'s {type(one).__name__}"
+        for one in callbacks.values()
+    ]
+    return packed(_copied(kept, "cpu"), ", ".join(whose))
 
 
 def load_states(
