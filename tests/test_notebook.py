@@ -11,7 +11,7 @@ from processes import SUPPORT
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SETUP = """
-import os, sys
+import os, sys, threading
 sys.path.insert(0, {tests!r})
 import lightning_fl, torch
 from tiny import TinyClients, TinyModule
@@ -25,6 +25,7 @@ CELLS = [
 two = lightning_fl.federate(TinyModule(), TinyClients(), devices=2, **settings)
 assert two.fabric.world_size == 2
 assert two.models[0].equal(one.models[0]), "two processes differ from one"
+assert not [thread for thread in threading.enumerate() if thread.name in ("peers", "signals")]
 assert two.metrics["test"] == one.metrics["test"]
 assert "LOCAL_RANK" not in os.environ, "the next trainer would think that somebody else had started it"
 try:

@@ -16,9 +16,8 @@ from rich.text import Text
 
 from lightning_fl.callbacks.callback import Callback, method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.core.escaping import encodable
+from lightning_fl.core.escaping import encodable, terminal
 from lightning_fl.core.metrics import MetricSummary, curve_name, default_metric
-from lightning_fl.core.terminal import terminal
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.surface import TrainerSurface

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from lightning_fl.cli.options import File, Run
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import terminal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.inference.trained_run import TrainedRun, check_out
 from lightning_fl.runtime.table import Column, Table, Value, metric_column, print_table

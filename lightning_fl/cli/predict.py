@@ -100,7 +100,7 @@ def _progress() -> Iterator[Callable[[int], None]]:
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from lightning_fl.core.terminal import terminal
+    from lightning_fl.core.escaping import terminal
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rows"), TimeElapsedColumn())
     with Progress(*columns, console=terminal(stderr=True), transient=True) as progress:

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, listed
 
 #: Names of aggregates in curves and tables, such as ``NAME/worst``.
 _AGGREGATES = {
     *("average", "best", "cumulated", "gain", "harmed", "ipr", "local", "max", "mean", "min", "pool", "rsd"),
     *("standard_error", "std", "step", "sum", "total", "worst"),
 }
-_MOST_NAMED = 5
 
 
 def check_distinct(names: Sequence[str]) -> None:
@@ -20,12 +19,11 @@ def check_distinct(names: Sequence[str]) -> None:
     if same:
         clients = [
             f"{name!r} (clients {', '.join(str(client) for client, other in enumerate(names) if other == name)})"
-            for name in same[:_MOST_NAMED]
+            for name in same
         ]
-        more = f" and {len(same) - _MOST_NAMED} more" if len(same) > _MOST_NAMED else ""
         raise ConfigurationError(
-            f"several clients have the same name: {'; '.join(clients)}{more}. Give each client its own name: records"
-            " identify clients by name."
+            f"several clients have the same name: {listed(clients, 5)}. Give each client its own name: records identify"
+            " clients by name."
         )
 
 
@@ -33,11 +31,7 @@ def curve_names(names: Sequence[str], noun: str = "client") -> list[str]:
     """Names of clients (or targets) as part of curve names, as in ``val/loss/lab0``.
 
     A name stays as it is unless it equals an aggregate's (``worst``) or holds ``/`` or unprintable characters. Such a
-    name is cleaned and followed by the client's number: ``worst (client 2)``.
-
-    Args:
-        names: distinct names of all clients.
-        noun: "client" or "target".
+    name is cleaned and followed by the client's (or target's) number: ``worst (client 2)``.
     """
     return list(_curve_names(tuple(names), noun))
 

@@ -16,8 +16,7 @@ class Participant:
             of P) and contributes to every model with a non-zero entry in its column of A.
         weight: weight in that model's average, before normalisation over the cohort; ``None``: the entry in A.
         feeds: without ``model``, the models that it contributes to instead of those of A.
-        own: without ``model``, continue from the client's own model (``client_store("own_models")``),
-            which is not sent.
+        own: without ``model``, continue from the client's own model (``client_store("own_models")``), which stays.
         draw: number, from 0, of this turn if the client was drawn several times for one model. Every turn starts from
             the same weights and has its own batches.
 
@@ -59,11 +58,11 @@ class Cohort:
     participants: tuple[Participant, ...]
 
     def __post_init__(self) -> None:
-        for participant in self.participants:
-            if not isinstance(participant, Participant):
-                raise ConfigurationError(
-                    f"{participant!r} in a cohort is not a Participant: use Participant(client) or Cohort.of(clients)."
-                )
+        strange = [one for one in self.participants if not isinstance(one, Participant)]
+        if strange:
+            raise ConfigurationError(
+                f"{strange[0]!r} in a cohort is not a Participant: use Participant(client) or Cohort.of(clients)."
+            )
         keys = [(participant.client, participant.model, participant.draw) for participant in self.participants]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)

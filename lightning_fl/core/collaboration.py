@@ -38,21 +38,19 @@ class Collaboration:
                 f"aggregation has shape {tuple(aggregation.shape)}: give a matrix [num_models, num_clients]."
             )
         num_models, num_clients = aggregation.shape
+        shape = (num_clients, num_models)
         if personalisation is None:
-            if num_models == 1:
-                personalisation = torch.ones(num_clients, 1)
-            elif num_models == num_clients:
-                personalisation = torch.eye(num_clients)
-            else:
+            if num_models not in (1, num_clients):
                 raise ConfigurationError(
                     f"personalisation is missing: with {num_models} models and {num_clients} clients, give a matrix"
                     " [num_clients, num_models]."
                 )
+            personalisation = torch.ones(shape) if num_models == 1 else torch.eye(num_clients)
         personalisation = _matrix(personalisation)
-        if tuple(personalisation.shape) != (num_clients, num_models):
+        if tuple(personalisation.shape) != shape:
             raise ConfigurationError(
                 f"personalisation has shape {tuple(personalisation.shape)}: with an aggregation of shape"
-                f" {tuple(aggregation.shape)} it must be {(num_clients, num_models)} = [num_clients, num_models]."
+                f" {tuple(aggregation.shape)} it must be {shape} = [num_clients, num_models]."
             )
         for name, matrix in (("aggregation", aggregation), ("personalisation", personalisation)):
             _check_rows(name, matrix)

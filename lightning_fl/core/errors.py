@@ -4,6 +4,7 @@ The command line prints a :class:`FederatedError` in one or two lines, without a
 """
 
 import difflib
+import importlib.util
 from collections.abc import Collection
 
 #: Address of the documentation; pages keep their names in ``docs/``.
@@ -63,3 +64,12 @@ def page(name: str) -> str:
     """
     path, _, anchor = name.partition("#")
     return f"{_SITE}/{path}.html" + (f"#{anchor}" if anchor else "")
+
+
+def expect_extra(package: str, extra: str, owner: str) -> None:
+    """Refuse a missing package with the command that installs it."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:  # a plain folder of that name has no origin
+        raise ConfigurationError(
+            f'{owner}: {package} is not installed. Install it with `pip install "lightning-fl[{extra}]"`.'
+        )

@@ -1,19 +1,20 @@
-"""Escapes for untrusted text: names of clients, columns, classes and files.
+"""Escapes for untrusted text: names of clients, columns, classes and files. Imports nothing heavy.
 
-:func:`printable` escapes text on input; CSV, Markdown and HTML have an escape each for output. Terminals are in
-:mod:`lightning_fl.core.terminal`. Imports nothing heavy.
+:func:`printable` escapes text on input; CSV, Markdown, HTML and terminals have one each for output.
 """
 
 import contextlib
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
     from jinja2 import Environment
+    from rich.console import Console
 
 #: Control characters, lone surrogates, and characters that change the writing direction.
 _ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -102,6 +103,14 @@ def encodable(stream: Any) -> None:
     if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
         with contextlib.suppress(OSError):  # it seeks, which fails if a pipe has replaced a file
             stream.reconfigure(errors="backslashreplace")
+
+
+def terminal(*, stderr: bool = False, **options: Any) -> "Console":
+    """Create a console that interprets no markup and escapes characters that its stream cannot encode."""
+    from rich.console import Console
+
+    encodable(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, markup=False, emoji=False, **options)
 
 
 def page_environment() -> "Environment":

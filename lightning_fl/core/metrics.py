@@ -227,10 +227,8 @@ def curve_name(logged: Collection[str], name: str) -> str:
 def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single: bool = False) -> dict[str, float]:
     """Means over clients under the names of Lightning's Trainer.
 
-    Args:
-        metrics: name -> summary over clients.
-        steps: include ``NAME_step``, which ``callback_metrics`` have only in training.
-        single: omit NAME of forked metrics, as loggers do.
+    ``steps`` includes ``NAME_step``, which ``callback_metrics`` have only in training; ``single`` omits NAME of forked
+    metrics, as loggers do.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -244,16 +242,10 @@ def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single
 
 
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
-    """Return the metric to monitor: the user's choice, or the default, if validation logged it.
-
-    Args:
-        logged: names that validation logged.
-        monitor: the user's choice.
-        default: metric without a choice; ``None`` if there is none.
-        owner: class with the option ``monitor``.
+    """Return the metric to monitor: the user's choice, the option ``monitor`` of ``owner``, or the default.
 
     Raises:
-        ConfigurationError: the metric is not logged.
+        ConfigurationError: validation logged no such metric, or there is no default.
     """
     name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:

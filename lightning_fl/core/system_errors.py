@@ -30,22 +30,15 @@ _REMEDIES: dict[int | None, str] = {
 
 
 def refusal(error: BaseException) -> str | None:
-    """Describe what the system refused and what to do.
-
-    Returns:
-        A sentence, or ``None`` for an error of another kind.
-    """
+    """What the system refused and what to do, as a sentence; ``None`` for an error of another kind."""
     for each in chain(error):
-        # torch begins with a place of its own: "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: ..."
-        line = re.sub(r"^\[[^\]]*\]\s*(err == 0\.\s*)?:?\s*", "", (str(each).strip().splitlines() or [""])[0])[:200]
+        line = (str(each).strip().splitlines() or [type(each).__name__])[0][:200]
         if _lacks_memory(each):
-            return f"out of memory ({line.rstrip('.') or type(each).__name__}): {_MEMORY}"
+            return f"out of memory ({line.rstrip('.')}): {_MEMORY}"
         if _breaks_device(each):
             return f"the GPU failed ({line.rstrip('.')}): {_GPU}"
         if isinstance(each, RecursionError):
             return f"{line}: look for a recipe or module that contains itself."
-        if type(each) is RuntimeError and line == "can't start new thread":
-            return f"{line}: {_REMEDIES[errno.EAGAIN]}"
         if isinstance(each, OSError) and each.strerror and (each.filename or each.errno in _REMEDIES):
             path = f": {os.fsdecode(each.filename)}" if isinstance(each.filename, str | bytes) else ""
             return f"{each.strerror}{path}: {_REMEDIES.get(each.errno, 'look at this file or folder.')}"
@@ -63,9 +56,8 @@ def breaks_device(error: BaseException) -> bool:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
-    )
+    kind = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    return kind or isinstance(error, MemoryError)
 
 
 def _breaks_device(error: BaseException) -> bool:
@@ -86,9 +78,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 def place_of(error: BaseException, package: str = "") -> str:
     """Return the innermost line of user code: ``" (model.py, line 12, in training_step)"``, or an empty string.
 
-    Args:
-        error: as raised.
-        package: installed package of the user's module, which counts as user code if nothing else does.
+    The installed package of the user's module counts as user code if nothing else does.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
     users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen", "<string"))]

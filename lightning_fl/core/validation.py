@@ -68,14 +68,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any, owner: str = "") -> None:
-    """Check a dataclass's fields against their annotations; to be called in ``__post_init__``.
-
-    Args:
-        owner: what messages put before the field's name, with its dot: "discriminator.".
-
-    Raises:
-        ConfigurationError: every field outside its range.
-    """
+    """Check a dataclass's fields like :func:`checked`, in ``__post_init__``; ``owner`` precedes names: "trainer."."""
     _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
 
 
@@ -95,34 +88,19 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
     """Check a constructor's arguments like :func:`checked`, but from inside.
 
     For Lightning modules: ``save_hyperparameters`` collects a subclass's arguments through adjacent frames, between
-    which the decorator's would be.
-
-    Args:
-        function: the constructor.
-        values: its ``locals()``, before other names are bound.
-
-    Raises:
-        ConfigurationError: every argument outside its range.
+    which the decorator's would be. The values are the constructor's ``locals()``, before other names are bound.
     """
     annotations = {name: one.annotation for name, one in signature(function).parameters.items() if name != "self"}
     _raise(faults_of(annotations, values, f"{type(values['self']).__name__}."))
 
 
 def faults_of(annotations: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> list[str]:
-    """A sentence for every value outside the range that its annotation declares.
-
-    Args:
-        owner: what messages put before the name, with its dot: "trainer.".
-    """
+    """A sentence for every value outside the range that its annotation declares; ``owner`` precedes its name."""
     return [f"{owner}{fault}" for name, rule in annotations.items() for fault in _faults(name, values[name], rule)]
 
 
 def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
-    """Warn of options that name a round after the last one, which therefore have no effect.
-
-    Args:
-        options: name -> round, or several in a list or dict; ``None`` is an option that is not set.
-    """
+    """Warn of options that name a round, or several in a list or dict, after the last one: they have no effect."""
     from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
     name_of_owner = owner if isinstance(owner, str) else type(owner).__name__

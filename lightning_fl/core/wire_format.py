@@ -47,13 +47,10 @@ def sendable(kind: C) -> C:
 
 
 def encode(value: Any) -> bytes:
-    """Pack a value into a message.
-
-    Args:
-        value: see the table above. Tensors are dense. An instance of a subclass of a plain type is sent as that type.
+    """Pack a value of the table above; an instance of a subclass of a plain type is sent as that type.
 
     Raises:
-        MessageError: the value holds another type or is nested too deep.
+        MessageError: the value holds another type, or a tensor that is not dense, or is nested too deep.
     """
     try:
         return msgpack.packb(value, default=_plain, strict_types=True, unicode_errors="surrogatepass")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError, cut, listed
-from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.errors import ConfigurationError, DataError, cut, expect_extra, listed
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split

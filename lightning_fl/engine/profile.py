@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import terminal
 from lightning_fl.engine.processes import Processes
 
 if TYPE_CHECKING:

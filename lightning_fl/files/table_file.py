@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fl.core.errors import DataError, cut
-from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.errors import DataError, cut, expect_extra
 from lightning_fl.files.text_table import read_text_table, refuse_twice, unpacked
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ _LARGEST_DEVIATION = 6.0
 
 
 class DescriptorScale(nn.Module):
-    """Standardisation of descriptors by the training data's mean and deviation, clipped at six (as in CheMeleon).
+    """Standardisation of F descriptors by the training data's mean and deviation, clipped at six (as in CheMeleon).
 
-    Args:
-        dim: number F of descriptors.
-        learns: learn mean and deviation from training data (:meth:`set_statistics`); else values are unchanged.
+    These are learned from the training data (:meth:`set_statistics`), or values are unchanged.
     """
 
     mean: Tensor

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge
 from lightning.fabric.utilities.rank_zero import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from lightning_fl.core.errors import ConfigurationError, DataError
@@ -67,7 +67,7 @@ class MoleculeModel(MoleculeNetwork, Model):
             under plain "sgd", but where it diverges it needs less momentum or a smaller learning rate.
         dropout: probability that an entry of a hidden layer is zeroed in training.
         virtual_node: add a node to every molecule that is bonded to all its atoms
-            (:class:`~lightning_fl.models.virtual_node.VirtualNode`).
+            (:class:`~lightning_fl.models.molecule_network.VirtualNode`).
         descriptor_dim: number F of descriptors of every molecule, ``batch.descriptors`` [G, F], which join the
             readout's output before the head. ``None`` for the data module's (its ``features``).
         standardize_descriptors: learn the descriptors' mean and scale like those of the targets; else use them
@@ -198,21 +198,18 @@ class MoleculeModel(MoleculeNetwork, Model):
         if resolved and (stage != "fit" or not self._task.labelled):
             return
         ranges = gather_summaries(self, target_ranges)
-        if ranges is None:
-            if stage == "fit" and not resolved:
-                raise DataError(
-                    "there is no batch from which to learn the targets' scale or task: give training data, or task,"
-                    " num_targets (num_classes) and standardize_targets=False for a model that is not trained."
-                )
-            return
-        pooled = pool_ranges(ranges)
-        found = pooled.shape[1]
-        if self.hparams["num_targets"] not in (None, found):
+        if ranges is None and stage == "fit" and not resolved:
+            raise DataError(
+                "there is no batch from which to learn the targets' scale or task: give training data, or task,"
+                " num_targets (num_classes) and standardize_targets=False for a model that is not trained."
+            )
+        if ranges is None or self.hparams["num_targets"] not in (None, ranges.shape[-1]):
             return  # the error at the first batch gives the number that there should be
+        pooled = pool_ranges(ranges)
         task, num_classes, words = infer_task(pooled, self.hparams["task"], self.hparams["num_classes"])
         TASKS[task].refuse_bounds(data)
         if not resolved:
-            self._resolve(task, found, num_classes)
+            self._resolve(task, pooled.shape[1], num_classes)
             rank_zero_info(f"task: {words}")
         if stage == "fit" and self._task.labelled:
             self._check_other_labels()
@@ -255,9 +252,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         self._register_targets()
 
     def _register_targets(self) -> None:
-        last = self.head[-1]
-        assert isinstance(last, nn.Linear)
-        device = last.weight.device
+        device = next(self.head.parameters()).device
         self.register_buffer("target_mean", torch.zeros(self.num_targets, device=device))
         self.register_buffer("target_scale", torch.ones(self.num_targets, device=device))
         self.register_buffer("target_learned", torch.tensor(0, device=device))

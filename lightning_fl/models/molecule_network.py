@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import isolated_draws
 from lightning_fl.models.descriptors import DescriptorReadout, DescriptorScale, FingerprintEncoder, descriptors_of
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
-from lightning_fl.models.virtual_node import VirtualNode
 
 if TYPE_CHECKING:
     from lightning_fl.models.gcn import GCN
@@ -131,24 +131,52 @@ class MoleculeNetwork(nn.Module):
         return encoder if encoder.can_read_out(x) else None
 
     def _check_features(self, batch: Any) -> None:
-        if batch.x.size(-1) != self.hparams["node_dim"]:
+        given = self.hparams
+        bonds = batch.edge_attr if given["encoder"] in EDGE_ENCODERS else None
+        if given["encoder"] in EDGE_ENCODERS and (bonds is None or bonds.dim() != 2):
+            found = "none" if bonds is None else f"some of shape {list(bonds.shape)}"
             raise ConfigurationError(
-                f"node_dim={self.hparams['node_dim']}: the batch has {batch.x.size(-1)} features per atom; "
-                f"set node_dim={batch.x.size(-1)}, or use the model's featuriser."
+                f"encoder={given['encoder']!r} needs bond features, but the batch has {found}; give edge_attr of shape"
+                " [bonds, features], or use encoder='gcn'."
             )
-        if self.hparams["encoder"] not in EDGE_ENCODERS:
-            return
-        if batch.edge_attr is None or batch.edge_attr.dim() != 2:
-            found = "none" if batch.edge_attr is None else f"some of shape {list(batch.edge_attr.shape)}"
-            raise ConfigurationError(
-                f"encoder={self.hparams['encoder']!r} needs bond features, but the batch has {found}; "
-                "give edge_attr of shape [bonds, features], or use encoder='gcn'."
+        for name, features, what in (("node_dim", batch.x, "atom"), ("edge_dim", bonds, "bond")):
+            if features is not None and features.size(-1) != given[name]:
+                raise ConfigurationError(
+                    f"{name}={given[name]}: the batch has {features.size(-1)} features per {what}; set"
+                    f" {name}={features.size(-1)}, or use the model's featuriser."
+                )
+
+
+class VirtualNode(nn.Module):
+    """Encoder with one more node per molecule, through which distant atoms exchange messages.
+
+    Gilmer et al., Neural Message Passing for Quantum Chemistry, ICML 2017 (https://arxiv.org/abs/1704.01212), section
+    5.2, "Virtual Graph Elements": a master node connected to every atom by edges of a special type. The node and its
+    edges have only one feature, which marks them; atoms and bonds get this feature too, so the encoder has one more
+    feature of each. ``edges`` says whether it reads bond features.
+    """
+
+    def __init__(self, encoder: nn.Module, *, edges: bool) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.edges = edges
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, *, batch: Tensor, num_graphs: int
+    ) -> Tensor:
+        """Compute atom embeddings [V, D]; ``batch`` [V] is the molecule of each atom, ``num_graphs`` their number."""
+        num_atoms, device = len(x), x.device
+        atoms = torch.arange(num_atoms, device=device)
+        # both directions of an edge next to each other, as for bonds
+        out, back = torch.stack([atoms, num_atoms + batch]), torch.stack([num_atoms + batch, atoms])
+        edge_index = torch.cat([edge_index, torch.stack([out, back], dim=2).flatten(1)], dim=1)
+        x = torch.cat([pad(x, (0, 1)), pad(x.new_ones(num_graphs, 1), (x.size(1), 0))])
+        if self.edges:
+            assert edge_attr is not None
+            edge_attr = torch.cat(
+                [pad(edge_attr, (0, 1)), pad(edge_attr.new_ones(2 * num_atoms, 1), (edge_attr.size(1), 0))]
             )
-        if batch.edge_attr.size(1) != self.hparams["edge_dim"]:
-            raise ConfigurationError(
-                f"edge_dim={self.hparams['edge_dim']}: the batch has {batch.edge_attr.size(1)} features per bond; "
-                f"set edge_dim={batch.edge_attr.size(1)}, or use the model's featuriser."
-            )
+        return self.encoder(x, edge_index, edge_attr=edge_attr)[:num_atoms]
 
 
 def _build_readout(name: ReadoutName, dim: int, dropout: float) -> nn.Module:

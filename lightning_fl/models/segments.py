@@ -167,9 +167,8 @@ def _sort(columns: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]
 
 def _is_paired(edge_index: Tensor) -> bool:
     """Whether every edge is followed by its opposite, so that their matrix is symmetric, and there is no loop."""
-    source, target = edge_index
-    if len(source) % 2:
+    if edge_index.shape[1] % 2:
         return False
     there, back = edge_index[:, 0::2], edge_index[:, 1::2]
     opposite = torch.equal(there[0], back[1]) and torch.equal(there[1], back[0])
-    return opposite and not bool((source == target).any())
+    return opposite and not bool((edge_index[0] == edge_index[1]).any())

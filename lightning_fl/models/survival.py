@@ -1,6 +1,5 @@
 """Survival model: proportional hazards of feature vectors."""
 
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -83,13 +82,11 @@ class SurvivalModel(Model):
         super().__init__()
         check_optimizer(optimizer, momentum)
         self.save_hyperparameters()
-        sizes = [in_features, *(hidden_sizes or [])]
-        layers = [
-            layer
-            for size, following in pairwise(sizes)
-            for layer in (nn.Linear(size, following), nn.ReLU(), nn.Dropout(dropout))
-        ]
-        self.network = nn.Sequential(*layers, nn.Linear(sizes[-1], 1, bias=False))  # a constant changes no hazard
+        self.network, size = nn.Sequential(), in_features
+        for following in hidden_sizes or []:
+            self.network.extend([nn.Linear(size, following), nn.ReLU(), nn.Dropout(dropout)])
+            size = following
+        self.network.append(nn.Linear(size, 1, bias=False))  # a constant changes no hazard
         self.val_c_index, self.test_c_index = ConcordanceIndex(), ConcordanceIndex()
 
     def forward(self, x: Tensor) -> Tensor:

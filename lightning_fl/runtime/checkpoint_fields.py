@@ -155,8 +155,6 @@ def _check_shapes(state: dict[str, Any], path: Path) -> None:
     for name in (OWN_MODELS, FINAL_MODELS, PERSONAL_LAYERS):
         if not fits(state["client_stores"].get(name, {}), dict[int, dict[str, Tensor]]):
             raise _changed(path, "client_stores", f"has other things than weights in {name!r}")
-    about, record = state["client_files"], state["record"]
+    about = state["client_files"]
     if about is not None and Path(about["name"]).name != about["name"]:
         raise _changed(path, "client_files", "names a file of another folder")
-    if record is not None and ("unwritten" in record) != ("num_rows" in record):
-        raise _changed(path, "record", "counts rows that it does not have")

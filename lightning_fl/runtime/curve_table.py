@@ -1,7 +1,6 @@
 """What a run's curves are written to.
 
-``metrics.csv`` is whole at any moment and read again by a resumed run; TensorBoard has one file, with an order of
-its own.
+``metrics.csv`` is read again by a resumed run; TensorBoard has one file, with an order of its own.
 """
 
 import contextlib
@@ -9,10 +8,10 @@ import csv
 import functools
 import io
 import re
-import shutil
+import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from lightning_fl.files.atomic import whole_file
 
-#: Rows that wait to be written: so many, or a share of those in the file where it is long, since all are rewritten.
-_FEWEST = 10
-_SHARE = 0.05
-#: Size in bytes up to which the file is rewritten at every checkpoint.
-_SMALL = 1 << 20
-
 #: Curves beside a metric's own that are no client's.
 _OF_ALL = "(?:worst|std|gain|ipr|rsd|harmed)$|step/"
 
@@ -35,24 +28,29 @@ Row = dict[str, Any]
 
 
 class WholeCSVLogger(CSVLogger):
-    """Lightning's ``CSVLogger`` whose file is replaced as a whole, never written in place."""
+    """Lightning's ``CSVLogger``, saved once a round; where columns are new, its file is replaced as a whole."""
 
     def __init__(self, save_dir: str | Path, version: str) -> None:
-        super().__init__(save_dir, name="", version=version)
+        super().__init__(save_dir, name="", version=version, flush_logs_every_n_steps=sys.maxsize)
         # Made while the folder is empty: it warns of what it finds.
         self._experiment: ExperimentWriter = _Table(log_dir=self.log_dir)
-
-    @property
-    def table(self) -> "_Table":
-        """The rows."""
-        assert isinstance(self._experiment, _Table)
-        return self._experiment
+        self.num_rows = 0
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Add a row, and write the table if enough have come together."""
-        self.table.log_metrics(metrics, step)
-        if self.table.is_due():
-            self.save()
+        """Add a row."""
+        super().log_metrics(metrics, step)
+        self.num_rows += 1
+
+
+class _Table(ExperimentWriter):
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        path = Path(self.metrics_file_path)
+        with whole_file(path) as file, path.open(encoding="utf-8", newline="") as before:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+            writer = csv.DictWriter(text, fieldnames)
+            writer.writeheader()
+            writer.writerows(csv.DictReader(before))
+            text.detach()
 
 
 class OneFileTensorBoardLogger(TensorBoardLogger):
@@ -110,55 +108,6 @@ def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
     return {category: of_category for category, of_category in charts.items() if of_category}
 
 
-class _Table(ExperimentWriter):
-    """The rows that are not in the file yet, and the file."""
-
-    def __init__(self, log_dir: str) -> None:
-        super().__init__(log_dir=log_dir)
-        self.num_written = 0
-
-    @property
-    def _path(self) -> Path:
-        return Path(self.metrics_file_path)
-
-    def is_due(self) -> bool:
-        return len(self.metrics) >= max(_FEWEST, _SHARE * self.num_written)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that were logged."""
-        return self.num_written + len(self.metrics)
-
-    def save_small(self) -> None:
-        """Write all rows into a short file, before a checkpoint."""
-        if not self.num_written or self._path.stat().st_size <= _SMALL:
-            self.save()
-
-    def save(self) -> None:
-        """Replace the file by one with all rows; what is not written is kept for the next time."""
-        if not self.metrics:
-            return
-        columns = sorted({*self.metrics_keys, *(name for row in self.metrics for name in row)})
-        with whole_file(self._path) as file:
-            text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
-            writer = csv.DictWriter(text, columns)
-            if self.num_written and columns == self.metrics_keys:
-                with self._path.open("rb") as before:
-                    shutil.copyfileobj(before, file)
-            else:
-                writer.writeheader()
-                writer.writerows(self._rows_of_file())
-            writer.writerows(self.metrics)
-            text.detach()
-        self.num_written += len(self.metrics)
-        self.metrics, self.metrics_keys = [], columns
-
-    def _rows_of_file(self) -> Iterator[dict[str, str]]:
-        if self.num_written:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                yield from csv.DictReader(file)
-
-
 def read_rows(table: Path) -> list[Row | None]:
     """The rows of ``metrics.csv`` in order, each without what was not logged in it; ``None`` for a damaged one.
 
@@ -191,7 +140,7 @@ def _number(text: str) -> int | float:
 
 def rows_before(table: Path, current_round: int, state: Mapping[str, Any]) -> list[Row]:
     """The rows of a run's curves up to a checkpoint; a warning tells how many are lost."""
-    unwritten: list[Row] = list(state.get("unwritten", []))
+    unwritten: list[Row] = list(state.get("unwritten", []))  # older versions kept the latest rows in checkpoints
     expected = state["num_rows"] - len(unwritten) if "num_rows" in state else None
     if expected == 0:
         return unwritten

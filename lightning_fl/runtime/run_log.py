@@ -58,10 +58,9 @@ class RunLog:
         #: Where run folders are made; absolute, since user code may change the working directory.
         self.root = Path(root).absolute()
         self._directory: Path | None = None
-        self._root_is_new = self._is_new = self._writes = self._fitted = self._holds = False
+        self._root_is_new = self._is_new = self._writes = self._fitted = False
         #: What could not be written, and why.
         self._problem: tuple[str, OSError] | None = None
-        self._waiting: list[tuple[str, Callable[[], None]]] = []
         self.loggers: list[Any] = []
         self._outlets: list[Outlet] = []
         self.summary: dict[str, Any] = {}
@@ -92,7 +91,7 @@ class RunLog:
             return
         if self.started:
             self.summary = {}
-        self._problem, self._holds, self._waiting = None, False, []
+        self._problem = None
         self._root_is_new, self._is_new = not self.root.exists(), True
         self._directory, self.token = make_folder(self.root, fabric)
         self._writes = fabric.is_global_zero
@@ -151,21 +150,14 @@ class RunLog:
         if self._writes or of_every_rank:
             self._do(name, partial(write_whole, self.directory / name, content))
 
-    def hold(self) -> None:
-        """From now on keep tables and figures until :meth:`finish`: where space is short, the models come first."""
-        self._holds = True
-
     def _log(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
-        """Write points of curves, at once."""
-        tasks = [partial(outlet.call, "log_metrics", *point) for point in points for outlet in self._outlets]
-        self._do("the curves", *tasks, now=True)
+        """Write points of curves, and raise what could not be written so far."""
+        self._do("the curves", *(partial(one.call, "log_metrics", *point) for point in points for one in self._outlets))
+        self._do("the curves", *(one.save for one in self.loggers if isinstance(one, WholeCSVLogger)))
         self._raise_problem()
 
-    def _do(self, what: str, *tasks: Callable[[], None], now: bool = False) -> None:
-        """Write something, now or after :meth:`hold`; the first failure is kept for :meth:`_raise_problem`."""
-        if self._holds and not now:
-            self._waiting += [(what, task) for task in tasks]
-            return
+    def _do(self, what: str, *tasks: Callable[[], None]) -> None:
+        """Write something; the first failure is kept for :meth:`_raise_problem`."""
         for task in tasks:
             try:
                 task()
@@ -181,14 +173,10 @@ class RunLog:
             ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the record: how many rows the curves have, and those that no file has yet."""
+        """What a checkpoint keeps of the record: the summary and how many rows the curves have."""
         state: dict[str, Any] = {"summary": json.loads(json.dumps(self.summary, default=str))}
-        for logger in self.loggers:
-            if isinstance(logger, WholeCSVLogger):
-                self._do("the curves", logger.table.save_small, now=True)
-                self._raise_problem()
-                state |= {"unwritten": list(map(dict, logger.table.metrics)), "num_rows": logger.table.num_rows}
-        return state
+        tables = [one for one in self.loggers if isinstance(one, WholeCSVLogger)]
+        return state | ({"num_rows": tables[0].num_rows} if tables else {})
 
     def replay(self, checkpoint: Path, current_round: int, state: Mapping[str, Any] | None = None) -> None:
         """Copy the record of the rounds before a checkpoint from its run's folder.
@@ -217,7 +205,7 @@ class RunLog:
         *,
         fitted: bool = False,
     ) -> None:
-        """Write ``summary.json`` and what waits, hand files to the loggers, and close them.
+        """Write ``summary.json``, hand files to the loggers, and close them.
 
         Args:
             error: that the run ended with; the summary stays as it was.
@@ -229,7 +217,7 @@ class RunLog:
         Raises:
             TrainingError: something could not be written, in a run without another error.
         """
-        self._is_new = self._holds = False
+        self._is_new = False
         if not self._writes or self._directory is None:
             return
         if federation is not None:
@@ -242,9 +230,6 @@ class RunLog:
             self.write("summary.json", json.dumps(ordered, indent=2, default=str) + "\n")
             if self.hyperparameters or fitted:
                 self._do("the settings", partial(self._log_hyperparameters, federation.current_round))
-        waiting, self._waiting = self._waiting, []
-        for what, task in waiting:
-            self._do(what, task)
         for outlet in self._outlets:
             if federation is not None:
                 give = partial(outlet.call, "hand_over", self.directory, self.summary, federation.current_round, fitted)

@@ -145,7 +145,7 @@ class TrainerSurface(Settings):
     @property
     def active_clients(self) -> list[int]:
         """Clients that have joined and do not rest."""
-        return sorted(set(range(self.num_clients)) - self.federation.absent_clients - self.federation.resting_clients)
+        return sorted(set(self.present_clients) - self.federation.resting_clients)
 
     @property
     def stop_reason(self) -> str:
@@ -195,40 +195,27 @@ class TrainerSurface(Settings):
         with self.around_evaluation(client, weights):
             return self.loop.evaluator.predict(client, weights, split)
 
-    @contextmanager
-    def around_evaluation(self, client: int, weights: Weights) -> Iterator[None]:
+    def around_evaluation(self, client: int, weights: Weights) -> ExitStack:
         """Contexts of callbacks for a hosted client's evaluation with some weights."""
         with ExitStack() as stack:
             for hook in self.hooks.of("around_evaluation"):
                 stack.enter_context(hook(client, weights))
-            yield
+            return stack.pop_all()
 
     def target_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [T] of the training targets over all clients' samples, NaN entries left out.
-
-        Only sums leave a client.
-        """
+        """Mean and standard deviation [T] of all clients' training targets without NaN; only sums leave a client."""
         return target_statistics(self.batch_factory, self.processes, self.seed)
 
     def descriptor_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [F] of the ``descriptors`` of all clients' training molecules.
-
-        Only sums leave a client.
-        """
+        """Mean and standard deviation [F] of all clients' training ``descriptors``; only sums leave a client."""
         return descriptor_statistics(self.batch_factory, self.processes, self.seed)
 
     def target_summaries(self, summarize: Callable[[Tensor], Tensor], split: Split = "train") -> Tensor:
-        """Every client's ``summarize(targets [n, T])`` of a split, stacked [N, ...]; called on every rank.
-
-        The results leave the client: use it for counts, sums and ranges.
-        """
+        """Every client's ``summarize(targets [n, T])`` of a split, stacked [N, ...], which leaves it; on every rank."""
         return target_summaries(self.batch_factory, self.processes, self.seed, summarize, split)
 
     def on_hosts(self, clients: Collection[int], compute: Callable[[int], T], problem: str) -> dict[int, T]:
-        """Compute a value for each client, hosted or not, on its rank, and exchange these; called on every rank.
-
-        :func:`~lightning_fl.engine.probes.on_hosts.compute_on_hosts` has the details.
-        """
+        """Compute a value for each client on its rank, and exchange these; see :func:`.compute_on_hosts`."""
         return compute_on_hosts(self.processes, clients, compute, problem)
 
     def fail_or_warn(self, problem: str, otherwise: str, advice: str = "", cause: Exception | None = None) -> None:
@@ -285,8 +272,8 @@ class TrainerSurface(Settings):
     def load_lightning_callbacks(self, trainer: ModuleTrainer, state: Mapping[str, Any]) -> None:
         """Restore the states of Lightning's callbacks that all clients share, before ``on_fit_start``."""
         kept = state.get("lightning_callbacks", {})
-        callbacks = trainer.lightning_callbacks.with_run_state
-        callbacks = {name: one for name, one in callbacks.items() if name in kept.get("callbacks", {})}
+        known = trainer.lightning_callbacks.with_run_state.items()
+        callbacks = {name: one for name, one in known if name in kept.get("callbacks", {})}
         if callbacks:
             with _refusing(", ".join(callbacks), state):
                 load_states(trainer, callbacks, kept)
@@ -314,10 +301,9 @@ class TrainerSurface(Settings):
 
     def log_each_client(self, name: str, values: Mapping[int, float]) -> None:
         """Log some clients' numbers where clients have curves of their own."""
-        if self.logs_clients:
-            names = curve_names(self.client_names)
-            for client, value in values.items():
-                self.log(f"{name}/{names[client]}", value)
+        names = curve_names(self.client_names)
+        for client, value in values.items() if self.logs_clients else ():
+            self.log(f"{name}/{names[client]}", value)
 
     def write_table(self, file: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write a CSV file into the run's folder, on the rank that logs."""

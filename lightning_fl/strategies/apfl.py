@@ -37,9 +37,6 @@ class APFL(FedAvg):
         alpha_every: when the share moves: at the first step of a "round" (as in the authors' code), at every "step", or
             "never".
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: an argument is out of range, or the module has several optimisers.
     """
 
     name = "apfl"

@@ -31,10 +31,9 @@ from lightning_fl.engine.profile import WAITING
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.strategies.backends import backends_of, default_backend, shared_device
 from lightning_fl.strategies.fork_launcher import ForkLauncher
-from lightning_fl.strategies.rank_exchange import RankExchange
-from lightning_fl.strategies.rendezvous import LOOPBACK, RankAddress, meet
+from lightning_fl.strategies.peers import LOOPBACK, RankAddress, meet
+from lightning_fl.strategies.rank_exchange import RankExchange, backends_of, default_backend, shared_device
 
 
 class FederatedStrategy(Learner, RankExchange):
@@ -81,11 +80,7 @@ class FederatedStrategy(Learner, RankExchange):
     _timeout: timedelta
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register a class that has a name.
-
-        Raises:
-            ConfigurationError: the name is not in lower case, or is taken.
-        """
+        """Register a class that has a name, which must be in lower case and free."""
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("name") is not None:
             cls.register_strategies(STRATEGY_REGISTRY)
@@ -165,9 +160,6 @@ class FederatedStrategy(Learner, RankExchange):
         Each continues the script from there, as if it had been started as one of several devices, but has everything
         imported and instantiated already and shares its memory. No other thread may run at that time.
 
-        Args:
-            num_processes: including this one.
-
         Raises:
             ConfigurationError: processes cannot be forked here (:attr:`can_fork`).
         """
@@ -197,12 +189,7 @@ class FederatedStrategy(Learner, RankExchange):
         self._timeout = timedelta(seconds=timeout)
 
     def limit_processes(self, most: int, reason: str) -> None:
-        """Lower the number of processes on this machine, with a warning; call it before Fabric launches.
-
-        Args:
-            most: largest useful number of processes.
-            reason: for the warning.
-        """
+        """Lower the number of processes on this machine, with a warning of the reason, before Fabric launches."""
         environment, number = self.cluster_environment, self.num_processes
         if self.num_nodes > 1 or not isinstance(environment, LightningEnvironment) or self._launched:
             return
@@ -215,10 +202,10 @@ class FederatedStrategy(Learner, RankExchange):
         if most < number:
             forks = isinstance(self._launcher, ForkLauncher)
             self.parallel_devices, self._launcher = self.parallel_devices[:most], None
-            if forks and most > 1:
-                self._launcher = ForkLauncher(environment, most, 1)
-            elif not forks:
+            if not forks:
                 self._configure_launcher()
+            elif most > 1:
+                self._launcher = ForkLauncher(environment, most, 1)
             self._set_world_ranks()
 
     def setup_environment(self) -> None:
@@ -321,9 +308,6 @@ class FederatedStrategy(Learner, RankExchange):
             pinned: put client i on rank ``i % world_size``, whatever its size: one silo per rank.
             block: number of consecutive clients that share a rank; the last block may have fewer.
 
-        Returns:
-            The rank of every client.
-
         Raises:
             ConfigurationError: there is not one size per client, or blocks of several clients are pinned.
         """
@@ -337,12 +321,10 @@ class FederatedStrategy(Learner, RankExchange):
         if len(sizes) != num_clients:
             raise ConfigurationError(f"{len(sizes)} client sizes for {num_clients} clients: give one each, or None.")
         of_blocks = [sum(sizes[begin : begin + block]) for begin in range(0, num_clients, block)]
-        load = [0] * self.world_size
-        ranks = [0] * len(of_blocks)
-        for place in sorted(range(len(of_blocks)), key=lambda i: (-of_blocks[i], i)):
-            rank = min(range(self.world_size), key=lambda r: (load[r], r))
-            ranks[place] = rank
-            load[rank] += of_blocks[place]
+        load, ranks = [0] * self.world_size, [0] * len(of_blocks)
+        for place in sorted(range(len(of_blocks)), key=lambda i: -of_blocks[i]):
+            ranks[place] = load.index(min(load))
+            load[ranks[place]] += of_blocks[place]
         return [ranks[client // block] for client in range(num_clients)]
 
     def average(self, module: nn.Module, num_samples: float = 1.0) -> None:
@@ -365,8 +347,7 @@ class FederatedStrategy(Learner, RankExchange):
         if self.world_size > 1:
             for vector in reference.vectors.values():
                 self.broadcast_bytes_(vector, 0)
-        total = WeightedSum(reference)
-        problem: str | None = None
+        total, problem = WeightedSum(reference), None
         try:
             total.add_(flat.weights, num_samples / sum(counts.values()))
         except TrainingError as error:

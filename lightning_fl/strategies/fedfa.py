@@ -42,8 +42,7 @@ class FedFA(FederatedStrategy):
         **settings: those of every strategy.
 
     Raises:
-        ConfigurationError: a number is out of range; in the first round, the metric is not logged, or is no share and
-            no loss of at least 0.
+        ConfigurationError: in the first round, the metric is not logged, or is no share and no loss of at least 0.
     """
 
     name = "fedfa"

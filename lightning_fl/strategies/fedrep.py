@@ -35,9 +35,6 @@ class FedRep(FedAvg):
         head_epochs: passes in which the head is trained; 10 in the paper.
         body_epochs: passes in which the body is trained; ``None`` for the local work of the run.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: a number is out of range, or no callback makes layers personal.
     """
 
     name = "fedrep"

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
-from lightning_fl.strategies.rendezvous import INTERFACE_VARIABLES
+from lightning_fl.strategies.peers import INTERFACE_VARIABLES
 
 #: What Fabric reads ranks from, and what ranks listen on.
 _ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", *INTERFACE_VARIABLES)

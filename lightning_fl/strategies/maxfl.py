@@ -37,9 +37,6 @@ class MaxFL(FederatedStrategy):
         weights: weigh "clients" equally, as in the paper, or by "samples"; default "samples" with ``opt_out``, else
             "clients".
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: a number is out of range, or options exclude each other.
     """
 
     name = "maxfl"

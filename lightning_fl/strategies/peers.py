@@ -1,30 +1,47 @@
-"""The other ranks of a run, through torch.distributed's store: why one failed, and which no longer answer.
+"""The ranks of a run: how they meet at rank zero's store, and learn there why one failed and which no longer answer.
 
 A collective that breaks names neither the rank at fault nor its reason. So the first error of a run is kept under a key
 of the store, where a thread of every rank finds it; a rank that does not end by itself soon after is ended. The threads
 also show there that their ranks live. Only they use the store: its calls last while the process that serves it is
 stopped.
+
+Ranks of one machine listen on its loopback interface only, those of several on the interface of MASTER_ADDR.
 """
 
+import os
+import socket
+import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
+from ipaddress import ip_address
+from itertools import count
+from typing import Any, NamedTuple
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from lightning_fl.core import errors
-from lightning_fl.core.errors import FederatedError, LostPeerError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, FederatedError, LostPeerError, TrainingError
 from lightning_fl.core.wire_format import decode, encode
-from lightning_fl.engine.interrupt import end_process
+from lightning_fl.engine.interrupt import InterruptGuard, end_process
 
+LOOPBACK = "127.0.0.1"
+#: Where Gloo and NCCL read the network interface from that they listen on.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+#: System call for an interface's IPv4 address.
+_SIOCGIFADDR = {"linux": 0x8915, "darwin": 0xC0206921}
 #: Seconds between two looks; without a sign of a rank that show that it is gone: where an exchange broke, and where
 #: this rank waits (a rank may hold Python's lock in one long call).
 _LOOK, _ROLL_CALL, _LOST = 0.25, 3.0, 300.0
-#: Seconds that a rank has to end by itself, and that rank zero keeps the store for the others.
-_GRACE = 3.0
+#: Seconds that a rank has to end by itself, and that rank zero keeps the store for the others; between lines about
+#: missing ranks.
+_GRACE, _LINES = 3.0, 5.0
+#: Stores that this process serves or uses, by address: they outlive a process group, whose ranks may meet again.
+_STORES: dict[str, TCPStore] = {}
+_MEETINGS = count()
 
 
 def publish(store: Store, kind: str, text: str) -> None:
@@ -104,8 +121,8 @@ class Peers:
 
     def leave(self) -> None:
         """End this rank's part; rank zero waits a little for ranks that still look for an error in its store."""
-        raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # that ends the interpreter
-        if raised is not None:
+        raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if raised is not None and not hasattr(sys, "ps1"):  # it ends the interpreter, unless that is a notebook's
             self.tell(raised)
         for event in (self.ending, self._left, self._wake):
             event.set()
@@ -120,7 +137,7 @@ class Peers:
         if self.error is not None:
             return self.error
         silent = [rank for rank, seen in enumerate(self._seen) if self._clock - seen > _ROLL_CALL / 2]
-        if self._clock == begin:  # the store, which rank zero serves, does not answer
+        if self._clock <= begin + 4 * _LOOK:  # after a look under way, rank zero's store has not answered
             silent = [0]
         busy = [rank for rank, sign in enumerate(self.signs) if rank not in (self.rank, *silent) and not sign[1]]
         if timed_out:
@@ -185,3 +202,135 @@ class Peers:
             federated = isinstance(known, type) and issubclass(known, FederatedError)
             self.error = (known if known and federated else TrainingError)(text)
         return self.error is not None
+
+
+class RankAddress(NamedTuple):
+    """A rank, and the address of the store, which rank zero serves or a launcher such as torchrun has ``served``."""
+
+    address: str
+    port: int
+    rank: int
+    world_size: int
+    num_nodes: int
+    served: bool
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """Address of rank zero's own machine."""
+        return self.address if self.num_nodes > 1 else LOOPBACK
+
+    def reaches_all(self, address: str) -> bool:
+        """Whether all ranks reach this machine there: its name may be a loopback address on itself alone."""
+        return self.num_nodes == 1 or self.address == address or not ip_address(address.partition("%")[0]).is_loopback
+
+
+def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
+    """Wait until all ranks are connected to the store; returns the store for the process group, and the other ranks.
+
+    ``children`` are the processes of ranks 1, 2, ..., if this rank started them.
+
+    Raises:
+        ConfigurationError: a rank is missing, came twice or counts the ranks otherwise; the address is in use, or what
+            answers there is not a run.
+    """
+    seconds, host, counts = timeout.total_seconds(), socket.gethostname(), [own.world_size, own.num_nodes]
+    server = _STORES.get(str(own)) or _STORES.setdefault(str(own), _store(own, seconds))
+    store = PrefixStore(f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_MEETINGS)}", server)
+    if store.add(f"came/{own.rank}", 1) > 1:
+        twice = f"rank {own.rank} of {own.world_size} came twice, now from {host}: set NODE_RANK on every machine."
+        publish(store, "ConfigurationError", twice)
+        raise ConfigurationError(twice)
+    peers = Peers(own.rank, [host, *counts], store, seconds, children)
+
+    def missing() -> str:
+        absent = peers.absent()
+        if 0 not in absent and (theirs := peers.signs[0][4:]) != counts:
+            raise ConfigurationError(
+                "{} processes on {} machines are expected here, {} on {} by ".format(*counts, *theirs)
+                + f"{peers.name(0)}: set trainer.devices and trainer.num_nodes alike."
+            )
+        if own.num_nodes == 1:
+            return f"{len(absent)} of {own.world_size} processes" if absent else ""
+        nodes = sorted({rank * own.num_nodes // own.world_size for rank in absent})
+        return f"{len(nodes)} of {own.num_nodes} machines (NODE_RANK {', '.join(map(str, nodes))})" if nodes else ""
+
+    try:
+        peers.come()
+        _wait(own, seconds, missing, "start them there with the same command")
+        _choose_interface(own)
+    except BaseException as error:
+        peers.tell(error)
+        peers.leave()
+        raise
+    return PrefixStore("group", store), peers
+
+
+def _wait(own: RankAddress, most: float, missing: Callable[[], str], remedy: str) -> None:
+    """Wait until nothing is missing, with a line about what is."""
+    begin, lines = time.monotonic(), 1
+    with InterruptGuard() as guard:
+        while what := missing():
+            if guard.signal_number is not None:
+                raise KeyboardInterrupt  # here, where other ranks are told
+            waited = time.monotonic() - begin
+            if waited >= most:
+                raise ConfigurationError(
+                    f"waited {most:.0f} s for {what} at {own}: {remedy}, or raise trainer.timeout."
+                )
+            if waited >= lines * _LINES and os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"waiting for {what} at {own} … {waited:.0f} s", file=sys.stderr, flush=True)
+                lines += 1
+            time.sleep(0.02)
+
+
+def _store(own: RankAddress, most: float) -> TCPStore:
+    """Serve or join the store."""
+
+    def refused() -> str:
+        try:
+            socket.create_connection((own.address, own.port), timeout=1.0).close()
+        except OSError as error:
+            return f"rank 0 ({error.strerror or type(error).__name__})"
+        return ""
+
+    problem = f"port {own.port} cannot be opened on this machine: set MASTER_PORT to a free one"
+    try:
+        if own.rank == 0 and not own.served:
+            server = _server(own)
+            address, port = server.getsockname()[:2]
+            address = LOOPBACK if ip_address(address).is_unspecified else address
+            return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+        _wait(own, most, refused, "start it there, check MASTER_ADDR and MASTER_PORT")
+        problem = f"what answers at {own} is not rank 0 of a run, or ended: check MASTER_ADDR and MASTER_PORT"
+        return TCPStore(own.address, own.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
+    except (OSError, RuntimeError) as error:
+        raise ConfigurationError(f"{problem} ({str(error).partition(chr(10))[0]}).") from None
+
+
+def _server(own: RankAddress) -> socket.socket:
+    """Listen where other ranks connect to: on all interfaces if that is not an address of this machine."""
+    with suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(own.host, own.port, type=socket.SOCK_STREAM)[0]
+        if own.reaches_all(str(address[0])):
+            return socket.create_server(address, family=family, backlog=own.world_size)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", own.port), family=family, backlog=own.world_size, dualstack_ipv6=both)
+
+
+def _choose_interface(own: RankAddress) -> None:
+    """Have Gloo, and NCCL on one machine, listen where rank zero is reached, unless the user chose an interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(ImportError, OSError):
+        import fcntl  # not on Windows
+
+        probe.connect((own.host, own.port))  # sends nothing
+        address = probe.getsockname()[0]
+        for _, name in socket.if_nameindex() if own.reaches_all(address) else ():
+            with suppress(OSError, KeyError):  # it has no such address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR[sys.platform], struct.pack("256s", name.encode()))[20:24]
+                if socket.inet_ntoa(found) == address:
+                    for variable in INTERFACE_VARIABLES[: 2 if own.num_nodes == 1 else 1]:
+                        os.environ.setdefault(variable, name)

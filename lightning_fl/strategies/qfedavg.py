@@ -32,9 +32,6 @@ class QFedAvg(FederatedStrategy):
         q: weight of fairness; 0.1 to 5 in the paper, 0 weighs clients equally.
         lipschitz: L, the largest curvature of a loss; ``None`` for 1 / the mean learning rate of the client's turn.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: a number is out of range, or the learning rate is 0 and L not given.
     """
 
     name = "qfedavg"

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,17 +11,21 @@ import numpy as np
 import torch
 import torch.distributed
 from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.utilities.distributed import _get_default_process_group_backend_for_device
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import Tensor
 from torch.distributed import GroupMember, ProcessGroup
+from torch.distributed.distributed_c10d import BackendConfig
 
 from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.wire_format import MessageError, decode, encode
 from lightning_fl.engine.profile import WAITING
-from lightning_fl.strategies.backends import backends_of
 from lightning_fl.strategies.peers import Peers
 
 T = TypeVar("T")
+
+#: A group with a backend for each kind of device: NCCL for weights, Gloo for messages, outside the GPUs' queues.
+BOTH = "cpu:gloo,cuda:nccl"
 
 #: Most entries, over all ranks, that are gathered and then summed on every rank.
 _GATHERED = 1 << 18
@@ -32,11 +36,7 @@ _LENGTH_BYTES = 8
 
 
 class RankExchange(DDPStrategy):
-    """Messages, sums and broadcasts between ranks, over a process group that user code does not see.
-
-    Args:
-        **settings: of Fabric's ``DDPStrategy``.
-    """
+    """Messages, sums and broadcasts between ranks, over a process group that user code does not see."""
 
     #: Longest wait of ranks for each other.
     _timeout: timedelta
@@ -99,11 +99,7 @@ class RankExchange(DDPStrategy):
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """Gather values of hosted clients on all ranks, in the order of clients.
 
-        Values are plain numbers, strings, lists, dicts or CPU tensors: small values, never samples.
-
-        Raises:
-            ConfigurationError: a value is of another type.
-            TrainingError: another rank's message cannot be read.
+        Values are plain numbers, strings, lists, dicts or CPU tensors: small values, never samples; others are refused.
         """
         merged = dict(of_hosted_clients)
         if self.world_size > 1:
@@ -116,12 +112,7 @@ class RankExchange(DDPStrategy):
         return dict(sorted(merged.items()))
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Send a value of one rank to all: plain values and CPU tensors, as in :meth:`exchange`.
-
-        Raises:
-            ConfigurationError: the value is of another type.
-            TrainingError: the message cannot be read.
-        """
+        """Send a value of one rank to all: plain values and CPU tensors, as in :meth:`exchange`."""
         if self.world_size == 1:
             return obj
         own = self.global_rank == src
@@ -237,3 +228,52 @@ def _message(value: Any) -> bytes:
 def _most_bytes() -> int:
     """Half of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 1 << 33
+
+
+def default_backend(devices: Sequence[torch.device]) -> str:
+    """The backend of ranks on these devices of this machine."""
+    first = devices[0]
+    if first.type != "cuda" or not torch.distributed.is_gloo_available():
+        return _get_default_process_group_backend_for_device(first)
+    if shared_device(devices) is not None:
+        return "gloo"
+    return BOTH if torch.distributed.is_nccl_available() else "gloo"
+
+
+def backends_of(group: torch.distributed.ProcessGroup | str | None = None) -> dict[str, str]:
+    """The backend of each device type, of some or all ranks or of a name such as ``"cpu:gloo,cuda:nccl"``."""
+    name = group if isinstance(group, str) else torch.distributed.get_backend_config(group)
+    return BackendConfig(name).get_device_backend_map()
+
+
+def shared_device(devices: Sequence[torch.device]) -> torch.device | None:
+    """The first GPU that several ranks use, if there is one."""
+    gpus = [device for device in devices if device.type != "cpu"]
+    return next((device for place, device in enumerate(gpus) if device in gpus[:place]), None)
+
+
+def check_shared_devices(
+    backend: str | None, accelerator: str, devices: int | str | list[int], processes_per_device: int
+) -> None:
+    """Refuse processes that cannot share a GPU, before NCCL fails late with an obscure message."""
+    named = devices if isinstance(devices, list | tuple) else str(devices).strip(" ,").split(",")
+    numbers = [int(number) for number in named if str(number).strip().isdecimal()]
+    twice = next((number for place, number in enumerate(numbers) if number in numbers[:place]), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"trainer.devices={devices} names GPU {twice} more than once: name every GPU once, and set"
+            f" trainer.processes_per_device={numbers.count(twice)} for several processes on each."
+        )
+    if processes_per_device == 1:
+        return
+    if accelerator not in ("auto", "cuda", "gpu"):
+        raise ConfigurationError(
+            f"trainer.processes_per_device={processes_per_device} is for processes that share a GPU, and the"
+            f" accelerator is {accelerator}: set trainer.devices to the number of processes."
+        )
+    if backend is not None and backends_of(backend).get("cuda") == "nccl":
+        raise ConfigurationError(
+            f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}: NCCL cannot"
+            " connect two processes on one GPU. Leave process_group_backend out, which selects Gloo, or set"
+            " trainer.processes_per_device=1."
+        )

@@ -39,9 +39,6 @@ class SCAFFOLD(FedAvg):
     Args:
         server_rate: eta_g, how far the server goes towards the average.
         **settings: those of every strategy.
-
-    Raises:
-        ConfigurationError: ``server_rate`` is not positive, or a client trains with something else than one SGD.
     """
 
     name = "scaffold"

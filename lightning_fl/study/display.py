@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import terminal
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.study.cells import Cell
 

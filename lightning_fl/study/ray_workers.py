@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fl.core.errors import ConfigurationError, cut
-from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.errors import ConfigurationError, cut, expect_extra
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.ray_task import run_command

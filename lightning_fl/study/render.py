@@ -8,8 +8,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from lightning_fl.core.escaping import markdown
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import markdown, terminal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.runtime.table import Column, Table, Value, latex, markdown_table, print_table
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from lightning_fl.core.escaping import markdown
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import markdown, terminal
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.runtime.table import Column, Table, Value, label_column, markdown_table, print_table
 from lightning_fl.study.claims import SHARES, Answer, cell_name

@@ -19,6 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyLightningCallback, AnyModule, is_overridden
 from lightning_fl.core.validation import faults_of
@@ -28,8 +29,8 @@ from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import compile_faults
 from lightning_fl.engine.turn.module_callbacks import check_callback
-from lightning_fl.strategies.backends import check_shared_devices
 from lightning_fl.strategies.federated import FederatedStrategy
+from lightning_fl.strategies.rank_exchange import check_shared_devices
 
 AnyCallback = Callback | AnyLightningCallback
 
@@ -178,11 +179,8 @@ def complete_callbacks(
         if len(names) > 1:
             raise ConfigurationError(f"{' and '.join(names)} both {what}: keep one of them in trainer.callbacks.")
     _refuse_twice(given)
-    if progress:
-        from lightning_fl.callbacks.progress import ProgressDisplay
-
-        if not any(isinstance(callback, ProgressDisplay) for callback in given):
-            given.append(ProgressDisplay())
+    if progress and not any(isinstance(callback, ProgressDisplay) for callback in given):
+        given.append(ProgressDisplay())
     present = [callback for callback in given if isinstance(callback, ModelCheckpoint)]
     if present and not checkpointing:
         raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
@@ -196,11 +194,7 @@ def complete_callbacks(
 
 
 def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks that the strategy excludes, before anything is trained.
-
-    Raises:
-        ConfigurationError: naming both and the reason.
-    """
+    """Refuse callbacks that the strategy excludes, naming both and the reason, before anything is trained."""
     for callback in callbacks:
         for trait in callback.traits:
             if (reason := learner.excludes.get(trait)) is not None:
@@ -222,12 +216,12 @@ def _refuse_twice(callbacks: Sequence[Callback]) -> None:
         kinds = type(one), type(other)
         if Callback in kinds or not (isinstance(one, kinds[1]) or isinstance(other, kinds[0])):
             continue
-        settings = [
-            [repr(getattr(each, name, None)) for name in signature(kinds[0]).parameters] for each in (one, other)
-        ]
-        if one.several and other.several and (kinds[0] is not kinds[1] or settings[0] != settings[1]):
+        names = signature(kinds[0]).parameters
+        same = kinds[0] is kinds[1]
+        alike = same and all(repr(getattr(one, name, None)) == repr(getattr(other, name, None)) for name in names)
+        if one.several and other.several and not alike:
             continue
-        shown = f"both {kinds[0].__name__}" if kinds[0] is kinds[1] else " and ".join(kind.__name__ for kind in kinds)
+        shown = f"both {kinds[0].__name__}" if same else " and ".join(kind.__name__ for kind in kinds)
         more = " with the same settings" if one.several else ""
         raise ConfigurationError(
             f"trainer.callbacks[{first}] and trainer.callbacks[{second}] are {shown}{more}: what they do would be done"

@@ -87,11 +87,7 @@ def _trainer(*, devices: int | str | list[int] = "auto", **arguments: Any) -> tu
 
 
 def _federated_data(
-    data: Any,
-    num_clients: int | None,
-    partitioner: Partitioner | None,
-    batching: dict[str, Any],
-    num_samples: Any,
+    data: Any, num_clients: int | None, partitioner: Partitioner | None, batching: dict[str, Any], num_samples: Any
 ) -> FederatedDataModule:
     cut = num_clients is not None or partitioner is not None
     silos = _are_silos(data, cut)
@@ -109,16 +105,15 @@ def _federated_data(
             f"data is a {type(data).__name__}: give a list with one LightningDataModule, loader or data set per silo,"
             " or one LightningDataModule or data set with num_clients."
         )
-    if (num_clients is None) == (partitioner is None):
+    if num_samples is not None:
+        raise ConfigurationError("num_samples is for silos: clients that are cut from one data set are counted.")
+    if num_clients is not None and partitioner is None:
+        partitioner = IID(num_clients=num_clients)
+    elif num_clients is not None or partitioner is None:
         raise ConfigurationError(
             "say how the data are cut into clients: give either num_clients (evenly at random) or a partitioner"
             " (lightning_fl.data.Dirichlet, Scaffold, GroupBy, ...)."
         )
-    if num_samples is not None:
-        raise ConfigurationError("num_samples is for silos: clients that are cut from one data set are counted.")
-    if partitioner is None:
-        assert num_clients is not None
-        partitioner = IID(num_clients=num_clients)
     return Partitioned(data, partitioner, **batching)
 
 

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from lightning_fl.callbacks.progress import displayed_metric
 from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.escaping import terminal
 from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric, metric_name
-from lightning_fl.core.terminal import terminal
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.table import Column, Table, Value, label_column, metric_column, print_table
@@ -95,13 +95,7 @@ def of_all_targets(metrics: Mapping[str, MetricSummary]) -> dict[str, MetricSumm
 
 
 def print_report(trainer: "FederatedTrainer", console: Console | None = None, predict: str | None = None) -> None:
-    """Print the table of the last test (else validation) and where the run's folder is; rank zero only.
-
-    Args:
-        trainer: after ``fit``, ``validate`` or ``test``.
-        console: where to; standard output by default.
-        predict: the command that predicts with the run, if there is one.
-    """
+    """Print the table of the last test (else validation), where the run's folder is, and the command that predicts."""
     if not trainer.is_global_zero or not trainer.is_set_up:
         return
     console = console or terminal()
@@ -161,8 +155,7 @@ def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterato
         yield f"best round: {checkpoint.best_round} of {rounds} by {monitor}, {checkpoint.best_value:.4g}"
     folder = Path(trainer.log_dir)
     yield f"run: {folder}"
-    pictures = len(list(folder.glob("figures/*.png")))
-    if pictures:
+    if pictures := len(list(folder.glob("figures/*.png"))):
         yield f"pictures: {folder / 'figures'} ({pictures})"
     if any(folder.glob("events.out.tfevents.*")):
         yield f"curves: tensorboard --logdir {folder}"

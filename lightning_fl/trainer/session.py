@@ -1,7 +1,7 @@
 """Context of one fit, validate, test or predict: processes, data, module, checkpoint, and their end."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ def session(
     """Set up a run; when it ends, leave module, data, devices and torch's settings as they were before."""
     steps = CompiledSteps(module, trainer.compile)
     restore_torch = _torch_state(trainer.fabric.device)
-    _limit_processes(trainer, datamodule)
+    clients = known_clients(datamodule) if isinstance(datamodule, FederatedDataModule) else None
+    if clients:  # before the data are read
+        trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
     remove_generated_files()
     trainer.launch()
     first: BaseException | None = None
@@ -214,13 +216,13 @@ def _call_module_callbacks(trainer: TrainerSurface, hook: str, *args: Any) -> No
 
 def _write_splits(trainer: TrainerSurface) -> None:
     """Write which client holds which samples; each rank its own clients if the data are private to ranks."""
-    data = trainer.datamodule
-    if trainer.processes.private:
-        for client in trainer.hosted_clients:
-            if (text := split_file_text(data, [client])) is not None:
-                trainer.run_log.write(f"splits.client-{client}.json", text, of_every_rank=True)
-    elif trainer.is_global_zero and (text := split_file_text(data, range(data.num_clients))) is not None:
-        trainer.run_log.write("splits.json", text)
+    data, private = trainer.datamodule, trainer.processes.private
+    files: dict[str, Sequence[int]] = {"splits.json": range(data.num_clients)}
+    if private:
+        files = {f"splits.client-{client}.json": [client] for client in trainer.hosted_clients}
+    for name, clients in files.items():
+        if (private or trainer.is_global_zero) and (text := split_file_text(data, clients)) is not None:
+            trainer.run_log.write(name, text, of_every_rank=private)
 
 
 def _resume_hint(trainer: TrainerSurface) -> str:
@@ -232,13 +234,6 @@ def _resume_hint(trainer: TrainerSurface) -> str:
     if not found:
         return "This run has no checkpoint: start a new run."
     return f"To resume, start all ranks again with --ckpt_path {found}."
-
-
-def _limit_processes(trainer: TrainerSurface, datamodule: Any) -> None:
-    """Start no more processes than clients, if their number is known before the data are read."""
-    clients = known_clients(datamodule) if isinstance(datamodule, FederatedDataModule) else None
-    if clients:
-        trainer.strategy.limit_processes(-(-clients // trainer.stacked_clients), f"there are {clients} clients")
 
 
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:

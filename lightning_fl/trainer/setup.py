@@ -47,12 +47,7 @@ def set_up(
     trainer.module, trainer.datamodule = module, datamodule
     trainer.call("setup", stage)
     own = make_module_trainer(
-        module,
-        fabric,
-        factory,
-        settings,
-        federation,
-        processes,
+        *(module, fabric, factory, settings, federation, processes),
         federated=trainer,
         stage=stage,
         log_dir=os.fspath(trainer.run_log.directory),
@@ -133,7 +128,7 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
     Clients that the fit does not validate are only opened if the data module does not know their number.
     """
     sizes: dict[int, int] = {}
-    settings, data = trainer.settings, trainer.datamodule
+    settings, data, names = trainer.settings, trainer.datamodule, trainer.client_names
     opened, told = set(processes.panel), data.client_sizes() or []
     for client in processes.hosted:
         given = data.given_samples(client)
@@ -149,15 +144,13 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
             steps, length = settings.local_steps, batches.epoch_length()
             bound = length if steps is None or length else steps * settings.accumulate_grad_batches
             rank_zero_info(
-                f"{data.client_names()[client]}: the length of the training data is unknown;"
-                f" {'all' if bound is None else bound} batches are read to count samples. Silos(num_samples=...) avoids"
-                f" this{'' if bound else '; trainer.local_steps is needed if the data never end'}."
+                f"{names[client]}: the length of the training data is unknown; {'all' if bound is None else bound}"
+                " batches are read to count samples. Silos(num_samples=...) avoids this"
+                f"{'' if bound else '; trainer.local_steps is needed if the data never end'}."
             )
             cast(LoaderBatches, batches).count((settings.seed, "number of samples", client), bound)
         if not batches.num_samples:
-            raise DataError(
-                f"client {client} ({data.client_names()[client]}) has no training samples: its loader gives no batches."
-            )
+            raise DataError(f"client {client} ({names[client]}) has no training samples: its loader gives no batches.")
         sizes[client] = batches.num_samples if given is None else given
     return list(processes.exchange(sizes).values())
 

@@ -19,11 +19,10 @@ from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import csv_table
+from lightning_fl.core.escaping import csv_table, terminal
 from lightning_fl.core.field_docs import documented
 from lightning_fl.core.lightning_types import AnyLogger
 from lightning_fl.core.metrics import ClientMetrics, lightning_names, summarize
-from lightning_fl.core.terminal import terminal
 from lightning_fl.core.validation import Count
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
@@ -171,7 +170,6 @@ class FederatedTrainer(TrainerSurface):
             self._report_end()
             self.loop.call("on_train_end")
             self.loop.call("on_fit_end")
-            self.run_log.hold()
             self.call("on_fit_end")
             self._report_profile()
             self.round.fitting = False

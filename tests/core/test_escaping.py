@@ -19,8 +19,8 @@ from lightning_fl.core.escaping import (
     markdown_code,
     printable,
     printable_values,
+    terminal,
 )
-from lightning_fl.core.terminal import terminal
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(A1)", "\t=1", "\r=1", "＝1+1", "-"])

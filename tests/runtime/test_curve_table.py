@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fl.runtime.curve_table import WholeCSVLogger, read_rows
@@ -35,21 +34,6 @@ def test_rows_come_back_to_the_bit(tmp_path: Path) -> None:
     assert str(sorted(map(str, map(sorted, (row.items() for row in expected))))) == str(
         sorted(map(str, map(sorted, (row.items() for row in read_rows(tmp_path / "run" / "metrics.csv") if row))))
     )
-
-
-def test_a_checkpoint_gets_what_the_file_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fl.runtime.curve_table._SMALL", 1000)
-    logger = WholeCSVLogger(tmp_path, "run")
-    table = tmp_path / "run" / "metrics.csv"
-    for step in range(400):
-        logger.log_metrics({"loss": 1 / 3}, step)
-        logger.table.save_small()
-        waiting = list(logger.table.metrics)
-        written = len(read_rows(table))
-        assert written + len(waiting) == logger.table.num_rows == step + 1
-        assert len(waiting) < max(10, 0.05 * written)
-        assert not waiting or table.stat().st_size > 1000
-    assert logger.table.metrics
 
 
 def test_damage_is_seen_row_by_row(tmp_path: Path) -> None:

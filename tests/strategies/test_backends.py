@@ -11,7 +11,7 @@ from torch.testing._internal.distributed import fake_pg  # registers the backend
 
 from lightning_fl.engine.processes import Processes
 from lightning_fl.strategies import FedAvg
-from lightning_fl.strategies.backends import BOTH, backends_of, default_backend, shared_device
+from lightning_fl.strategies.rank_exchange import BOTH, backends_of, default_backend, shared_device
 
 assert fake_pg
 CPU = torch.device("cpu")

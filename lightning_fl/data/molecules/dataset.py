@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
 from lightning_fl.core.errors import DataError, cut
-from lightning_fl.core.terminal import terminal
+from lightning_fl.core.escaping import terminal
 from lightning_fl.core.validation import checked
 from lightning_fl.data.molecules.cache import load_or_compute
 from lightning_fl.data.molecules.codes import MAX_ATOMS, MAX_CHARACTERS, Codes, read_codes

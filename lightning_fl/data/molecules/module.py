@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.errors import ConfigurationError, expect_extra
 from lightning_fl.core.validation import Positive, checked
 from lightning_fl.data.cards.lookup import cache_folder, file_sha256
 from lightning_fl.data.module import Split

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.optional_packages import expect_extra
+from lightning_fl.core.errors import ConfigurationError, DataError, expect_extra
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.partitioner import Partitioner, read_column
