@@ -74,11 +74,7 @@ class _Found:
 
 
 def _find(card: Card, *, fetch: bool) -> _Found:
-    """Find or download the files of a data set.
-
-    Raises:
-        DataError: one of them is not available.
-    """
+    """Find or download the files of a data set; a DataError names one that is not available."""
     from lightning_fl.data.cards.lookup import find_file
     from lightning_fl.data.images.sources import find_images
 

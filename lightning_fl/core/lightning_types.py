@@ -81,11 +81,7 @@ def rank_seen(rank: int) -> Iterator[None]:
 
 
 def is_overridden(method: str, instance: object) -> bool:
-    """Whether a module or data module overrides a hook of Lightning.
-
-    Raises:
-        TypeError: the instance is neither.
-    """
+    """Whether a module or data module (else a TypeError) overrides a hook of Lightning."""
     for name, kind in (("LightningModule", AnyModule), ("LightningDataModule", AnyDataModule)):
         if isinstance(instance, kind):
             root = "lightning.pytorch" if isinstance(instance, LightningModule | LightningDataModule) else None

@@ -242,11 +242,7 @@ def lightning_names(metrics: Mapping[str, MetricSummary], *, steps: bool, single
 
 
 def monitored_metric(logged: Collection[str], monitor: str | None, default: str | None, owner: str) -> str:
-    """Return the metric to monitor: the user's choice, the option ``monitor`` of ``owner``, or the default.
-
-    Raises:
-        ConfigurationError: validation logged no such metric, or there is no default.
-    """
+    """Return the metric to monitor, one that validation logged: the option ``monitor`` of ``owner``, or the default."""
     name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:
         raise ConfigurationError(

@@ -42,10 +42,8 @@ def checked(function: F) -> F:
     """Check the arguments of a constructor or function against their annotations before it runs.
 
     Checked are ``Annotated`` numbers and ``Literal`` choices, alone, in a union, or in a list, tuple or dict. ``None``
-    passes where the annotation allows it. Messages name the class of ``self``, if there is one, and the argument.
-
-    Raises:
-        ConfigurationError: every argument outside its range.
+    passes where the annotation allows it. The error names the class of ``self``, if there is one, and every
+    argument outside its range.
     """
     described = signature(function)
     declared = {name: one.annotation for name, one in described.parameters.items() if _rules(one.annotation)}

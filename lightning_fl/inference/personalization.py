@@ -85,11 +85,9 @@ class Newcomer(FederatedDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Two."""
         return len(self._parts)
 
     def client_data(self, client: int, split: Split) -> Subset | None:
-        """Samples of one part, for validation only."""
         return self._parts[client] if split == "val" and len(self._parts[client]) else None
 
 

@@ -100,11 +100,7 @@ class TrainedRun(FinishedRun):
 
     @contextmanager
     def reading_record(self) -> Iterator[dict[str, Any]]:
-        """Context manager with the record of the run's data, for a data module.
-
-        Raises:
-            CheckpointError: a key is missing in the record.
-        """
+        """Context with the record of the run's data, for a data module; a missing key is a CheckpointError."""
         record = self.summary["data"]
         try:
             yield record

@@ -17,11 +17,9 @@ class Model(LightningModule):
     """Base class of models with the options ``optimizer``, ``learning_rate``, ``momentum`` and ``weight_decay``."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log loss and metrics as ``val/NAME``."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Log loss and metrics as ``test/NAME``."""
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: Any, split: str) -> None:

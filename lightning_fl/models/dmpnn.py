@@ -29,7 +29,6 @@ class DMPNN(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Compute atom embeddings [V, D]."""
         source, target = edge_index
         # relu applies to the initial vectors only where they are sent; they are added again without it
         first = self.W_i(torch.cat([x[source], edge_attr], dim=1))

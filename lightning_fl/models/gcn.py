@@ -39,7 +39,6 @@ class GCN(PyGGCN):
         super().__init__(node_dim, hidden_dim, num_layers, dropout=dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, **unused: Any) -> Tensor:
-        """Compute atom embeddings [V, D]."""
         if not self._is_plain():
             return BasicGNN.forward(self, x, edge_index)
         adjacency: SparseMatrix | EdgeMatrix

@@ -27,7 +27,6 @@ class GINE(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Compute atom embeddings [V, D]."""
         h = self.embedding(x)
         for number, conv in enumerate(self.convs):
             h = conv(self.dropout(h.relu()) if number else h, edge_index, edge_attr)

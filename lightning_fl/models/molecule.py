@@ -295,19 +295,15 @@ class MoleculeModel(MoleculeNetwork, Model):
         return loss
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the pass."""
         log_scores(self, "val", self._left_out)
 
     def on_validation_end(self) -> None:
-        """Warn of targets left out of the means."""
         self._left_out.warn(self.trainer, "val")
 
     def on_test_epoch_end(self) -> None:
-        """Log the metrics of the pass."""
         log_scores(self, "test", self._left_out)
 
     def on_test_end(self) -> None:
-        """Warn of targets left out of the means."""
         self._left_out.warn(self.trainer, "test")
 
     def raw_outputs(self, batch: Any) -> Tensor:

@@ -32,7 +32,6 @@ class EdgeNetworkConv(MessagePassing):
         self.linear = nn.Linear((num_hidden + 1) * dim, dim)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Compute messages [V, D] to the atoms."""
         hidden = self.edge_network(edge_attr)
         coefficients = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1)
         return self.linear(self.propagate(edge_index, x=x, coefficients=coefficients))
@@ -58,7 +57,6 @@ class MPNN(nn.Module):
         self.update = nn.GRUCell(hidden_dim, hidden_dim)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """Compute atom embeddings [V, D]."""
         h = self.embedding(x).relu()
         for _ in range(self.num_layers):
             h = self.update(self.dropout(self.conv(h, edge_index, edge_attr)), h)

@@ -46,7 +46,6 @@ class LinearReadout(nn.Module):
         return molecule_matrix(index, dim_size, mean=self.reduce == "mean", dtype=atoms.dtype) @ atoms
 
     def extra_repr(self) -> str:
-        """Return the reduction."""
         return repr(self.reduce)
 
 

@@ -35,7 +35,6 @@ class SparseMatrix:
 
     @property
     def row_sums(self) -> Tensor:
-        """Sums of the rows, [R]."""
         return torch.segment_reduce(self.rows.weight, "sum", offsets=self.rows.pointer, unsafe=True)
 
     def scale_columns(self, scale: Tensor) -> "SparseMatrix":
@@ -49,7 +48,6 @@ class SparseMatrix:
 
     @property
     def column_sums(self) -> Tensor:
-        """Sums of the columns, [C]."""
         return torch.segment_reduce(self.columns.weight, "sum", offsets=self.columns.pointer, unsafe=True)
 
 

@@ -101,11 +101,7 @@ def classes_in(annotation: Any) -> list[type]:
 
 @cache
 def accepted_arguments(cls: type | Callable[..., Any]) -> list[str]:
-    """The names of a class's arguments as the parser finds them, including those passed to others as ``**kwargs``.
-
-    Raises:
-        ValueError: they cannot be determined, as for many classes written in C.
-    """
+    """Arguments of a class as the parser finds them, with those of ``**kwargs``; a ValueError for classes in C."""
     parser = ArgumentParser(exit_on_error=False)
     add = parser.add_class_arguments if isinstance(cls, type) else parser.add_function_arguments
     return [name.split(".")[0] for name in add(cls, None, fail_untyped=False)]

@@ -9,11 +9,7 @@ from lightning_fl.files.yaml import read_yaml
 
 
 def load_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more.
-
-    Raises:
-        ConfigurationError: it cannot be read, is not YAML, or is not a mapping.
-    """
+    """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more."""
     content = read_yaml(path, mark_quoted=True)
     if not isinstance(content, dict):
         raise ConfigurationError(

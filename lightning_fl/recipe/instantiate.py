@@ -18,11 +18,7 @@ class _ConstructorError(BaseException):
 
 
 def instantiate(parser: ArgumentParser, config: Namespace) -> Namespace:
-    """Instantiate the trainer, the model and the data of a recipe.
-
-    Raises:
-        FederatedError: an argument is not valid; the message names the class.
-    """
+    """Instantiate the trainer, the model and the data of a recipe; errors name the class."""
     try:
         return parser.instantiate(config, instantiators=[(_construct_for_parser, object, True)])
     except _ConstructorError as carrier:

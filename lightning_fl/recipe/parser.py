@@ -40,11 +40,7 @@ set_dumper(_MODE, dump_yaml)
 
 
 def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = True) -> None:
-    """Add the keys of a recipe. Imports torch.
-
-    Args:
-        own_modules: allow the recipe to name modules in the working directory.
-    """
+    """Add the keys of a recipe; ``own_modules`` allows modules of the working directory. Imports torch."""
     parser.parser_mode = _MODE
     if own_modules and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

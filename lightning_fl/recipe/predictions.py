@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 
 def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[Any]], split: Split = "test") -> Path:
-    """Write ``predictions/CLIENT.csv`` into the run's folder for every client that this rank hosts and has data.
+    """Write ``predictions/CLIENT.csv`` for clients with data on this rank into the run's folder, which is returned.
 
     ``file_names`` in ``summary.json`` lists clients whose names are not valid as file names.
-
-    Returns:
-        The folder.
     """
     folder = Path(trainer.log_dir) / "predictions"
     folder.mkdir(exist_ok=True)

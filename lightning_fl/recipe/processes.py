@@ -35,11 +35,7 @@ def choose_processes(
     devices: int | str | list[int],
     words: Sequence[str],
 ) -> str | None:
-    """Fork the run's processes where possible; with ``devices="auto"`` as many as cores and clients allow.
-
-    Returns:
-        A line for the user about the choice, or ``None`` if nothing was chosen.
-    """
+    """Fork processes, with ``devices="auto"`` as cores and clients allow; returns a line about the choice."""
     strategy = trainer.strategy
     if strategy.root_device.type == "cuda":
         return _slow_gpu(trainer, module, data)

@@ -47,9 +47,6 @@ def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str
     as a list does. A key that ends with ``+`` adds to a list. A class replaces another one and keeps the arguments
     that both accept.
     ``options`` are pairs of a name without dashes and a text; ``config`` is a recipe.
-
-    Raises:
-        ConfigurationError: a recipe is not found or not valid.
     """
     merge = _Merge(keys)
     tree: dict[str, Any] = {}

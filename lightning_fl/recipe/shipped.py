@@ -31,11 +31,7 @@ def _folder() -> Path:
 
 
 def find_recipe(name_or_path: str, kind: Literal["recipe", "study"] = "recipe") -> Path:
-    """Find a recipe or a study by path, or by the name of a shipped one.
-
-    Raises:
-        ConfigurationError: there is neither such a file nor such a recipe.
-    """
+    """Find a recipe or a study by path, or by the name of a shipped one."""
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
@@ -64,11 +60,7 @@ def recipe_headline(path: Path) -> str:
 
 
 def write_files(found: Mapping[str, bytes], folder: Path, option: str) -> None:
-    """Write all files, or none if one of them or its folder exists already.
-
-    Raises:
-        ConfigurationError: naming what exists or cannot be written, and the option for another folder.
-    """
+    """Write all files, or none if one of them or its folder exists already."""
     first = sorted({name.partition("/")[0] for name in found})
     if present := [str(folder / name) for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
         raise ConfigurationError(f"{', '.join(present)} already exists: move it, or give another folder with {option}.")

@@ -18,11 +18,7 @@ _PACKAGE = "lightning_fl"
 
 
 def refuse_foreign_classes(recipe: Any, place: str) -> None:
-    """Refuse a recipe that names a class from outside this package, at any depth. Imports nothing.
-
-    Raises:
-        ConfigurationError: naming the class, and the recipe by ``place``.
-    """
+    """Refuse a recipe that names a class from outside this package, at any depth. Imports nothing."""
     for name in _foreign_classes(recipe):
         raise ConfigurationError(_refusal(place, name))
 
@@ -49,11 +45,7 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
 
 @contextmanager
 def own_classes_only(place: str) -> Iterator[None]:
-    """Context in which the parser imports nothing from outside this package.
-
-    Raises:
-        ConfigurationError: a value in the recipe ``place`` names something else.
-    """
+    """Context in which the parser imports nothing from outside this package."""
     before = {name: _common.parsing_settings[name] for name in ("import_path_verdicts", "import_paths_enforced")}
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[_PACKAGE])
     try:

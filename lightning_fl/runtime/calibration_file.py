@@ -80,11 +80,7 @@ def write_calibration(folder: Path, models: Mapping[str, Sequence[TargetCalibrat
 
 
 def read_calibration(folder: Path) -> dict[str, list[TargetCalibration]] | None:
-    """Read a run's file: model -> its targets; ``None`` where the run has none.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Read a run's file: model -> its targets; ``None`` where the run has none."""
     path = folder / CALIBRATION_FILE
     try:
         if not path.exists():

@@ -126,9 +126,6 @@ def resolve_checkpoint(
     """The file for ``last``, ``best`` or a path, the same on every rank.
 
     Searched are the run folders ``own``, then those in ``root``, the latest version first.
-
-    Raises:
-        CheckpointError: there is none.
     """
     if ckpt_path is None:
         return None
@@ -189,11 +186,7 @@ def _read(path: Path) -> Any:
 
 
 def load_state(path: Path, fabric: Fabric) -> dict[str, Any]:
-    """Read a run's checkpoint on rank zero and send it to all ranks, whose machines may lack the file.
-
-    Raises:
-        CheckpointError: on all ranks; see :func:`load_checkpoint`.
-    """
+    """Read a checkpoint on rank zero and send it, or the error, to all ranks, whose machines may lack the file."""
     problem, state = "", None
     if fabric.is_global_zero:
         try:
@@ -211,10 +204,7 @@ def with_client_files(
 ) -> dict[str, Any]:
     """Add the content of client files to a checkpoint's state, if it has such. Called on every rank.
 
-    Client files are in the folder of ``path``, on this rank's disk.
-
-    Raises:
-        CheckpointError: a file is missing or does not belong to the checkpoint; on all ranks.
+    Client files are in the folder of ``path``, on this rank's disk. Any fault of one is an error on all ranks.
     """
     about = state["client_files"]
     if about is None:

@@ -63,11 +63,7 @@ class _ClientPart:
 
 
 def check_state(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Content of a checkpoint with the defaults of missing entries. Unknown entries are kept.
-
-    Raises:
-        CheckpointError: an entry is missing or of another type, or entries do not fit each other.
-    """
+    """Check and return a checkpoint's content, with the defaults of missing entries. Unknown entries are kept."""
     fresh = Federation()
     entries = _entries(_Run)
     for one, key, how in saved_fields(Federation):

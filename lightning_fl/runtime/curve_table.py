@@ -37,7 +37,6 @@ class WholeCSVLogger(CSVLogger):
         self.num_rows = 0
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Add a row."""
         super().log_metrics(metrics, step)
         self.num_rows += 1
 
@@ -65,7 +64,6 @@ class OneFileTensorBoardLogger(TensorBoardLogger):
         self._laid_out = False
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Write curves; with the first evaluation, which names all of them, their order."""
         self._names |= set(metrics)
         if any(name.startswith("val") for name in metrics):
             self._lay_out()
@@ -112,9 +110,6 @@ def read_rows(table: Path) -> list[Row | None]:
     """The rows of ``metrics.csv`` in order, each without what was not logged in it; ``None`` for a damaged one.
 
     The numbers are those that were written, to the bit. Damage that ends the CSV ends the list.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     rows: list[Row | None] = []
     with table.open(encoding="utf-8", errors="replace", newline="") as file, contextlib.suppress(csv.Error):

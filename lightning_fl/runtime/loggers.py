@@ -64,7 +64,6 @@ class Outlet:
 
     @property
     def name(self) -> str:
-        """The logger's class."""
         return type(self.logger).__name__
 
     @property
@@ -76,7 +75,6 @@ class Outlet:
         """Log the settings known at the start of a run."""
 
     def log_metrics(self, scalars: Mapping[str, float], step: int) -> None:
-        """Log points of curves."""
         self.logger.log_metrics(dict(scalars), step=step)
 
     def log_figure(self, name: str, figure: "Figure", picture: bytes, step: int) -> None:

@@ -74,11 +74,7 @@ def model_checkpoint(module: LightningModule, current_round: int) -> dict[str, A
 
 
 def load_model_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a model's Lightning checkpoint without executing code from it.
-
-    Raises:
-        CheckpointError: it is missing, damaged or not a model's checkpoint.
-    """
+    """Read a model's Lightning checkpoint without executing code from it."""
     content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
     weights = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
@@ -87,11 +83,7 @@ def load_model_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -> None:
-    """Load the weights of a checkpoint, read by :func:`load_model_checkpoint`, into a module.
-
-    Raises:
-        CheckpointError: the checkpoint belongs to another model.
-    """
+    """Load the weights of a checkpoint, read by :func:`load_model_checkpoint`, into its model."""
     module.on_load_checkpoint(content)
     try:
         module.load_state_dict(content["state_dict"], strict=module.strict_loading)

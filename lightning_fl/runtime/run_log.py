@@ -4,13 +4,16 @@ import contextlib
 import io
 import json
 import math
+import os
 import platform
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning.fabric import Fabric
 
@@ -23,13 +26,16 @@ from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.files.atomic import remove_leftovers, write_whole
 from lightning_fl.files.names import client_files, file_names
+from lightning_fl.files.user_file import near
 from lightning_fl.runtime.curve_table import WholeCSVLogger, own_loggers, rows_before
 from lightning_fl.runtime.loggers import Outlet, outlet_of
-from lightning_fl.runtime.run_folder import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
+
+_VERSION = re.compile(r"version_([0-9]+)")
 #: The first keys of ``summary.json``.
 _HEADLINE = (
     *("title", "method", "data_source", "rounds", "interrupted"),
@@ -81,11 +87,7 @@ class RunLog:
         return self._directory is not None
 
     def start(self, fabric: Fabric, *, fits: bool) -> None:
-        """Make the run's folder and loggers, if there are none yet or a further fit begins. Call on every rank.
-
-        Raises:
-            ConfigurationError: the folder cannot be written, or a logger cannot be reached.
-        """
+        """Make the run's folder and loggers, if there are none yet or a further fit begins. Call on every rank."""
         before, self._fitted = self._fitted, self._fitted or fits
         if self.started and not (fits and before):
             return
@@ -213,9 +215,6 @@ class RunLog:
             federation: with the metrics and the gains over local training; of a run without an error.
             names: the clients'.
             fitted: the run was a fit.
-
-        Raises:
-            TrainingError: something could not be written, in a run without another error.
         """
         self._is_new = False
         if not self._writes or self._directory is None:
@@ -290,11 +289,7 @@ class RunLog:
 
 
 def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:
-    """The loggers as a list, with True replaced by TensorBoard and CSV.
-
-    Raises:
-        ConfigurationError: a list holds False, or True twice.
-    """
+    """The loggers as a list, with True, at most once, replaced by TensorBoard and CSV."""
     if not isinstance(logger, list):
         return [] if logger is False else [logger]
     if any(one is False for one in logger) or sum(one is True for one in logger) > 1:
@@ -328,3 +323,50 @@ def versions() -> dict[str, str]:
     """Versions of the packages of this run."""
     packages = ("lightning-fl", "torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy")
     return {"python": platform.python_version(), **{package: version(package) for package in packages}}
+
+
+def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
+    """Make the run's folder, of one name on every rank; returns it and a token, the same on all ranks of the run only.
+
+    Rank zero makes a new folder; a rank that does not see it has a disk of its own, and makes one there. The token is
+    empty in a single process. A folder that cannot be written is a ConfigurationError on all ranks.
+    """
+    strategy: Any = fabric.strategy
+    rank, several = fabric.global_rank, fabric.world_size > 1
+
+    def together(action: Callable[[], T]) -> list[T]:
+        """Run an action on every rank; returns the results of all."""
+        problem, found = "", None
+        try:
+            found = action()
+        except OSError as error:
+            problem = f"trainer.default_root_dir={os.fspath(near(root))!r} cannot be written: {error}."
+        of_ranks = strategy.exchange({rank: (problem, found)})
+        for other, (text, _) in of_ranks.items():
+            if text:
+                where = f"{strategy.rank_names[other]}: " if several else ""
+                raise ConfigurationError(f"{where}{text} Free some space or give another folder.")
+        return [value for _, value in of_ranks.values()]
+
+    def claim() -> str | None:
+        """Rank zero's token; ``None`` if another run has just made the folder."""
+        try:
+            if rank == 0:
+                directory.mkdir()
+        except FileExistsError:
+            return None
+        return secrets.token_hex(8)
+
+    number, token = -1, None
+    while token is None:
+        number = max(number + 1, *together(lambda: _next_number(root)))
+        directory = root / f"version_{number}"
+        token = together(claim)[0]
+    together(lambda: directory.mkdir(exist_ok=True))
+    return directory, token if several else ""
+
+
+def _next_number(root: Path) -> int:
+    root.mkdir(parents=True, exist_ok=True)
+    taken = [int(match[1]) for name in os.listdir(root) if (match := _VERSION.fullmatch(name))]
+    return max(taken, default=-1) + 1

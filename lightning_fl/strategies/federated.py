@@ -282,11 +282,7 @@ class FederatedStrategy(Learner, RankExchange):
         atexit.unregister(peers.leave)
 
     def wait_for_all(self) -> None:
-        """Wait for all ranks without a time limit: for a download, which may take hours.
-
-        Raises:
-            FederatedError: another rank failed meanwhile.
-        """
+        """Wait for all ranks without a time limit, for a download; the error of another rank ends it."""
         peers = self._peers
         if peers is None:
             self.barrier()

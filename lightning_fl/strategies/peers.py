@@ -99,11 +99,7 @@ class Peers:
         self._wake.set()
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not come to the barrier.
-
-        Raises:
-            FederatedError: a rank failed or is gone.
-        """
+        """Return the ranks that have not come to the barrier; raises the error of one that failed or is gone."""
         self.check()
         if time.monotonic() - self._looked > self._lost:
             raise self._gone(0)  # it serves the store, which does not answer

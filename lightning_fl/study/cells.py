@@ -87,7 +87,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Displayed name."""
         return cell_name(self.arm, self.place, self.seed)
 
     @property
@@ -121,11 +120,7 @@ class Cell:
         return [*arguments, "--ckpt_path", "last"] if self.resumable() else arguments
 
     def prepare(self) -> None:
-        """Write the cell's files before it starts.
-
-        Raises:
-            ConfigurationError: the folder cannot be written, or belongs to a cell with other settings.
-        """
+        """Write the cell's files before it starts, unless its folder belongs to a cell with other settings."""
         record = self.folder / "cell.json"
         if record.is_file() and _read_json(record) != self.content:
             raise ConfigurationError(f"{record} describes another cell: move {self.folder} away.")
@@ -139,11 +134,7 @@ class Cell:
             raise ConfigurationError(f"{self.folder} cannot be written: {error}; choose another --out.") from error
 
     def claim(self) -> bool:
-        """Reserve it for this process, until ``lock`` is released or the process ends.
-
-        Returns:
-            ``False`` if it is finished, or if another process runs it.
-        """
+        """Reserve an unfinished cell until ``lock`` is released or the process ends; ``False`` if impossible."""
         if self.finished() is not None:
             return False
         self.prepare()
@@ -253,11 +244,7 @@ class Cell:
 
 
 def make_cells(study: Study, out: Path) -> list[Cell]:
-    """Create the cells of a study in the order of its declaration, the seeds of one variant together.
-
-    Raises:
-        ConfigurationError: a recipe is missing or invalid.
-    """
+    """Create the cells of a study in the order of its declaration, the seeds of one variant together."""
     cells = []
     checksums: dict[tuple[str, str | None], str] = {}
     for arm, place in study.places():

@@ -157,11 +157,7 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
 
 
 def parse_claim(text: str, arms: Sequence[str], grid: Mapping[str, Sequence[str]], percent: bool = False) -> Claim:
-    """Parse a claim.
-
-    Raises:
-        ConfigurationError: a syntax error or an unknown name.
-    """
+    """Parse a claim; syntax errors and unknown names are a ConfigurationError."""
     return _Parser(text, arms, grid, percent).claim()
 
 

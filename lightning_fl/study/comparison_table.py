@@ -26,11 +26,7 @@ STATISTICS = (
 
 
 def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "test") -> str:
-    """First metric that all runs have, preferably not a loss.
-
-    Raises:
-        ConfigurationError: the runs have no metric of the split in common.
-    """
+    """First metric that all runs have, preferably not a loss; a ConfigurationError without one."""
     runs = [run for group in groups.values() for run in group]
     named = [[name for name in run.metric_names(split) if not name.startswith("local/")] for run in runs]
     common = [name for name in named[0] if all(name in names for names in named)] if named else []

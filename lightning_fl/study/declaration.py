@@ -121,7 +121,6 @@ class Study:
 
     @property
     def run_seeds(self) -> tuple[int, ...]:
-        """Seeds of the current scale."""
         seeds = self.scales[self.scale].seeds
         return self.seeds if seeds is None else seeds
 

@@ -38,12 +38,10 @@ class StudyDisplay(ExitStack):
         return self
 
     def started(self, cell: Cell, resumed: bool) -> None:
-        """Report that a cell started."""
         if not self._live.is_started:
             self._print(f"{cell.name}: {'resumed' if resumed else 'started'}")
 
     def ended(self, cell: Cell, seconds: float, left: float | None) -> None:
-        """Report how a cell ended."""
         failure = cell.failure()
         if failure is not None:
             self._failed += 1
@@ -56,7 +54,6 @@ class StudyDisplay(ExitStack):
         self._print(f"{cell.name}: {text} | {self._counts('done')}, {_left(left)}")
 
     def tick(self, running: Mapping[Cell, float], left: float | None) -> None:
-        """Redraw the display."""
         if self._live.is_started:
             bar = Table.grid("", "", "", padding=(0, 1), expand=True)
             bar.columns[1].ratio = 1
@@ -70,7 +67,6 @@ class StudyDisplay(ExitStack):
             self._live.update(Group(bar, *lines), refresh=True)
 
     def stopping(self, signal_name: str) -> None:
-        """Report that the study was interrupted."""
         self._print(f"{signal_name}: running cells finish their round and save it (repeat to stop at once)")
 
     def _counts(self, done: str) -> str:

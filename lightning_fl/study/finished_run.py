@@ -81,12 +81,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: str | Path) -> "FinishedRun":
-        """Read the run of a folder, or the last finished fit (else the last run) of the folders in it.
-
-        Raises:
-            ConfigurationError: the folder does not exist or has no finished run.
-            CheckpointError: its files are damaged.
-        """
+        """Read the run of a folder, or the last finished fit (else the last run) of the folders in it."""
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise ConfigurationError(f"{path} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
@@ -100,7 +95,6 @@ class FinishedRun:
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
         return int(self.summary["seed"])
 
     @property
@@ -115,7 +109,6 @@ class FinishedRun:
 
     @property
     def client_names(self) -> list[str]:
-        """Names of the clients, in order."""
         return list(self.summary["client_names"])
 
     @property
@@ -152,11 +145,7 @@ class FinishedRun:
         return list(self.summary["metrics"].get(split, {}))
 
     def metric(self, name: str, split: str = "test") -> RunMetric:
-        """One metric.
-
-        Raises:
-            ConfigurationError: the run does not have it.
-        """
+        """One metric; a ConfigurationError if the run does not have it."""
         found = self.summary["metrics"].get(split, {})
         if name not in found:
             known = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
@@ -221,12 +210,7 @@ class FinishedRun:
 
 
 def find_runs(folder: str | Path) -> list[FinishedRun]:
-    """Read all fits with a record below a folder, interrupted ones included, in the order of their paths.
-
-    Raises:
-        ConfigurationError: the folder does not exist or has no fit below it.
-        CheckpointError: a run's files are damaged.
-    """
+    """Read all fits with a record below a folder, interrupted ones included, in the order of their paths."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a folder: name a folder with runs below it, such as runs.")

@@ -49,9 +49,6 @@ class LocalWorkers:
 
     If cells may use GPUs, these are distributed over the workers; a single worker has all of them. The default number
     of workers is that of the GPUs, or of the cores if cells use no GPU.
-
-    Raises:
-        ConfigurationError: ``num_workers`` is below 1, or the system cannot fork.
     """
 
     @checked
@@ -77,11 +74,7 @@ class LocalWorkers:
         return ProcessPoolExecutor(num_workers, self._context, _start_worker, (Path(os.devnull),))
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Parse and instantiate one cell of every variant before any is run.
-
-        Raises:
-            ConfigurationError: all faults, one per line.
-        """
+        """Parse and instantiate one cell of every variant before any is run, and report all faults, one per line."""
         variants = list({cell.variant: cell for cell in reversed(cells)}.values())[::-1]
         with TemporaryDirectory() as scratch:
             firsts = [replace(cell, folder=Path(scratch, str(number))) for number, cell in enumerate(variants)]
@@ -101,7 +94,6 @@ class LocalWorkers:
             raise ConfigurationError("\n".join(lines))
 
     def start(self, cell: Cell) -> ForkServerProcess:
-        """Start a cell's process."""
         gpu = self._free_gpus.pop(0)
         process = self._context.Process(target=run_cell, args=(cell.arguments(), cell.log, gpu), name=cell.name)
         process.start()
@@ -109,24 +101,20 @@ class LocalWorkers:
         return process
 
     def ended(self, jobs: Collection[ForkServerProcess]) -> dict[ForkServerProcess, int]:
-        """Processes that have ended, with their exit codes."""
         wait([job.sentinel for job in jobs], TICK_SECONDS)
         found = {job: job.exitcode or 0 for job in jobs if not job.is_alive()}
         self._free_gpus = [*(self._gpu_of.pop(job) for job in found), *self._free_gpus]
         return found
 
     def ask_to_stop(self, jobs: Collection[ForkServerProcess]) -> None:
-        """Send SIGTERM."""
         for job in jobs:
             job.terminate()
 
     def kill(self, jobs: Collection[ForkServerProcess]) -> None:
-        """Send SIGKILL."""
         for job in jobs:
             job.kill()
 
     def close(self, jobs: Collection[ForkServerProcess]) -> None:
-        """Kill the processes and wait for their end."""
         self.kill(jobs)
         for job in jobs:
             job.join()

@@ -31,9 +31,6 @@ class RayWorkers:
     Args:
         address: of a cluster; ``auto`` for this machine's or ``RAY_ADDRESS``, ``local`` for a new one.
         out: the study's folder.
-
-    Raises:
-        ConfigurationError: Ray is not installed or no cluster responds.
     """
 
     def __init__(self, address: str, num_workers: int | None, cells: Sequence[Cell], out: Path) -> None:
@@ -61,7 +58,6 @@ class RayWorkers:
         self.num_workers = num_workers or max(1, int(resources.get("GPU" if self._use_gpus else "CPU", 1)))
 
     def start(self, cell: Cell) -> Any:
-        """Start a cell's task."""
         gpus = 1 if self._use_gpus and cell.accelerator != "cpu" else 0
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"OMP_NUM_THREADS": "1"}
         task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_command)
@@ -81,16 +77,13 @@ class RayWorkers:
             return -int(signal.SIGKILL)
 
     def ask_to_stop(self, jobs: Collection[Any]) -> None:
-        """Create the file that tasks poll."""
         self._stop.touch()
 
     def kill(self, jobs: Collection[Any]) -> None:
-        """Cancel the tasks."""
         for job in jobs:
             self._ray.cancel(job, force=True)
 
     def close(self, jobs: Collection[Any]) -> None:
-        """Cancel the tasks and leave the cluster."""
         self.kill(jobs)
         self._stop.unlink(missing_ok=True)
         self._ray.shutdown()

@@ -60,11 +60,7 @@ def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list
 
 
 def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
-    """Settings with different values that the rows' labels do not contain.
-
-    Returns:
-        A line per setting: "trainer.max_rounds: 5 (FedAvg, FedProx), 10 (FedCollab)".
-    """
+    """Lines on settings that differ and no label has: "trainer.max_rounds: 5 (FedAvg, FedProx), 10 (FedCollab)"."""
     lines = []
     for name, values in recipe_differences(groups).items():
         labels: dict[str, list[str]] = {}

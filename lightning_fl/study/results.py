@@ -65,7 +65,6 @@ class CellResult:
 
     @property
     def name(self) -> str:
-        """Displayed name."""
         return cell_name(self.arm, self.place, self.seed)
 
     @classmethod
@@ -138,12 +137,7 @@ class StudyResults:
 
     @classmethod
     def read(cls, out: Path) -> "StudyResults":
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            ConfigurationError: the folder has no results.
-            CheckpointError: its files are damaged.
-        """
+        """Read what :meth:`write` wrote; a CheckpointError names a damaged file."""
         if not (out / "results.csv").is_file():
             raise ConfigurationError(f"{out} has no results of a study: name the folder that it printed.")
         study = load_study(out / "study.yaml")
@@ -186,7 +180,6 @@ class StudyResults:
 
     @property
     def failed(self) -> list[CellResult]:
-        """Failed cells."""
         return [cell for cell in self.cells if cell.status == "failed"]
 
 

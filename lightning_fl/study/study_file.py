@@ -34,11 +34,8 @@ def load_study(path: Path, scale: str | None = None) -> Study:
     """Read a study.
 
     Args:
-        path: its file.
+        path: its file, all of whose faults are reported in one error.
         scale: to run; ``None`` for the file's choice, else "full".
-
-    Raises:
-        ConfigurationError: all faults of the file, one per line.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):

@@ -43,11 +43,7 @@ IN_NOTEBOOKS = (
 
 
 def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
-    """Fabric with a federated strategy and the trainer's arguments.
-
-    Raises:
-        ConfigurationError: the strategy is unknown, a device is not there, or processes cannot share one.
-    """
+    """Fabric with a federated strategy and the trainer's arguments; refuses devices that are not there."""
     strategy = _strategy(strategy)
     accelerator, devices, per_device = trainer.accelerator, trainer.devices, trainer.processes_per_device
     if accelerator == "auto" and not torch.cuda.is_available():
@@ -148,11 +144,7 @@ def _most() -> int:
 def complete_callbacks(
     callbacks: AnyCallback | Sequence[AnyCallback] | None, progress: bool, checkpointing: bool
 ) -> tuple[list[Callback], list[AnyLightningCallback]]:
-    """Callbacks of this package in order, with the default progress display and checkpoints; and Lightning's.
-
-    Raises:
-        ConfigurationError: a callback is neither or not supported, or two decide the same thing.
-    """
+    """Callbacks of this package in order, with the default progress display and checkpoints; and Lightning's."""
     everything: Any = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     given = [one for one in everything if isinstance(one, Callback)]
     of_lightning = [one for one in everything if not isinstance(one, Callback)]
@@ -230,11 +222,7 @@ def _refuse_twice(callbacks: Sequence[Callback]) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Report every fault of the trainer's arguments in one message.
-
-    Raises:
-        ConfigurationError: an argument is outside the range that its field declares, or does not go with others.
-    """
+    """Report every fault of the trainer's arguments in one message."""
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most():

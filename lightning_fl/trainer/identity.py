@@ -50,10 +50,7 @@ _MOST_CHARACTERS = 200
 def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -> None:
     """Refuse ranks whose recipe, data set or model (``what``) differ. Called on every rank.
 
-    Names that a rank lacks are not compared.
-
-    Raises:
-        ConfigurationError: naming what differs, on which rank; the same on all ranks.
+    Names that a rank lacks are not compared. The error names what differs, on which rank, and is the same on all.
     """
     digest = _digest(repr(sorted(own.items())))
     if len(set(strategy.exchange({strategy.global_rank: digest}).values())) == 1:
@@ -123,11 +120,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
 
 
 def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint of another module or other clients, or with weights of another layout or not finite.
-
-    Raises:
-        CheckpointError: naming the file and the difference.
-    """
+    """Refuse a checkpoint of another module or other clients, or with weights of another layout or not finite."""
     for what, before, now in (
         ("module", state["module"], class_path(trainer.module)),
         ("num_clients", state["num_clients"], trainer.num_clients),

@@ -59,11 +59,7 @@ def distance_table(names: Sequence[str], distances: Tensor) -> str:
 
 
 def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
-    """Read client -> coalition of a finished run.
-
-    Raises:
-        ConfigurationError: ``coalitions.csv`` cannot be read, or has clients that this run lacks.
-    """
+    """Read client -> coalition of a finished run, whose clients must be this run's."""
     import pandas as pd  # takes a second to import
 
     path = run / "coalitions.csv"
@@ -83,11 +79,7 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
 
 
 def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> Weights:
-    """Read the exported model of a run's coalition into ``module``, with its weights ``flat``.
-
-    Raises:
-        ConfigurationError: there is no such file, or its model does not fit.
-    """
+    """Read the exported model of a run's coalition into ``module``, which it must fit, with its weights ``flat``."""
     path = run / "models" / f"shared_{label}.ckpt"
     advice = "Join a run with the same model, made with save_models (the default)."
     kind = f"a model of the kind {type(module).__name__} is"

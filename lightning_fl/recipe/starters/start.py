@@ -79,11 +79,7 @@ class Answers:
 
 
 def starter_files(answers: Answers) -> dict[str, bytes]:
-    """Make the files: name -> content.
-
-    Raises:
-        ConfigurationError: the answers cannot be combined, or the user's file is missing or lacks a column.
-    """
+    """Make the files, name -> content, or refuse answers that do not go together or with the user's file."""
     answers.check()
     made: dict[str, bytes] = {}
     path, target, clients = answers.file, answers.target, answers.clients

@@ -147,11 +147,7 @@ def draw_gains(
     title: str,
     labels: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw each client's metric, that of its local training, and the gain, with IPR and RSD in the title.
-
-    Raises:
-        ConfigurationError: no client has both a value and a reference.
-    """
+    """Draw each client's metric, that of its local training, and the gain, with IPR and RSD in the title."""
     summary = summarize_gains(values, reference, higher_is_better)
     gains = summary.clients
     if not gains:
