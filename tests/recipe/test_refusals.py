@@ -224,5 +224,5 @@ def test_files(content, named):
     [([[torch.zeros(3)]], "list"), ([None], "NoneType"), ([torch.zeros(2, 4)], r"\[2, 4\] for 3 samples")],
 )
 def test_predictions(outputs, named):
-    with pytest.raises(ConfigurationError, match=f"^predict_step returned .*{named}"):
+    with pytest.raises(ConfigurationError, match=f"^predict_step .*{named}"):
         prediction_table(TensorDataset(torch.zeros(3, 1), torch.zeros(3)), outputs)
