@@ -96,6 +96,7 @@ def _add(
     import shtab
 
     help, nargs = (None, None) if action is None else (action.help, action.nargs)
+    help = help and help.replace("%", "%%")  # jsonargparse takes it as it is, argparse does not
     if nargs == 0:
         parser.add_argument(*names, action="store_true", help=help)
         return
