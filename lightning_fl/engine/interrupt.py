@@ -93,7 +93,12 @@ def _read() -> None:
 
 
 def _handle(number: int, _: object) -> None:
-    _read() if _WAKEUP else _answer(number)
+    current = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+    if _WAKEUP and current == _WAKEUP[1].fileno():
+        _read()
+    else:  # also where user code, such as an event loop, took the descriptor
+        _answer(number)
 
 
 @contextmanager

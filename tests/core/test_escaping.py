@@ -92,7 +92,7 @@ ONE_PLACE = {
     "to_csv": {"core/escaping.py"},
     "writer": {"core/escaping.py"},
     "DictWriter": {"runtime/curve_table.py"},  # names of metrics and numbers
-    "Console": {"core/terminal.py"},
+    "Console": {"core/escaping.py"},
     "Environment": {"core/escaping.py", "recipe/starters/start.py"},
 }
 
