@@ -11,7 +11,7 @@ import lightning_fl
 
 PACKAGE = Path(lightning_fl.__file__).parent
 #: torchvision has compared the sums of what is unpickled there.
-UNPICKLES = {PACKAGE / "data" / "images" / "torchvision_files.py"}
+UNPICKLES = {PACKAGE / "data" / "images" / "sources.py"}
 #: All files of tensors and arrays are read there.
 READER = PACKAGE / "files" / "tensors.py"
 #: The package's own processes that parse SMILES answer with arrays.
