@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from lightning_fl.callbacks import Callback
-from lightning_fl.data.partition import Partitioner
+from lightning_fl.data import IID, GroupBy, Partitioner
 from lightning_fl.recipe.classes import accepted_arguments, annotations_of, subclasses
 from lightning_fl.recipe.settings import Keys, collect_settings, ordered_options
 from lightning_fl.strategies import FederatedStrategy
+
+_LOADED = (IID, GroupBy)  # short names are those of classes that are loaded
 
 KEYS = Keys(
     ["seed_everything", "model", "data", "trainer.callbacks", "trainer.compile", "trainer.strategy"],
