@@ -172,7 +172,7 @@ def test_a_killed_machine_is_named_and_the_run_goes_on_to_the_same_bits(
         for line in errors([nodes[0], nodes[2]]):
             assert line.startswith("error: rank 1 (")
             assert "is gone: " in line
-            assert "To resume, start all ranks again" in line
+            assert "To resume after round 2, start all ranks again" in line
             assert line.endswith("--ckpt_path runs/version_0/checkpoints/last.ckpt.")
     with reserved_port() as port:
         whole(machines(port, "fit", "--ckpt-path", "last", "--meet-in-round", 3))

@@ -16,7 +16,7 @@ class Participant:
             of P) and contributes to every model with a non-zero entry in its column of A.
         weight: weight in that model's average, before normalisation over the cohort; ``None``: the entry in A.
         feeds: without ``model``, the models that it contributes to instead of those of A.
-        own: without ``model``, continue from the client's own model (``client_store("own_models")``), which stays.
+        own: without ``model``, continue from its own model (``client_store("own_models")``), which is not sent.
         draw: number, from 0, of this turn if the client was drawn several times for one model. Every turn starts from
             the same weights and has its own batches.
 

@@ -147,7 +147,7 @@ class Collaboration:
         return torch.where(self.aggregation.any(0), self.personalisation.argmax(1), own).tolist()
 
     def identities(self, absent: Collection[int] = ()) -> list[str]:
-        """Identity of each model by its clients, less absent ones, and their shares; its number if it has no such."""
+        """Identity of each model: its present clients and their shares, or its number if no client uses it alone."""
         key = frozenset(absent)
         if self._identities is None or self._identities[0] != key:
             rows = self.aggregation * (self.personalisation.T == 1)

@@ -32,13 +32,16 @@ _REMEDIES: dict[int | None, str] = {
 def refusal(error: BaseException) -> str | None:
     """What the system refused and what to do, as a sentence; ``None`` for an error of another kind."""
     for each in chain(error):
-        line = (str(each).strip().splitlines() or [type(each).__name__])[0][:200]
+        line = (str(each).strip().splitlines() or [type(each).__name__])[0]
+        line = re.sub(r"^\[[^\]]*\]\s*(err == 0\.)?[\s:.]*", "", line)[:200]  # the place in torch's own code
         if _lacks_memory(each):
             return f"out of memory ({line.rstrip('.')}): {_MEMORY}"
         if _breaks_device(each):
             return f"the GPU failed ({line.rstrip('.')}): {_GPU}"
         if isinstance(each, RecursionError):
             return f"{line}: look for a recipe or module that contains itself."
+        if type(each) is RuntimeError and line == "can't start new thread":
+            return f"{line}: {_REMEDIES[errno.EAGAIN]}"
         if isinstance(each, OSError) and each.strerror and (each.filename or each.errno in _REMEDIES):
             path = f": {os.fsdecode(each.filename)}" if isinstance(each.filename, str | bytes) else ""
             return f"{each.strerror}{path}: {_REMEDIES.get(each.errno, 'look at this file or folder.')}"
@@ -56,8 +59,8 @@ def breaks_device(error: BaseException) -> bool:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    kind = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
-    return kind or isinstance(error, MemoryError)
+    known_by_text = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    return known_by_text or isinstance(error, MemoryError)
 
 
 def _breaks_device(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """Data module that partitions one data set, or an ordinary ``LightningDataModule``, among simulated clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data import loaders
-from lightning_fl.data.module import BATCH_HOOKS, SPLITS, FederatedDataModule, Split
+from lightning_fl.data.module import BATCH_HOOKS, SPLITS, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.shared import OpenedData, SharedDataModule
@@ -151,18 +151,6 @@ class Partitioned(SharedDataModule):
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         return self._silo.module or self
-
-    def describe(self) -> Mapping[str, Any]:
-        return {
-            **FederatedDataModule.describe(self),
-            "partitioner": self.partitioner.describe(),
-            "split_seed": self._seed,
-            **self._settings.describe(),
-            **({"stratified": True} if self.stratified else {}),
-            **({"train_shares": self.train_shares} if self.train_shares else {}),
-            **({"left_out": self._left_out} if self._left_out else {}),
-            "num_samples": {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS},
-        }
 
     def teardown(self, stage: str | None = None) -> None:
         self._silo.teardown(stage)

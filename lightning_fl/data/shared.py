@@ -39,9 +39,9 @@ class OpenedData:
 class SharedDataModule(FederatedDataModule):
     """Samples of one data set, partitioned among clients and then divided inside each client.
 
-    If the data have separate parts for training and test (or validation), the
-    partitioner divides them together, so that a client's test samples match its training samples. A split without its
-    own part is cut from the client's training samples.
+    If the data have separate parts for training and test (or validation), the partitioner divides them together, so
+    that a client's test samples match its training samples. A split without its own part is cut from the client's
+    training samples.
 
     A subclass opens the data in ``_open``. The engine gathers batches fastest from a plain ``TensorDataset``; a
     subclass with other data sets (because partitioners need their columns) returns the tensors in ``_hold``.

@@ -60,8 +60,7 @@ def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) 
 
     Args:
         source: a text file, ``-`` for standard input, or a table. A list of texts is a table of one column. Parquet,
-            Excel
-            and SDF are read whole.
+            Excel and SDF are read whole.
         rows: maximal number of rows in a chunk.
         text_column: the name of the column for a list; ``None`` if a list is not supported.
 

@@ -132,7 +132,7 @@ class CommunicationAccount:
         *,
         chosen_from_updates: bool = False,
     ) -> None:
-        """Record that participants without failed turns send their updates; all do if A was ``chosen_from_updates``."""
+        """Record that participants without failed turns send their updates; with ``chosen_from_updates``, all send."""
         structure = self._matrices(collaboration)
         senders = [
             participant.client

@@ -164,7 +164,7 @@ class Federation:
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
-        """Freeze for all clients what hooks froze in all turns of a round, and unfreeze what they did in any."""
+        """Freeze what hooks froze in all turns of a round; what was trained at the end of any turn is trained on."""
         flags = {name: flag for changed in turns for name, flag in changed.items()}
         now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
         flat.set_trainable(now)

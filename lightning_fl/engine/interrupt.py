@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM: the first asks a fit to finish its round, the second ends the process at once.
 
-Nothing needs to be closed: files are written whole or not at all, and every round can be resumed. In a notebook, where
-the process is more than a run, the second signal is Python's KeyboardInterrupt.
+Nothing needs to be closed: every round can be resumed, and a kill leaves no damaged file to resume from. In a notebook,
+where the process is more than a run, the second signal is Python's KeyboardInterrupt.
 """
 
 import multiprocessing

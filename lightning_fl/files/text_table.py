@@ -155,7 +155,8 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
             break
         if width and any(cell.strip() for cell in cells[width:]):
             raise DataError(
-                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}."
+                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}: correct"
+                f" it, or quote texts with {separator!r}."
             )
         if width or any(cell.strip() for cell in cells):
             width = width or len(cells)
@@ -187,7 +188,7 @@ def require_columns(columns: Iterable[Any], names: Collection[str], place: str, 
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise DataError(f"{place} has no {what} {name!r}{hint}. It has {listed(known, near=name)}.")
+            raise DataError(f"{place} has no {what} {name!r}{hint}. It has {listed(known, near=name) or 'none'}.")
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":

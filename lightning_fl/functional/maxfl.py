@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def appeal_weight(loss: float, threshold: float) -> float:
-    """``σ(z) (1 - σ(z))`` of ``z = F_i - ρ_i``: large where a client's loss is near its threshold, its own model's."""
+    """``σ(z) (1 - σ(z))`` of ``z = F_i - ρ_i``, ``loss`` minus ``threshold`` (its own model's loss): large near 0."""
     small = math.exp(-abs(loss - threshold))
     return small / (1 + small) ** 2
 
@@ -17,7 +17,7 @@ def appeal_weight(loss: float, threshold: float) -> float:
 def appeal_step(
     weights: Sequence[float], server_rate: float, eps: float, num_samples: Sequence[float] | None = None
 ) -> float:
-    """``η_g Σq / (Σq + ε)``: length of the server's step towards the average, with ε > 0.
+    """``η_g Σq / (Σq + ε)``: length of the server's step towards the average, of ``server_rate`` η_g and ε > 0.
 
     Only the ratio of ``num_samples``, which weight the q of each client, to their mean matters, so ε keeps its meaning.
     """

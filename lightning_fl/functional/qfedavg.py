@@ -9,12 +9,12 @@ _TINY = 1e-10
 
 
 def loss_weight(loss: float, largest: float, q: float) -> float:
-    """``(F_i / max_j F_j)^q``: a client's weight, over that of the worst client, so that none is too large a number."""
+    """``(F_i / max_j F_j)^q`` of ``loss`` F_i: a client's weight over that of the worst, so that none is too large."""
     return float(((loss + _TINY) / (largest + _TINY)) ** q)
 
 
 def fair_terms(loss: float, largest: float, q: float, lipschitz: float, squared_length: float) -> tuple[float, float]:
-    """A client's terms of the step ``s = Σ L F_i^q / Σ h_i``, both over ``max_j F_j^q``.
+    """A client's terms of the step ``s = Σ L F_i^q / Σ h_i``, both over ``max_j F_j^q``, with L ``lipschitz``.
 
     Returns ``L F_i^q`` and ``h_i = q F_i^(q-1) ‖L (x - y_i)‖² + L F_i^q``; ``squared_length`` is ``‖x - y_i‖²``.
     """

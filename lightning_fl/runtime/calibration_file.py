@@ -48,7 +48,7 @@ class TargetCalibration:
 
     @classmethod
     def of_plain(cls, found: Any) -> "TargetCalibration":
-        """Convert from :meth:`plain`; anything may be raised where ``found`` is damaged."""
+        """Convert from :meth:`plain`; errors where it is damaged are :func:`read_calibration`'s."""
         samples, clients = int(found["num_samples"]), int(found["num_clients"])
         if found["kind"] == "regression":
             scores = {int(step): int(number) for step, number in found["scores"].items()}
@@ -92,7 +92,7 @@ def read_calibration(folder: Path) -> dict[str, list[TargetCalibration]] | None:
             str(model["name"]): [TargetCalibration.of_plain(target) for target in model["targets"]]
             for model in content["models"]
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(
             f"{path} is damaged ({reason}): copy it again, or train again with the Calibration callback."

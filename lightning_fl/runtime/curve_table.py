@@ -7,6 +7,7 @@ import contextlib
 import csv
 import functools
 import io
+import os
 import re
 import sys
 import threading
@@ -19,7 +20,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from lightning_fl.files.atomic import whole_file
+from lightning_fl.files.atomic import write_whole
 
 #: Curves beside a metric's own that are no client's.
 _OF_ALL = "(?:worst|std|gain|ipr|rsd|harmed)$|step/"
@@ -28,7 +29,7 @@ Row = dict[str, Any]
 
 
 class WholeCSVLogger(CSVLogger):
-    """Lightning's ``CSVLogger``, saved once a round; where columns are new, its file is replaced as a whole."""
+    """Lightning's ``CSVLogger``, saved once a round, in UTF-8; after an ``OSError`` its file is as before."""
 
     def __init__(self, save_dir: str | Path, version: str) -> None:
         super().__init__(save_dir, name="", version=version, flush_logs_every_n_steps=sys.maxsize)
@@ -42,14 +43,29 @@ class WholeCSVLogger(CSVLogger):
 
 
 class _Table(ExperimentWriter):
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        path = Path(self.metrics_file_path)
-        with whole_file(path) as file, path.open(encoding="utf-8", newline="") as before:
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-            writer = csv.DictWriter(text, fieldnames)
+    def save(self) -> None:
+        if not self.metrics:
+            return
+        path, text = Path(self.metrics_file_path), io.StringIO(newline="")
+        columns = sorted(set(self.metrics_keys).union(*self.metrics))
+        writer = csv.DictWriter(text, columns)
+        if columns == self.metrics_keys:
+            writer.writerows(self.metrics)
+            end = path.stat().st_size
+            try:
+                with path.open("ab") as file:
+                    file.write(text.getvalue().encode(errors="backslashreplace"))
+            except OSError:
+                os.truncate(path, end)
+                raise
+        else:
             writer.writeheader()
-            writer.writerows(csv.DictReader(before))
-            text.detach()
+            if self.metrics_keys:
+                with path.open(encoding="utf-8", newline="") as before:
+                    writer.writerows(csv.DictReader(before))
+            writer.writerows(self.metrics)
+            write_whole(path, text.getvalue())
+        self.metrics, self.metrics_keys = [], columns
 
 
 class OneFileTensorBoardLogger(TensorBoardLogger):

@@ -52,7 +52,7 @@ class RunLog:
     does every further fit of a trainer.
 
     A write that fails (full disk) is kept until the next round is logged or the record is finished, which then ends the
-    run with one error. Whole files are never damaged.
+    run with one error. No file is damaged by it.
 
     Args:
         logger: True for TensorBoard and CSV, False for none, or loggers; True in a list means those two.
@@ -67,6 +67,8 @@ class RunLog:
         self._root_is_new = self._is_new = self._writes = self._fitted = False
         #: What could not be written, and why.
         self._problem: tuple[str, OSError] | None = None
+        #: Tables and pictures to write after the models; ``None`` to write them at once.
+        self._held: list[tuple[str, Callable[[], None]]] | None = None
         self.loggers: list[Any] = []
         self._outlets: list[Outlet] = []
         self.summary: dict[str, Any] = {}
@@ -93,7 +95,7 @@ class RunLog:
             return
         if self.started:
             self.summary = {}
-        self._problem = None
+        self._problem = self._held = None
         self._root_is_new, self._is_new = not self.root.exists(), True
         self._directory, self.token = make_folder(self.root, fabric)
         self._writes = fabric.is_global_zero
@@ -152,6 +154,10 @@ class RunLog:
         if self._writes or of_every_rank:
             self._do(name, partial(write_whole, self.directory / name, content))
 
+    def hold(self) -> None:
+        """From now on keep tables and pictures until :meth:`finish`: where space is short, the models come first."""
+        self._held = []
+
     def _log(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
         """Write points of curves, and raise what could not be written so far."""
         self._do("the curves", *(partial(one.call, "log_metrics", *point) for point in points for one in self._outlets))
@@ -159,7 +165,10 @@ class RunLog:
         self._raise_problem()
 
     def _do(self, what: str, *tasks: Callable[[], None]) -> None:
-        """Write something; the first failure is kept for :meth:`_raise_problem`."""
+        """Write something, now or after :meth:`hold`; the first failure is kept for :meth:`_raise_problem`."""
+        if self._held is not None:
+            self._held += [(what, task) for task in tasks]
+            return
         for task in tasks:
             try:
                 task()
@@ -216,7 +225,7 @@ class RunLog:
             names: the clients'.
             fitted: the run was a fit.
         """
-        self._is_new = False
+        held, self._held, self._is_new = self._held or [], None, False
         if not self._writes or self._directory is None:
             return
         if federation is not None:
@@ -229,6 +238,8 @@ class RunLog:
             self.write("summary.json", json.dumps(ordered, indent=2, default=str) + "\n")
             if self.hyperparameters or fitted:
                 self._do("the settings", partial(self._log_hyperparameters, federation.current_round))
+        for what, task in held:
+            self._do(what, task)
         for outlet in self._outlets:
             if federation is not None:
                 give = partial(outlet.call, "hand_over", self.directory, self.summary, federation.current_round, fitted)

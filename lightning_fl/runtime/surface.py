@@ -196,7 +196,7 @@ class TrainerSurface(Settings):
             return self.loop.evaluator.predict(client, weights, split)
 
     def around_evaluation(self, client: int, weights: Weights) -> ExitStack:
-        """Contexts of callbacks for a hosted client's evaluation with some weights."""
+        """Enter the contexts of callbacks around a hosted client's evaluation; the result leaves them."""
         with ExitStack() as stack:
             for hook in self.hooks.of("around_evaluation"):
                 stack.enter_context(hook(client, weights))

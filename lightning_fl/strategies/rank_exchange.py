@@ -99,7 +99,7 @@ class RankExchange(DDPStrategy):
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """Gather values of hosted clients on all ranks, in the order of clients.
 
-        Values are plain numbers, strings, lists, dicts or CPU tensors: small values, never samples; others are refused.
+        Values are small, never samples: plain numbers, strings, lists, dicts or CPU tensors; other types are refused.
         """
         merged = dict(of_hosted_clients)
         if self.world_size > 1:

@@ -23,7 +23,7 @@ from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
-from lightning_fl.runtime.checkpoint import load_state, resolve_checkpoint, with_client_files
+from lightning_fl.runtime.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
 from lightning_fl.runtime.run_log import versions
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.identity import check_fits, check_same, find_differences, identity_of, settings_of
@@ -226,14 +226,18 @@ def _write_splits(trainer: TrainerSurface) -> None:
 
 
 def _resume_hint(trainer: TrainerSurface) -> str:
-    """What to do after another rank was lost; a rank without rank zero's folder trusts what it has written."""
+    """What to do after another rank was lost; the round is that of the checkpoint, or known where this rank sees none."""
     checkpoint, path = trainer.callback(ModelCheckpoint), near(trainer.log_dir) / "checkpoints" / "last.ckpt"
-    elsewhere = trainer.processes.private or not path.parent.is_dir()
-    written = path.is_file() or (elsewhere and checkpoint is not None and checkpoint.last_round is not None)
-    found = path if written else trainer.ckpt_path and near(trainer.ckpt_path)
-    if not found:
-        return "This run has no checkpoint: start a new run."
-    return f"To resume, start all ranks again with --ckpt_path {found}."
+    try:
+        written = int(load_checkpoint(path)["round"])
+    except CheckpointError:
+        elsewhere = trainer.processes.private or not path.parent.is_dir()
+        written = checkpoint.last_round if elsewhere and checkpoint is not None else None
+    if written is not None:
+        return f"To resume after round {written}, start all ranks again with --ckpt_path {path}."
+    if trainer.ckpt_path is not None:
+        return f"To resume where this run did, start all ranks again with --ckpt_path {near(trainer.ckpt_path)}."
+    return "This run has no checkpoint: start a new run."
 
 
 def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:

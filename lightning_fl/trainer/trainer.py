@@ -170,6 +170,7 @@ class FederatedTrainer(TrainerSurface):
             self._report_end()
             self.loop.call("on_train_end")
             self.loop.call("on_fit_end")
+            self.run_log.hold()
             self.call("on_fit_end")
             self._report_profile()
             self.round.fitting = False
@@ -208,7 +209,7 @@ class FederatedTrainer(TrainerSurface):
         self.federation.global_step += max((report.num_steps for report in self.round.reports.values()), default=0)
         self.round.evaluated = self.evaluates_after(self.federation.current_round)
         if self.round.evaluated:
-            self.federation.metrics["val"] = self._evaluate("val")
+            self._evaluate("val")
         self.loop.call_apart("on_train_epoch_end")
         names = self._curve_names()
         with self.profiler.profile(LOGGERS):
@@ -274,8 +275,7 @@ class FederatedTrainer(TrainerSurface):
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
         with session(self, stage, module, datamodule, ckpt_path):
-            self.federation.metrics[split] = self._evaluate(split)
-            if not self.federation.metrics[split]:
+            if not self._evaluate(split):
                 step = "validation" if split == "val" else split
                 rank_zero_warn(
                     f"nothing was evaluated: {type(self.module).__name__} defines no {step} step, or no client has"
@@ -287,7 +287,8 @@ class FederatedTrainer(TrainerSurface):
     def _evaluate(self, split: Split) -> ClientMetrics:
         with self.profiler.profile(EVALUATION):
             if not self.loop.evaluator.evaluates(split):
-                return ClientMetrics()
+                metrics = self.federation.metrics[split] = ClientMetrics()
+                return metrics
             reports: dict[int, ClientReport] = {}
             with self.loop.evaluator.evaluations("validation" if split == "val" else split):
                 for client in self.processes.panel if self.round.fitting else self.hosted_clients:

@@ -49,6 +49,7 @@ def test_refusals_of_the_system_name_the_file_and_the_remedy(number):
         (raised(lambda: torch.empty(10**15)), "data.batch_size"),
         (raised(lambda: np.empty(10**15)), "data.batch_size"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "data.batch_size"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
         (torch.AcceleratorError("CUDA error: device-side assert triggered"), "trainer.accelerator"),
         (RecursionError("maximum recursion depth exceeded"), "recipe or module"),
         (RuntimeError("shapes do not match"), None),
@@ -60,6 +61,7 @@ def test_refusals_of_other_types(error, named):
     assert (found is None) == (named is None)
     if found is not None:
         assert named in found
+        assert "enforce fail" not in found
 
 
 def test_the_cause_counts_and_a_circle_of_causes_ends():

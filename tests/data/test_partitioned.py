@@ -209,8 +209,12 @@ def test_groups_are_named_clients_known_after_setup():
             "num_groups": None,
             "min_samples": 0,
         },
+        "split": [0.8, 0.1, 0.1],
         "split_seed": 0,
-        "num_samples": {"train": [2, 2, 2], "val": [1, 1, 0], "test": [1, 1, 0]},
+        "stratified": False,
+        "train_shares": None,
+        "client_names": ["a", "b", "c"],
+        "client_sizes": {"train": [2, 2, 2], "val": [1, 1, 0], "test": [1, 1, 0]},
     }
 
 

@@ -1,8 +1,10 @@
-"""``metrics.csv``: what Lightning's logger writes, whole at any moment, and read back to the bit."""
+"""``metrics.csv``: what Lightning's logger writes, read back to the bit."""
 
 import math
+import resource
 from pathlib import Path
 
+import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fl.runtime.curve_table import WholeCSVLogger, read_rows
@@ -34,6 +36,26 @@ def test_rows_come_back_to_the_bit(tmp_path: Path) -> None:
     assert str(sorted(map(str, map(sorted, (row.items() for row in expected))))) == str(
         sorted(map(str, map(sorted, (row.items() for row in read_rows(tmp_path / "run" / "metrics.csv") if row))))
     )
+
+
+def test_rows_that_do_not_fit_leave_the_file_as_it_was(tmp_path: Path) -> None:
+    logger, path = WholeCSVLogger(tmp_path, "run"), tmp_path / "run" / "metrics.csv"
+    logger.log_metrics({"Zürich": 1.0}, 1)
+    logger.save()
+    before = path.read_bytes()
+    for name in ("Zürich", "new"):  # rows are added, and the file is replaced
+        logger.log_metrics({name: 1 / 3}, 2)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                logger.save()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == before
+    logger.save()
+    rows = [{"Zürich": 1.0, "step": 1}, {"Zürich": 1 / 3, "step": 2}, {"new": 1 / 3, "step": 2}]
+    assert read_rows(path) == rows
 
 
 def test_damage_is_seen_row_by_row(tmp_path: Path) -> None:

@@ -164,10 +164,13 @@ def test_a_table_that_the_disk_does_not_take_loses_no_model(tmp_path: Path) -> N
     assert (again / "big.csv").stat().st_size == 1_000_000
 
 
-def test_a_picture_s_name_stays_in_its_folder(tmp_path: Path) -> None:
+def test_pictures_come_after_the_models(tmp_path: Path) -> None:
     class Draws(Callback):
         def on_fit_end(self, trainer: FederatedTrainer) -> None:
             trainer.run_log.log_figure("a/../b", Figure((1, 1)), 1)
+            seen.extend(os.listdir(trainer.log_dir))
 
+    seen: list[str] = []
     run = fit(tmp_path, Draws())
+    assert "figures" not in seen
     assert os.listdir(run / "figures") == ["a_.._b.png"]

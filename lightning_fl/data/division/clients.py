@@ -20,7 +20,7 @@ ClientShares = list[dict[Split, Tensor]]
 
 @dataclass(frozen=True)
 class DivisionSettings:
-    """Settings for dividing clients' samples; ``None`` as division is at random."""
+    """Settings for dividing clients' samples: a division, or at random by fractions, or by one of several folds."""
 
     division: Division | None
     fractions: Sequence[float]

@@ -84,7 +84,7 @@ def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
 
 
 def _entry(arrays: Mapping[str, np.ndarray], name: str, place: str) -> np.ndarray:
-    require_columns(arrays, [name], place, "entry")
+    require_columns(arrays, [name], f"{place}, whose parts are images with labels,", "entry")
     return arrays[name]
 
 

@@ -31,11 +31,10 @@ def load_or_compute(cache: Path | None, versions: str, smiles: Sequence[str], co
     try:
         if not path.exists():
             raise FileNotFoundError(path)
-        value: T = read_torch(path, "a file of features", "They are computed again.", error=DataError)
-        return value
+        return read_torch(path, "a file of features", "They are computed again.", error=DataError)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # there is no entry yet; writing it reports what is wrong with the folder
-    except Exception as error:  # damaged bytes lead to any exception
+    except DataError as error:
         rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
     value = compute()
     content = io.BytesIO()  # in memory first: torch.save hides errors of the disk behind its own

@@ -24,6 +24,7 @@ from lightning_fl.data.molecules.descriptors import (
     FeatureName,
     clean_descriptors,
     compute_descriptors,
+    descriptor_names,
     distinct_features,
 )
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, encode_smiles, molecule_graphs, read_blocks
@@ -123,6 +124,7 @@ class MoleculeDataset(InMemoryDataset):
         if empty:
             raise DataError(
                 f"{self._place}, column {name!r} is empty in {len(empty)} rows: {list_rows(empty, [''] * len(empty))}."
+                " Fill them, or choose another column."
             )
         return [value for value in values if value is not None]
 
@@ -159,7 +161,7 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> Codes:
 def _descriptors(table: MoleculeTable, kind: FeatureName, cache: Path | None) -> Tensor:
     value = load_or_compute(
         cache,
-        f"descriptors {kind}, rdkit {rdkit.__version__}",
+        f"descriptors {kind} {len(descriptor_names(kind))}, rdkit {rdkit.__version__}",
         table.smiles,
         lambda: compute_descriptors(_with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind),
     )

@@ -51,7 +51,7 @@ class DuplicateRows:
         self._counts: dict[str, int] | None = None
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
             raise ConfigurationError(
-                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or keep them together."
+                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
             )
 
     def merge(self, table: MoleculeTable, cache: Path) -> MoleculeTable:

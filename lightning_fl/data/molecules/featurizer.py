@@ -58,7 +58,7 @@ _MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class MoleculeGraphs:
-    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, edges likewise.
+    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and such edges.
 
     ``x`` float32 ``[V, ATOM_DIM]``; ``edge_index`` int64 ``[2, E]``, both directions of a bond next to each other,
     atoms numbered from 0 in each molecule; ``edge_attr`` float32 ``[E, BOND_DIM]``; pointers int64 ``[n + 1]``.

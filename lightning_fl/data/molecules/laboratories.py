@@ -69,7 +69,8 @@ class PrivateTargets(FederatedDataModule):
         for name, columns in (target_columns or {}).items():
             if name not in files or not 0 < len(columns) <= num_targets:
                 raise ConfigurationError(
-                    f"target_columns[{name!r}]={columns}: must be 1 to num_targets={num_targets} columns of a file."
+                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(files)}) and 1 to"
+                    f" num_targets={num_targets} of its columns."
                 )
         self.files = dict(files)
         self.num_targets = num_targets

@@ -36,7 +36,8 @@ class SizePartitioner(JointPartitioner):
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
             raise DataError(
-                f"ratios={list(ratios)} leave client {sizes.index(0)} no sample: give it a larger ratio, or omit it."
+                f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}: give it a"
+                " larger ratio, or use fewer clients."
             )
         return sizes
 

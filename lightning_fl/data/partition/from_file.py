@@ -167,6 +167,7 @@ def _check_once(file: SplitFile) -> None:
             numbers = {(file.parts[split], number) for number in of[split]}
             if both := numbers & seen:
                 raise DataError(
-                    f"{file.place} has sample {min(both)[1]} twice, at last in the {split} samples of {name}."
+                    f"{file.place} has sample {min(both)[1]} twice, the second time in the {split} samples of {name}:"
+                    " the file is damaged."
                 )
             seen |= numbers

@@ -67,7 +67,8 @@ class WholeGroups(KeyPartitioner):
         super().__post_init__()
         if self.ratios is not None and len(self.ratios) != self.num_clients:
             raise ConfigurationError(
-                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give one per client."
+                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give num_clients,"
+                " and a ratio for each."
             )
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[list[int], int]:

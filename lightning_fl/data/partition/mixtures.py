@@ -247,7 +247,9 @@ def by_mixture(
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
-        raise DataError(f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose others.")
+        raise DataError(
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose values of both."
+        )
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
         size = max(1, largest_mixture(available, shares, fractions, inverted))

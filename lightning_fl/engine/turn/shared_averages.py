@@ -46,9 +46,10 @@ class SharedAverages(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Average the models at the start of a round."""
-        models, self.trained, resumed = trainer.federated.federation.models, [], self.trained
-        for model, trained in zip(models, resumed, strict=False):  # after the end of a run with fewer rounds
+        models = trainer.federated.federation.models
+        for model, trained in zip(models, self.trained, strict=False):  # after the end of a run with fewer rounds
             model.copy_(trained)
+        self.trained = []
         if trainer.current_epoch < self.start:
             return
         if len(self.averages) != len(models):
@@ -100,18 +101,20 @@ def _renew_statistics(trainer: Any, number: int, model: Weights) -> None:
     if not (momenta and shares):  # without shares its clients use other models, too
         return
     loop.flat.load(model)
-    for part in momenta:
-        part.reset_running_stats()
-        part.momentum = None  # the mean over batches
-    start = loop.flat.collect().clone()
-    total = WeightedSum(start)
-    for client in [client for client in trainer.hosted_clients if client in shares]:
-        batches = trainer.client_batches(client, "train")
-        length = batches.epoch_length() or loop.training.turn_length(batches, None).total
-        loop.training.mean_loss(client, start, length, "statistics of BatchNorm")
-        total.add_(loop.flat.collect(), shares[client])
+    try:
+        for part in momenta:
+            part.reset_running_stats()
+            part.momentum = None  # the mean over batches
+        start = loop.flat.collect().clone()
+        total = WeightedSum(start)
+        for client in [client for client in trainer.hosted_clients if client in shares]:
+            batches = trainer.client_batches(client, "train")
+            length = batches.epoch_length() or loop.training.turn_length(batches, None).total
+            loop.training.mean_loss(client, start, length, "statistics of BatchNorm")
+            total.add_(loop.flat.collect(), shares[client])
+    finally:
+        for part, momentum in momenta.items():
+            part.momentum = momentum
     if trainer.processes.several:
         total.reduce_(trainer.processes.transport)
     model.copy_(total.value(sum(shares.values())))
-    for part, momentum in momenta.items():
-        part.momentum = momentum

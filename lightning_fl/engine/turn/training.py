@@ -26,7 +26,7 @@ from lightning_fl.engine.turn.services import TurnLength, TurnServices, refuse_m
 from lightning_fl.engine.weights.flat import Weights
 
 #: Steps that a strategy may override.
-_STEPS = [name for name, step in vars(Learner).items() if isfunction(step) and name not in ("evaluated", "figures")]
+_STEPS = [name for name, step in vars(Learner).items() if isfunction(step)]
 
 
 @dataclass
