@@ -83,11 +83,7 @@ class Predictor:
         self._callable.eval()
 
     def __call__(self, chunk: Unlabelled) -> Outputs:
-        """Outputs for the k samples of a chunk, k >= 1.
-
-        Raises:
-            ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
-        """
+        """Outputs for the k samples of a chunk, k >= 1: tensors with one row per sample."""
         with torch.inference_mode():
             outputs = join_outputs(map(self._predict, count(), self._batches(chunk)))
         check_count(outputs, len(chunk.kept))

@@ -91,11 +91,7 @@ def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
 
 
 def best_client(run: TrainedRun) -> str:
-    """The client whose model has the best validation result, by the first metric that is not a loss.
-
-    Raises:
-        ConfigurationError: the run has no validation metrics of clients with a model.
-    """
+    """The client whose model has the best validation result, by the first metric that is not a loss."""
     names = [name for name in run.metric_names("val") if "/" not in name]
     name = next((name for name in names if "loss" not in name), next(iter(names), None))
     found = None if name is None else run.metric(name, "val")

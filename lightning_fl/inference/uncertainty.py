@@ -67,11 +67,7 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
 
 
 def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Naming) -> list[float]:
-    """Half-widths of the intervals of T targets, in their units.
-
-    Raises:
-        ConfigurationError: a target has too few validation samples for the level.
-    """
+    """Half-widths of the intervals of T targets, in their units; each needs enough validation samples for the level."""
     widths = []
     for name, target in zip(_names(naming, targets), targets, strict=True):
         width = quantile_of_counts(target.scores or {}, target.num_clients, level)
@@ -139,11 +135,7 @@ def total_spread(members: Sequence[Sequence[Outputs]]) -> Outputs:
 
 
 class DropoutPasses:
-    """Predictions with dropout layers in training mode and all other layers in evaluation mode.
-
-    Raises:
-        ConfigurationError: the module has no dropout layer with positive probability.
-    """
+    """Predictions with dropout layers, at least one, in training mode and all others in evaluation mode."""
 
     def __init__(self, module: nn.Module, count: int, seed: int) -> None:
         kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -172,11 +164,7 @@ class DropoutPasses:
 
 
 def check_same_data(run: TrainedRun, other: TrainedRun) -> None:
-    """Refuse a run that reads samples differently; the distribution over clients may differ.
-
-    Raises:
-        ConfigurationError: another data record, or another class of model or data.
-    """
+    """Refuse a run with another data record or class of model or data; the distribution over clients may differ."""
     if _identity(run) != _identity(other):
         raise ConfigurationError(f"--with {other.folder}: needs the recipe of {run.folder} with another seed.")
 

@@ -48,14 +48,12 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
 
     Args:
         dataset: n samples; indices of a ``Subset`` are those of its data set. ``None`` for several loaders or a stream.
-        batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them.
+        batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them, each
+            with a row per sample.
 
     Returns:
         Columns ``index``; ``smiles`` if the data set has them; ``target``; ``prediction`` (or the keys of the dicts).
         Several columns T are numbered: ``prediction_0``. Targets that would need reading every sample are left out.
-
-    Raises:
-        ConfigurationError: ``predict_step`` does not return tensors with one row per sample.
     """
     joined = join_outputs(batches)
     count = max(map(len, joined.values()), default=0) if dataset is None else len(dataset)
