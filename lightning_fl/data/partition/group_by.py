@@ -37,7 +37,7 @@ class GroupBy(WholeGroups):
         super().__post_init__()
         if self.num_groups is not None and self.num_groups < (self.num_clients or 1):
             raise ConfigurationError(
-                f"GroupBy.num_groups={self.num_groups}: must be at least num_clients={self.num_clients}, or null."
+                f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}: must be no less, or null."
             )
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
