@@ -8,7 +8,10 @@ import traceback
 from collections.abc import Iterator
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+#: Files of Python and installed packages; an environment may lie on top of another.
+_LIBRARIES = re.compile(
+    rf"{re.escape(sysconfig.get_path('stdlib'))}[/\\]|<frozen|<string|.*[/\\](site|dist)-packages[/\\]"
+)
 
 #: Errors of memory have many types and one number: the only ones that are known by their texts.
 _NO_MEMORY = re.compile(r"(allocate|enough|of) memory|unable to allocate|bad_alloc|STATUS_ALLOC_FAILED", re.I)
@@ -84,7 +87,7 @@ def place_of(error: BaseException, package: str = "") -> str:
     The installed package of the user's module counts as user code if nothing else does.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
-    users = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen", "<string"))]
+    users = [frame for frame in frames if not _LIBRARIES.match(frame.filename)]
     users = users or [frame for frame in frames if package and f"{os.sep}{package}" in frame.filename]
     if not users:
         return ""

@@ -228,6 +228,7 @@ def _write_splits(trainer: TrainerSurface) -> None:
 def _resume_hint(trainer: TrainerSurface) -> str:
     """What to do after another rank was lost; the round is the checkpoint's, or known where there is none here."""
     checkpoint, path = trainer.callback(ModelCheckpoint), near(trainer.log_dir) / "checkpoints" / "last.ckpt"
+    written: int | None
     try:
         written = int(load_checkpoint(path)["round"])
     except CheckpointError:

@@ -77,6 +77,13 @@ def test_the_place_is_that_of_the_users_line():
     assert "test_system_errors.py, line " in place_of(raised(lambda: np.linalg.inv(np.zeros((2, 3)))))
 
 
+@pytest.mark.parametrize("folder", ["overlay/lib/python3.11/site-packages/torch", "/usr/lib/python3/dist-packages"])
+def test_an_installed_package_of_another_environment_is_not_the_users(folder):
+    there: dict = {}
+    exec(compile("def fail():\n    raise ValueError", f"{folder}/linear.py", "exec"), there)
+    assert "test_system_errors.py, line " in place_of(raised(there["fail"]))
+
+
 @pytest.mark.processes
 def test_a_limit_of_the_system_is_no_traceback():
     code = (
