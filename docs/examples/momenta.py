@@ -5,11 +5,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.core.validation import Fraction, checked
-from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.runtime.surface import TrainerSurface
-from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate
+from lightning_fl.strategies import ClientTurn, ClientUpdate, FedAvg, ModelUpdate, Weights
 
 
 class Momenta(FedAvg):
@@ -23,8 +22,9 @@ class Momenta(FedAvg):
         self.client, self.server = client, server
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        for dtype, vector in gradient.floating() if "change" in turn.kept else ():
-            vector.sub_(turn.kept["change"].vectors[dtype], alpha=self.client)
+        if "change" in turn.kept:
+            for dtype, vector in gradient.floating():
+                vector.sub_(turn.kept["change"].vectors[dtype], alpha=self.client)
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         turn.kept["change"] = change = turn.combine((1.0, weights), (-1.0, turn.start))
@@ -41,19 +41,19 @@ class MomentaFigure(Callback):
     """Offers ``momenta.png`` to ``Figures``: lengths of the clients' changes and of the first model's, over rounds."""
 
     only_shows = True
-    saved = ("lengths",)
+    saved = ("rows",)
 
-    def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self.lengths: list[dict[str, float]] = []
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        if not isinstance(trainer.strategy, Momenta):
+            raise ConfigurationError("MomentaFigure needs trainer.strategy=Momenta: set it, or remove MomentaFigure.")
+        self.rows: list[dict[str, float | None]] = []
 
-    def on_round_end(self, trainer: TrainerSurface) -> None:
-        of_clients = {f"client {i}": trainer.client_reports[i].numbers["change"] for i in sorted(trainer.survivors)}
-        self.lengths.append({"server": trainer.model_states[0]["length"], **of_clients})
+    def on_round_end(self, trainer: FederatedTrainer) -> None:
+        row = {"round": trainer.current_round, "server": trainer.model_states.get(0, {}).get("length")}
+        self.rows.append(row | {f"client {i}": trainer.client_reports[i].numbers["change"] for i in trainer.survivors})
 
-    def figures(self, trainer: TrainerSurface, stage: str) -> Any:
+    def figures(self, trainer: FederatedTrainer, stage: str) -> Any:
         return [("momenta", self._draw)] if stage == "fit" else []
 
     def _draw(self) -> Figure:
-        figure = Figure(layout="constrained")
-        pd.DataFrame(self.lengths).plot(ax=figure.subplots(), xlabel="rounds before", ylabel="length of the change")
-        return figure
+        return pd.DataFrame(self.rows).plot(x="round", ylabel="norm", ax=Figure(layout="constrained").subplots()).figure

@@ -33,7 +33,9 @@ def test_against_the_method_in_plain_numbers(client: float, server: float, tmp_p
 
 
 def test_a_resumed_run_has_the_same_bits_and_the_whole_picture(tmp_path: Path) -> None:
-    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> tuple[list[float], list[dict[str, float]]]:
+    def run(
+        folder: str, rounds: int, ckpt_path: str | None = None
+    ) -> tuple[list[float], list[dict[str, float | None]]]:
         figure = MomentaFigure()
         callbacks, root = (Figures(), figure), tmp_path / folder
         strategy = Momenta()
@@ -41,7 +43,7 @@ def test_a_resumed_run_has_the_same_bits_and_the_whole_picture(tmp_path: Path) -
             Parabolas(*CURVES), *callbacks, rounds=rounds, root=root, strategy=strategy, ckpt_path=ckpt_path
         )
         assert Path(trainer.log_dir, "figures", "momenta.png").is_file()
-        return weights_of(trainer), figure.lengths
+        return weights_of(trainer), figure.rows
 
     run("part", 2)
     resumed, whole = run("part", 5, "last"), run("whole", 5)
@@ -52,3 +54,8 @@ def test_a_resumed_run_has_the_same_bits_and_the_whole_picture(tmp_path: Path) -
 def test_a_wrong_share_is_named() -> None:
     with pytest.raises(ConfigurationError, match="Momenta.server=2"):
         Momenta(server=2)
+
+
+def test_the_figure_needs_the_strategy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="MomentaFigure needs trainer.strategy=Momenta"):
+        train(Parabolas(*CURVES), MomentaFigure(), rounds=1, root=tmp_path)

@@ -41,7 +41,7 @@ class Callback:
     """
 
     #: Callbacks that share a role exclude each other, unless they may be :attr:`several`: "collaboration",
-    #: "participation", "fine-tuning", "contribution", "calibration", "figures".
+    #: "participation", "fine-tuning", "contribution", "calibration", "arrival", "best models".
     role: str | None = None
     #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how

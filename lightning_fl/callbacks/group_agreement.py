@@ -54,8 +54,8 @@ class GroupAgreement(Callback):
             return
         from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # takes seconds to import
 
-        present = trainer.present_clients
-        found = [trainer.federation.collaboration.partition[client] for client in present]
+        present, labels = trainer.present_clients, trainer.federation.collaboration.partition
+        found = [labels[client] for client in present]
         self.history.append(float(adjusted_rand_score([self._known[client] for client in present], found)))
         trainer.log("coalitions/ari", self.history[-1])
 

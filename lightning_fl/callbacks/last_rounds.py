@@ -39,18 +39,17 @@ class LastRounds(Callback):
         self._rounds, self._higher_is_better = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
-        if trainer.federation.current_round <= trainer.max_rounds - self.num or not trainer.loop.evaluator.evaluates(
-            _SPLIT
-        ):
+        evaluator = trainer.loop.evaluator
+        if trainer.federation.current_round <= trainer.max_rounds - self.num or not evaluator.evaluates(_SPLIT):
             return
         reports = {}
-        with trainer.loop.evaluator.evaluations(_SPLIT):
+        with evaluator.evaluations(_SPLIT):
             for client in trainer.hosted_clients:
                 if client in trainer.federation.absent_clients:
                     continue
                 weights = trainer.client_model(client)
                 with trainer.around_evaluation(client, weights):
-                    report = trainer.loop.evaluator.evaluate(client, weights, _SPLIT)
+                    report = evaluator.evaluate(client, weights, _SPLIT)
                 if report is not None:
                     reports[client] = report.metrics
         found = summarize(trainer.strategy.exchange(reports), trainer.datamodule.client_names())

@@ -69,20 +69,21 @@ class ProgressDisplay(Callback):
         if self._started is None:
             return
         now, done = time.monotonic(), trainer.federation.current_round
-        self._clients_done, self._doing = 0, ""
+        self._clients_done, self._doing, self._ended = 0, "", (done, now)
         self._refresh(trainer)
         first_or_last = done == trainer.max_rounds or done == self._started[0] + 1
         late = (done - self._line_round) * 100 >= trainer.max_rounds or now - self._line_time >= _PLAIN_SECONDS
         if self._live is None and (first_or_last or (done % self.every_n_rounds == 0 and late)):
             self._line_round, self._line_time = done, now
             clients = f"clients {len(trainer.round.survivors)}/{trainer.num_clients}"
-            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer), *self._times(trainer, now)]
-            _print_plain(" | ".join(parts))
+            elapsed, left = self._times(trainer, now)
+            parts = [f"round {done}/{trainer.max_rounds}", clients, *self._metrics(trainer)]
+            _print_plain(" | ".join([*parts, f"{elapsed} elapsed", f"{left} left"]))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if self._started is None:
             return
-        elapsed = self._times(trainer, time.monotonic())[0].removesuffix(" elapsed")
+        elapsed, _ = self._times(trainer, time.monotonic())
         done, rounds = trainer.federation.current_round, trainer.max_rounds
         how = "interrupted" if trainer.federation.interrupted_by else "stopped"
         if self._live is not None:
@@ -102,7 +103,7 @@ class ProgressDisplay(Callback):
 
     def _start(self, trainer: TrainerSurface) -> None:
         now, done = time.monotonic(), trainer.federation.current_round
-        self._started = done, now
+        self._started = self._ended = done, now
         self._before = trainer.federation.wall_time_seconds  # of earlier processes of a resumed run
         self._names = trainer.client_names
         self._line_round, self._line_time, self._next_refresh = done, now, 0.0
@@ -132,8 +133,9 @@ class ProgressDisplay(Callback):
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        times = ", ".join(self._times(trainer, time.monotonic()))
-        bar.add_row(f"round {done}/{rounds}", ProgressBar(total=rounds, completed=done, complete_style="cyan"), times)
+        elapsed, left = self._times(trainer, time.monotonic())
+        shown = ProgressBar(total=rounds, completed=done, complete_style="cyan")
+        bar.add_row(f"round {done}/{rounds}", shown, f"{elapsed} elapsed, {left} left")
         lines: list[Any] = [title, bar]
         if not ended and done < rounds:  # also between clients, so that the display does not jump
             where = "" if trainer.fabric.world_size == 1 else f" on process 0 of {trainer.fabric.world_size}"
@@ -141,15 +143,14 @@ class ProgressDisplay(Callback):
             lines.append(Text(f"round {done + 1}{where}: {self._clients_done} clients done{work}"))
         return Group(*lines, *map(Text, self._metrics(trainer)))
 
-    def _times(self, trainer: TrainerSurface, now: float) -> list[str]:
-        """Elapsed and remaining time, the latter at the mean pace of this process's rounds."""
+    def _times(self, trainer: TrainerSurface, now: float) -> tuple[str, str]:
+        """Elapsed and remaining time, the latter at the mean pace of this process's whole rounds; "?" before one."""
         assert self._started is not None
-        at_start, began = self._started
-        seconds, rounds = now - began, trainer.federation.current_round
-        elapsed, left = timedelta(seconds=round(self._before + seconds)), "?"
+        (at_start, began), (rounds, ended) = self._started, self._ended
+        elapsed, left = str(timedelta(seconds=round(self._before + now - began))), "?"
         if rounds > at_start:
-            left = str(timedelta(seconds=round(seconds * (trainer.max_rounds - rounds) / (rounds - at_start))))
-        return [f"{elapsed} elapsed", f"{left} left"]
+            left = str(timedelta(seconds=round((ended - began) * (trainer.max_rounds - rounds) / (rounds - at_start))))
+        return elapsed, left
 
     def _metrics(self, trainer: TrainerSurface) -> list[str]:
         """Texts of the training loss, the monitored validation metric, and those logged with ``prog_bar``."""

@@ -17,12 +17,10 @@ def init(*, answers: Answers, to_folder: Folder = Path()) -> int:
     Args:
         to_folder: folder to write to
     """
-    data = answers.data if answers.data != "ask" else _ask("data", "What are your data?", DATA)
+    data = _answer(answers.data, "data", "What are your data?", DATA)
     tasks = {"classification": TASKS["classification"]} if data == "images" else TASKS
-    task = answers.task if answers.task != "ask" else _ask("task", "What is to be predicted?", tasks)
-    algorithm = (
-        answers.algorithm if answers.algorithm != "ask" else _ask("algorithm", "What shall clients get?", ALGORITHMS)
-    )
+    task = _answer(answers.task, "task", "What is to be predicted?", tasks)
+    algorithm = _answer(answers.algorithm, "algorithm", "What shall clients get?", ALGORITHMS)
     found = starter_files(replace(answers, data=data, task=task, algorithm=algorithm))
     write_files(found, to_folder, "--to-folder DIR")
     for name in sorted({name.partition("/")[0] for name in found}):
@@ -32,11 +30,12 @@ def init(*, answers: Answers, to_folder: Folder = Path()) -> int:
     return 0
 
 
-def _ask(option: str, question: str, answers: Mapping[str, str]) -> str:
-    """Ask for one of the answers, by number or name; an empty line chooses the first."""
+def _answer(given: str, option: str, question: str, answers: Mapping[str, str]) -> str:
+    """The given answer; for "ask" the user's, by number or name, where an empty line chooses the first."""
+    if given != "ask":
+        return given
     if not sys.stdin.isatty():
-        given = "|".join(answers)
-        raise ConfigurationError(f"standard input is not a terminal; give --{option} {given}.")
+        raise ConfigurationError(f"standard input is not a terminal; give --{option} {'|'.join(answers)}.")
     if len(answers) == 1:
         return next(iter(answers))
     print(question)

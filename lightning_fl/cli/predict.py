@@ -42,7 +42,7 @@ def predict(run: Run, file: str, *, out: File | None = None, force: bool = False
             or with a table's columns, a folder or a .npz file of images; - for standard input
         out: CSV file for the table (default: standard output)
     """
-    if out is not None and out.name == "-":
+    if out == Path("-"):
         out = None
     if out is not None:
         check_out(out, run, Path(file).expanduser(), named=True, replace=force)

@@ -108,7 +108,9 @@ def study(
     if signal_number is not None:
         print(f"To resume: {shlex.join(['lightning-fl', *sys.argv[1:]])}", file=sys.stderr)
         return 128 + signal_number
-    return 1 if failed else 0
+    if shard is None and num_open:
+        print(f"another process runs {num_open} of these cells; the last to end writes all results", file=sys.stderr)
+    return 1 if failed or (shard is None and num_open) else 0
 
 
 def _shard_summary(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:

@@ -10,10 +10,10 @@ import csv
 import glob
 import hashlib
 import json
+import os
 import re
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,21 +153,13 @@ class Cell:
     def ran_on_other_data(self) -> bool:
         """Whether a sibling folder holds the same cell with other file contents."""
         siblings = self.folder.parent.glob(f"{glob.escape(self.folder.name.rpartition('-')[0])}-*/cell.json")
-        for record in siblings:
-            found = _read_json(record)
-            if (
-                isinstance(found, dict)
-                and found.get("files")
-                and {**found, "files": self.content.get("files")} == self.content != found
-            ):
-                return True
-        return False
+        found = (one for one in map(_read_json, siblings) if isinstance(one, dict) and one.get("files"))
+        return any({**one, "files": self.content.get("files")} == self.content != one for one in found)
 
     def versions(self) -> list[Path]:
         """Folders of its runs, the latest last."""
-        if not self.folder.is_dir():
-            return []
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _VERSION.match(path.name))]
+        paths = self.folder.glob("version_*")
+        found = [(int(match[1]), path) for path in paths if (match := _VERSION.match(path.name))]
         return [path for _, path in sorted(found)]
 
     def finished(self) -> FinishedRun | None:
@@ -200,8 +192,12 @@ class Cell:
         path = next((path for folder in reversed(self.versions()) if (path := folder / "metrics.csv").is_file()), None)
         if path is None:
             return None
-        with path.open(encoding="utf-8", errors="replace") as file:
-            rows = deque(csv.DictReader(file), maxlen=1)
+        with path.open("rb") as file:
+            header = file.readline()
+            # Of each column, a row has at most 25 bytes and the header at least two.
+            file.seek(max(len(header), file.seek(0, os.SEEK_END) - 16 * len(header)))
+            last = file.read().splitlines()[-1:]
+        rows = list(csv.DictReader(line.decode(errors="replace") for line in (header, *last)))
         step = (rows[0].get("step") or "") if rows else ""
         return int(step) if step.isdigit() else 0
 
@@ -329,10 +325,7 @@ def _last_error(log: Path, exit_code: int) -> str:
     """The last error message of a log, else its last line."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [f"exit code {exit_code}"])[-1].removeprefix("error: ")

@@ -18,6 +18,7 @@ from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
+from lightning_fl.callbacks.figures.figures import FigureCallback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
@@ -180,8 +181,9 @@ def complete_callbacks(
         given.append(ModelCheckpoint())
     # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
     # every other callback's state is that of the round's end, and before them what measures and draws the final models.
-    places = {"arrival": 0, "contribution": 1, "calibration": 3, "figures": 3}
-    order = sorted(given, key=lambda one: (isinstance(one, ModelCheckpoint), places.get(one.role or "", 2)))
+    places = {"arrival": 0, "contribution": 1, "calibration": 3}
+    last = (FigureCallback, ModelCheckpoint)
+    order = sorted(given, key=lambda one: (*(isinstance(one, kind) for kind in last), places.get(one.role or "", 2)))
     return order, of_lightning
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hooks import StopAfter
 
+from lightning_fl.callbacks import Callback
 from lightning_fl.callbacks.progress import ProgressDisplay, displayed_metric
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.metrics import MetricSummary
@@ -141,6 +142,20 @@ class TestPlainLines:
             patch.setattr(sys, "stdout", stream)
             make_trainer(ProgressDisplay(), max_rounds=1).fit(line_module(), data)
         assert ": \\u0141\\xf3d\\u017a)" in (tmp_path / "out.txt").read_text()
+
+    def test_the_remaining_time_goes_by_whole_rounds(self, make_trainer, line_clients, line_module, monkeypatch):
+        now = SimpleNamespace(seconds=0.0)
+        monkeypatch.setattr("lightning_fl.callbacks.progress.time", SimpleNamespace(monotonic=lambda: now.seconds))
+        left, display = [], ProgressDisplay()
+
+        class Slow(Callback):
+            def on_client_end(self, trainer, client):
+                now.seconds += 10
+                left.append(display._times(trainer, now.seconds))
+
+        make_trainer(display, Slow(), max_rounds=3).fit(line_module(), line_clients([1.0, 2.0]))
+        assert [one for _, one in left] == ["?", "?", "0:00:40", "0:00:40", "0:00:20", "0:00:20"]
+        assert [one for one, _ in left] == [f"0:0{seconds // 60}:{seconds % 60:02}" for seconds in range(10, 70, 10)]
 
     def test_other_ranks_are_silent(self, capsys):
         display, trainer = ProgressDisplay(), SimpleNamespace(is_global_zero=False)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import yaml
@@ -144,6 +145,19 @@ def test_a_system_that_cannot_fork(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(ConfigurationError, match="use Linux or macOS"):
         LocalWorkers(1)
+
+
+@pytest.mark.slow
+def test_cells_of_another_process_are_counted(study, command):
+    from lightning_fl.study.cells import make_cells
+    from lightning_fl.study.study_file import load_study
+
+    finish_all("out")
+    rmtree(next(Path("out/cells").glob("a,size=small,seed=0-*/version_0")))
+    with make_cells(load_study(Path(study)), Path("out"))[0].lock:
+        code, out, err = command("study", study, "--out", "out")
+        assert (code, err) == (1, "another process runs 1 of these cells; the last to end writes all results\n")
+        assert "study: out" in out
 
 
 # -- shares ------------------------------------------------------------------------------------------------------

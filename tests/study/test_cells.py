@@ -135,9 +135,10 @@ def test_it_resumes_from_a_checkpoint(cells):
         ("", 0),
         ('"val,acc",step\n0.1,1\n', 1),
         ('"val,acc",step\n' + "".join(f"{'1' * 100},{step}\n" for step in range(1000)), 999),
+        ("a," * 9000 + "step\n" + "".join(f"{'-1.2345678901234567e-100,' * 9000}{step}\n" for step in (7, 8)), 8),
         ("val,step\n0.1,3\n0.", 0),
     ],
-    ids=["empty", "one", "many", "cut off"],
+    ids=["empty", "one", "many", "wide", "cut off"],
 )
 def test_rounds_are_those_of_the_last_complete_row(cells, text, rounds):
     assert cells[0].rounds() is None

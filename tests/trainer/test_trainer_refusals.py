@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_fl import ConfigurationError, FederatedTrainer, federate
-from lightning_fl.callbacks import Callback, DROClientSampling
+from lightning_fl.callbacks import Callback, DROClientSampling, Figures, LearningCurves
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import FederatedError
 
@@ -41,6 +41,7 @@ TRAINERS: list[tuple[dict[str, Any], str]] = [
     ({"accelerator": "cpu", "devices": "two"}, "trainer.devices=two: .*CPU cores"),
     ({"callbacks": [DROClientSampling(), DROClientSampling(cohort_size=2)]}, "both decide the participation"),
     ({"callbacks": [Everybody(), DROClientSampling()]}, "Everybody and DROClientSampling both select the clients"),
+    ({"callbacks": [Figures(), LearningCurves()]}, "Figures and LearningCurves: .*twice"),
     ({"callbacks": [BatchSizeFinder()]}, "trainer.callbacks has BatchSizeFinder"),
 ]
 ROWS = list(regression_set(30, seed=1))

@@ -183,9 +183,9 @@ class FedCollab(ClientClusters):
     def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
         from lightning_fl.callbacks.figures.plots.coalitions import draw_distances
 
-        present = trainer.present_clients
+        present, partition = trainer.present_clients, trainer.federation.collaboration.partition
         if stage == "fit" and len(self.distances) == trainer.num_clients:  # else not measured yet
-            labels = [trainer.federation.collaboration.partition[client] for client in present]
+            labels = [partition[client] for client in present]
             names = [trainer.client_names[client] for client in present]
             title = "Distances between clients, by coalition"
             yield "distances", partial(draw_distances, self.distances[present][:, present], labels, names, title)

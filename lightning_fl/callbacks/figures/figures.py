@@ -18,9 +18,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 class FigureCallback(Callback):
     """Base of callbacks that draw after a fit and after evaluations, in TensorBoard and as ``figures/NAME.png``."""
 
-    role = "figures"  # runs after the callbacks whose data are drawn
     only_shows = True
-    several = True
 
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
         """The figures to draw, as :meth:`Callback.figures`."""
@@ -53,15 +51,15 @@ class Figures(FigureCallback):
     """
 
     saved = ("rounds", "history", "assignments", "weights")
-    #: Beginnings of the names of the figures that it draws; empty for all.
+    #: Names of the figures that it draws, or their beginnings that end in "_"; empty for all.
     only: ClassVar[tuple[str, ...]] = ()
-    #: Classes or roles of callbacks, one of which a run needs.
+    #: Names of classes of callbacks, one of which a run needs.
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         #: Rounds done, for the rows of :attr:`weights` and, without the start of the fit, of :attr:`assignments`.
         self.rounds: list[int] = []
-        #: Metric -> round -> [mean, worst] and client -> value.
+        #: Metric -> round -> "mean", "worst" and "clients", which is client -> value.
         self.history: dict[str, dict[int, dict[str, Any]]] = {}
         #: Every client's coalition after each round.
         self.assignments: list[list[int]] = []
@@ -71,10 +69,13 @@ class Figures(FigureCallback):
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit":
             Figures.__init__(self)
-        found = {kind.__name__ for one in trainer.callbacks for kind in type(one).__mro__}
-        if self.needs and not found.union(one.role for one in trainer.callbacks).intersection(self.needs):
-            name, needed = type(self).__name__, " or ".join(one for one in self.needs if one[0].isupper())
+        if self.needs and not any(map(self.draws_from, trainer.callbacks)):
+            name, needed = type(self).__name__, " or ".join(self.needs)
             raise ConfigurationError(f"{name} needs {needed}: add it to trainer.callbacks, or remove {name}.")
+
+    def draws_from(self, callback: Callback) -> bool:
+        """Whether this callback has what is drawn."""
+        return any(kind.__name__ in self.needs for kind in type(callback).__mro__)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         if not self.rounds:
@@ -93,10 +94,16 @@ class Figures(FigureCallback):
                 self.history.setdefault(name, {})[trainer.federation.current_round] = values
 
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
-        offered = [self._of_run(trainer)] if stage == "fit" else []
-        offered += [trainer.strategy.figures(trainer, stage), *(hook(stage) for hook in trainer.hooks.of("figures"))]
-        for figures in offered:
-            yield from ((name, make) for name, make in figures if self._draws(name))
+        found: list[tuple[str, Any]] = []
+        offers: list[tuple[str, Any]] = [
+            (type(self).__name__, partial(self._of_run, trainer)),
+            (type(trainer.strategy).__name__, partial(trainer.strategy.figures, trainer)),
+            *((hook.owner, hook) for hook in trainer.hooks.of("figures")),
+        ]
+        for owner, offer in offers:
+            with drawing(f"of {owner}"):
+                found.extend(one for one in offer(stage) if self._draws(one[0]))
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(state.get("history"), Tensor):  # the name of sampling weights in earlier versions
@@ -104,33 +111,33 @@ class Figures(FigureCallback):
         super().load_state_dict(self.state_dict() | state)
 
     def _draws(self, name: str) -> bool:
-        return not self.only or name.startswith(self.only)
+        return not self.only or name in self.only or any(name.startswith(one) for one in self.only if one[-1] == "_")
 
     def _keep_weights(self, trainer: TrainerSurface) -> None:
         self.rounds.append(trainer.federation.current_round)
-        for one in trainer.callbacks if self._draws("sampling_weights") else ():
-            if one.role == "participation" and isinstance(getattr(one, "weights", None), Tensor):
+        for one in filter(_has_weights, trainer.callbacks if self._draws("sampling_weights") else ()):
+            if one.weights.shape == (trainer.num_clients,):  # otherwise not the clients' weights
                 self.weights = torch.cat([self.weights, one.weights.detach().to("cpu", torch.float64)[None]])
 
-    def _of_run(self, trainer: TrainerSurface) -> Drawings:
+    def _of_run(self, trainer: TrainerSurface, stage: str) -> Drawings:
+        if stage != "fit":
+            return
         from lightning_fl.callbacks.figures.plots import coalitions, run
 
         names, after = trainer.client_names, f"round {trainer.federation.current_round}"
         if self.history:
             yield "learning_curves", partial(run.draw_learning_curves, self.history)
-        matrix = trainer.federation.collaboration.matrix
-        if not torch.allclose(matrix, matrix[:1].expand_as(matrix)):
-            yield "collaboration", partial(run.draw_matrix, matrix, names, f"Collaboration after {after}")
+        if self._draws("collaboration") and trainer.federation.collaboration.num_models > 1:  # N x N numbers
+            matrix = trainer.federation.collaboration.matrix
+            if not torch.allclose(matrix, matrix[:1].expand_as(matrix)):
+                yield "collaboration", partial(run.draw_matrix, matrix, names, f"Collaboration after {after}")
         if self.assignments:
             rounds, title = self.rounds[-len(self.assignments) :], f"Coalitions up to {after}"
             yield "partition", partial(coalitions.draw_partition, rounds, self.assignments, names, title)
-        if len(self.weights):
-            words: dict[str, Any] = {
-                "title": f"Sampling weights up to {after}",
-                "ylabel": "sampling weight λ",
-                "reference": ("uniform", 1 / trainer.num_clients),
-            }
-            yield "sampling_weights", partial(run.draw_client_curves, self.rounds, self.weights, names, **words)
+        if 0 < len(self.weights) == len(self.rounds):  # weights in every round
+            title, uniform = f"Sampling weights up to {after}", ("uniform", 1 / trainer.num_clients)
+            draw = partial(run.draw_client_curves, self.rounds, self.weights, names, reference=uniform)
+            yield "sampling_weights", partial(draw, title=title, ylabel="sampling weight λ")
 
 
 class LearningCurves(Figures):
@@ -149,14 +156,20 @@ class CoalitionFigure(Figures):
     """The figures ``partition``, ``distances`` (FedCollab) and ``merge_tree`` (HCCT) only."""
 
     only = ("partition", "distances", "merge_tree")
-    needs = ("collaboration", "FedCollab", "HCCT")
+    needs = ("FedCollab", "HCCT")
+
+    def draws_from(self, callback: Callback) -> bool:
+        return callback.role == "collaboration"
 
 
 class SamplingWeightsFigure(Figures):
     """The figure ``sampling_weights`` of :class:`Figures` only."""
 
     only = ("sampling_weights",)
-    needs = ("participation", "DROClientSampling")
+    needs = ("DROClientSampling",)
+
+    def draws_from(self, callback: Callback) -> bool:
+        return _has_weights(callback)
 
 
 class ContributionFigure(Figures):
@@ -181,7 +194,11 @@ class GraphFigure(Figures):
 
 
 class TierFigures(Figures):
-    """The figures ``tier_*``, ``token_*`` and ``personal_*`` of ``TierBidding`` and ``ShapleyRewards`` only."""
+    """The figures ``tier_*``, ``token_*`` and ``personal_*`` of ``TierBidding``, also with ``ShapleyRewards``, only."""
 
     only = ("tier_", "token_", "personal_")
-    needs = ("TierBidding", "ShapleyRewards")
+    needs = ("TierBidding",)
+
+
+def _has_weights(callback: Any) -> bool:
+    return callback.role == "participation" and isinstance(getattr(callback, "weights", None), Tensor)

@@ -32,6 +32,7 @@ class HeldOutFigure(FigureCallback):
         target: number from 0 or name of a target; ``None`` for a panel of each.
     """
 
+    several = True  # one for each split and target
     #: File name.
     picture: ClassVar[str]
 

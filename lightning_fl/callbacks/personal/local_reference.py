@@ -102,26 +102,22 @@ class LocalReference(Callback):
         from lightning_fl.callbacks.figures.plots.coalitions import draw_gains
 
         split: Split = "test" if stage == "test" else "val"
-        metrics, collaboration = (
-            trainer.federation.metrics.get(split, ClientMetrics()),
-            trainer.federation.collaboration,
-        )
+        metrics = trainer.federation.metrics.get(split, ClientMetrics())
+        collaboration = trainer.federation.collaboration
         names = {metric_name(name, split): name for name in trainer.federation.gains.get(split, {})}
         for chosen in sorted(names, key=lambda short: "loss" in short)[:1]:
-            metric = metrics[names[chosen]]
-            yield (
-                f"gain_{split}",
-                partial(
-                    draw_gains,
-                    metric.clients,
-                    metrics[f"{split}/local/{chosen}"].clients,
-                    trainer.client_names,
-                    metric=chosen,
-                    higher_is_better=metric.higher_is_better,
-                    title=f"Gain over local training, {split}, round {trainer.federation.current_round}",
-                    labels=collaboration.personalisation.argmax(1).tolist() if collaboration.num_models > 1 else None,
-                ),
+            metric, local = metrics[names[chosen]], metrics[f"{split}/local/{chosen}"]
+            draw = partial(
+                draw_gains,
+                metric.clients,
+                local.clients,
+                trainer.client_names,
+                metric=chosen,
+                higher_is_better=metric.higher_is_better,
+                title=f"Gain over local training, {split}, round {trainer.federation.current_round}",
+                labels=collaboration.partition if collaboration.num_models > 1 else None,
             )
+            yield f"gain_{split}", draw
 
     def _reference(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> ClientMetrics:
         if self.run is not None:
@@ -142,11 +138,9 @@ class LocalReference(Callback):
         figures, names = self._figures.get(split, {}), trainer.datamodule.client_names()
         found = ClientMetrics(names=names)
         for name, metric in metrics.items():
-            clients = figures.get(metric_name(name, split))
-            if clients is None:
-                continue
-            values = {client: clients[names[client]] for client in metric.clients if names[client] in clients}
-            found[name] = MetricSummary.of(values, higher_is_better=metric.higher_is_better)
+            if (clients := figures.get(metric_name(name, split))) is not None:
+                values = {client: clients[names[client]] for client in metric.clients if names[client] in clients}
+                found[name] = MetricSummary.of(values, higher_is_better=metric.higher_is_better)
         return found
 
 
@@ -170,8 +164,7 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
             f" {error}). Name the folder of a run with LocalTraining."
         ) from error
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
-    different = sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key))
-    if different:
+    if different := sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key)):
         raise ConfigurationError(
             f"LocalReference.run={str(run)!r}: its data differ from this run's in {', '.join(different)}. Use a run on"
             " the same data with the same seed."

@@ -7,7 +7,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.errors import ConfigurationError, FederatedError, listed
+from lightning_fl.core.errors import ConfigurationError, FederatedError, cut, listed
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.engine.probes.layer_records import named_layer
@@ -131,14 +131,15 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
     prefixes = [prefix] if prefix is not None else [f"{name}." if name else "", ""]
     begin = next((p for p in prefixes if any(str(key).startswith(p) for key in content)), prefixes[-1])
     given = {str(key)[len(begin) :]: value for key, value in content.items() if str(key).startswith(begin)}
+    tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+    if wrong := [key for key, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]:
+        raise ConfigurationError(f"{place}: {listed(wrong, 5)} have values that are not finite. Use another file.")
     try:
         part.load_state_dict(given)
     except (RuntimeError, TypeError) as error:
-        reasons = " ".join(str(error).split()[:60])
+        lines = [cut(line.strip("\t ."), 200) for line in str(error).splitlines()]
         raise ConfigurationError(
-            f"{place} does not fit {name or type(part).__name__}: {reasons}. Give the model the sizes of the file, or"
-            " name another PretrainedWeights.module or prefix."
+            f"{place} does not fit {name or type(part).__name__}: {listed(lines[1:] or lines, 6)}. Give the model the"
+            " sizes of the file, or name another PretrainedWeights.module or prefix."
         ) from error
-    if wrong := [key for key, value in given.items() if value.is_floating_point() and not value.isfinite().all()]:
-        raise ConfigurationError(f"{place}: {listed(wrong, 5)} have values that are not finite. Use another file.")
     return given

@@ -125,8 +125,7 @@ class ShapleyRewards(Callback):
                 f"ShapleyRewards.every_n_rounds={self.every_n_rounds}: must be at most"
                 f" trainer.max_rounds={trainer.max_rounds}."
             )
-        choosers = [one for one in trainer.callbacks if "model_per_client" in one.traits]
-        if choosers:
+        if choosers := [one for one in trainer.callbacks if "model_per_client" in one.traits]:
             raise ConfigurationError(
                 f"ShapleyRewards values contributions to shared models, but {type(choosers[0]).__name__} gives every"
                 " client its own. Remove one of the two from trainer.callbacks."
@@ -136,8 +135,7 @@ class ShapleyRewards(Callback):
         self._reset()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         refuse_manual_steps(trainer.loop.module, "ShapleyRewards")
-        missing = clients_without(trainer.loop, self.split, range(trainer.num_clients))
-        if missing:
+        if missing := clients_without(trainer.loop, self.split, range(trainer.num_clients)):
             raise ConfigurationError(
                 f"ShapleyRewards needs held-out data, but {len(missing)} of {trainer.num_clients} clients have no"
                 f" validation data (the first is {missing[0]}). Give the data a validation split, or set"
@@ -225,9 +223,11 @@ class ShapleyRewards(Callback):
         table = pd.DataFrame(self.values).reindex(columns=clients).cumsum().ffill()  # NaN before the first value
         words = {"title": f"{title}: Shapley values, {method}", "ylabel": f"cumulated contribution {unit}"}
         yield "contributions", partial(run.draw_contributions, self.rounds, table, names, **words)
-        if trainer.federation.collaboration.num_models > 1:
+        last = max(model for models in self.by_model for model in models)  # there may be fewer models now
+        num_models = max(last + 1, trainer.federation.collaboration.num_models)
+        if num_models > 1:
             by_model = pd.concat(map(pd.DataFrame, self.by_model)).groupby(level=0).sum(min_count=1)
-            sums = by_model.reindex(index=clients, columns=range(trainer.federation.collaboration.num_models))
+            sums = by_model.reindex(index=clients, columns=range(num_models))
             words = {"title": title, "label": f"cumulated Shapley value {unit}"}
             yield "tier_contributions", partial(tiers.draw_tier_contributions, sums, names, **words)
 

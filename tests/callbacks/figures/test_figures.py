@@ -13,6 +13,7 @@ from lightning_fl.callbacks import (
     CoalitionFigure,
     CollaborationFigure,
     ContributionFigure,
+    Figures,
     GainFigure,
     GraphFigure,
     LearningCurves,
@@ -20,6 +21,7 @@ from lightning_fl.callbacks import (
     SamplingWeightsFigure,
     ShapleyRewards,
     TierFigures,
+    UniformSampling,
 )
 from lightning_fl.callbacks.figures.held_out import present
 from lightning_fl.callbacks.figures.plots.run import (
@@ -152,6 +154,54 @@ class TestCollaborationFigure:
         assert shown == []
         assert not (trainer.run_log.directory / "figures").exists()
 
+    @pytest.mark.parametrize(
+        ("figure", "labels", "times"),
+        [(CollaborationFigure, [0, 1], 1), (Figures, [0, 0], 0), (LearningCurves, [0, 1], 0)],
+    )
+    def test_the_matrix_is_computed_where_it_is_drawn_only(
+        self, make_trainer, line_clients, line_module, shown, monkeypatch, figure, labels, times
+    ):
+        computed, matrix = [], Collaboration.matrix.fget
+        monkeypatch.setattr(Collaboration, "matrix", property(lambda self: computed.append(1) or matrix(self)))
+        make_trainer(Coalitions(labels, [1, 1]), figure(), max_rounds=1).fit(line_module(), line_clients([1.0, 2.0]))
+        assert len(computed) == times
+
+
+class TestFigures:
+    def test_one_that_fails_is_a_warning_and_the_run_ends_as_usual(
+        self, make_trainer, line_clients, line_module, shown
+    ):
+        class Offers(Callback):
+            def figures(self, trainer, stage):
+                yield "first", lambda: draw_matrix(torch.eye(2), ["a", "b"], "")
+                raise ValueError("no such luck")
+
+        class FailsAtOnce(Callback):
+            def figures(self, trainer, stage):
+                raise KeyError("missing")
+
+        trainer = make_trainer(Figures(), Offers(), FailsAtOnce(), max_rounds=1)
+        with (
+            pytest.warns(UserWarning, match="of Offers .*no such luck"),
+            pytest.warns(UserWarning, match="of FailsAtOnce .*missing"),
+        ):
+            trainer.fit(line_module(), line_clients([1.0, 2.0]))
+        assert [name for name, _, _ in shown] == ["learning_curves", "first"]
+        assert (trainer.run_log.directory / "checkpoints" / "last.ckpt").is_file()
+        assert (trainer.run_log.directory / "summary.json").is_file()
+
+    def test_some_of_the_figures_are_those_with_their_names(self, make_trainer, line_clients, line_module, shown):
+        class Offers(Callback):
+            def figures(self, trainer, stage):
+                for name in ("graph", "graphs", "gain", "gain_val"):
+                    yield name, lambda: draw_matrix(torch.eye(2), ["a", "b"], "")
+
+        class Two(Figures):
+            only = ("graph", "gain_")
+
+        make_trainer(Two(), Offers(), max_rounds=1).fit(line_module(), line_clients([1.0, 2.0]))
+        assert [name for name, _, _ in shown] == ["graph", "gain_val"]
+
 
 class Scripted(Callback):
     """Everybody takes part; after r rounds the weights are [1 + r, 1, 1] / (3 + r)."""
@@ -192,6 +242,14 @@ class TestSamplingWeightsFigure:
         for _ in range(2):
             trainer.fit(line_module(), line_clients([1.0, 2.0, 3.0]))
         assert figure.rounds == [0, 1, 2]
+
+    def test_weights_of_others_than_all_clients_are_not_drawn(self, make_trainer, line_clients, line_module, shown):
+        class OfCohort(Scripted):
+            def on_aggregate_end(self, trainer):
+                self.weights = torch.ones(trainer.current_round + 2)
+
+        make_trainer(OfCohort(), Figures(), max_rounds=3).fit(line_module(), line_clients([1.0, 2.0, 3.0]))
+        assert [name for name, _, _ in shown] == ["learning_curves"]
 
 
 class TestContributionFigure:
@@ -319,8 +377,10 @@ class TestLearningCurves:
     ("callbacks", "name"),
     [
         ([SamplingWeightsFigure()], "SamplingWeightsFigure .*DROClientSampling"),
+        ([SamplingWeightsFigure(), UniformSampling(cohort_size=1)], "SamplingWeightsFigure .*DROClientSampling"),
         ([ContributionFigure()], "ContributionFigure .*ShapleyRewards"),
         ([TierFigures()], "TierFigures .*TierBidding"),
+        ([TierFigures(), ShapleyRewards()], "TierFigures .*TierBidding"),
         ([GraphFigure()], "GraphFigure .*CollaborationGraph"),
         ([CoalitionFigure()], "CoalitionFigure"),
         ([GainFigure()], "GainFigure .*LocalReference"),

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +175,16 @@ class TestCallback:
             units = [one.balances[client] for one in tiers.rounds]
             np.testing.assert_allclose(shown[f"client_{client}"], np.array(units) / UNITS_PER_TOKEN)
         np.testing.assert_allclose(total.lines[0].get_ydata(), 5 * len(SIZES))
+
+    def test_contributions_to_all_models_that_were_valued(self):
+        rewards = ShapleyRewards()
+        rewards.rounds, rewards.by_model = [1, 2], [{0: {0: 1.0}, 2: {1: 2.0}}, {0: {0: 1.0, 1: 3.0}}]
+        federation = SimpleNamespace(current_round=2, collaboration=SimpleNamespace(num_models=1))
+        run = SimpleNamespace(num_clients=2, client_names=names_of(2), federation=federation)
+        axes = dict(rewards.figures(run, "fit"))["tier_contributions"]().axes[0]
+        shown = np.ma.filled(axes.images[0].get_array(), math.nan)
+        # client 1, whose best tier is 0, comes first
+        np.testing.assert_array_equal(shown, [[3.0, math.nan, 2.0], [2.0, math.nan, math.nan]])
 
     @pytest.mark.slow
     def test_files(self, tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 
 import pytest
 import torch
@@ -160,6 +161,22 @@ def test_other_weights_are_refused(tmp_path, weights, width, change, message):
     torch.save(content, tmp_path / "file.pt")
     with pytest.raises(ConfigurationError, match=message):
         pretrained_state(tmp_path / "file.pt", Net(width).encoder, "encoder")
+
+
+def test_weights_that_are_not_finite_leave_the_module_as_it_was(tmp_path, weights):
+    torch.save(weights | {"2.bias": torch.full((3,), math.inf)}, tmp_path / "file.pt")
+    part = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    before = {name: value.clone() for name, value in part.state_dict().items()}
+    with pytest.raises(ConfigurationError, match="finite"):
+        pretrained_state(tmp_path / "file.pt", part, "encoder")
+    assert all(torch.equal(value, before[name]) for name, value in part.state_dict().items())
+
+
+def test_what_is_left_out_of_torchs_message_is_marked(tmp_path):
+    torch.save({f"{number}.weight": torch.zeros(2) for number in range(30)}, tmp_path / "file.pt")
+    part = nn.Sequential(*(nn.Linear(3, 3) for _ in range(30)))
+    with pytest.raises(ConfigurationError, match=r"0\.bias.*\.\.\., size mismatch for 0\.weight: .*and 25 more\. Give"):
+        pretrained_state(tmp_path / "file.pt", part, "encoder")
 
 
 def test_no_such_file(tmp_path):

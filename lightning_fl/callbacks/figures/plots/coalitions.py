@@ -74,9 +74,8 @@ def draw_merge_tree(merges: Sequence[MergeStep], labels: Sequence[int], names: S
     colors = coalition_colors(labels)
     for step, ((first_x, first_step), (second_x, second_step), client) in enumerate(joints, start=1):
         color = colors[labels[client]]
-        tree.plot(
-            [first_x, first_x, second_x, second_x], [first_step, step, step, second_step], color=color, linewidth=1.6
-        )
+        x, y = [first_x, first_x, second_x, second_x], [first_step, step, step, second_step]
+        tree.plot(x, y, color=color, linewidth=1.6)
         bars.barh(step, merges[step - 1][2], height=min(0.8, 0.2 + 0.1 * len(merges)), color=color)
     leaves = [colors[labels[client]] for client in order]
     tree.scatter(range(count), [0] * count, s=min(30, 1500 / count), c=leaves, zorder=3, clip_on=False)
@@ -92,9 +91,8 @@ def draw_merge_tree(merges: Sequence[MergeStep], labels: Sequence[int], names: S
     bars.xaxis.set_major_locator(MaxNLocator(3))
     canvas.hide_spines(bars)
     if not merges:
-        tree.text(
-            0.5, 0.5, "no merge gained:\nevery client is alone", transform=tree.transAxes, ha="center", color="0.4"
-        )
+        text = "no merge gained:\nevery client is alone"
+        tree.text(0.5, 0.5, text, transform=tree.transAxes, ha="center", color="0.4")
     several = coalitions(labels)
     handles = [Patch(color=colors[label], label=f"coalition {label}") for label in several]
     _legend(bars, handles, len(set(labels)) > len(several))
@@ -113,7 +111,7 @@ def draw_partition(
     tracked = np.array(track_coalitions(assignments)).T
     order = sorted(range(count), key=lambda client: (tracked[client, -1], client))
     # Clients alone have no colour.
-    alone = np.array([[(now == label).sum() == 1 for label in now] for now in tracked.T]).T
+    alone = np.array([[(labels == label).sum() == 1 for label in labels] for labels in tracked.T]).T
     last = list(coalitions(assignments[-1]))  # first, so that they have the colours of coalition_colors
     shown = last + sorted(set(tracked[~alone].tolist()).difference(last))
     shades = canvas.palette(len(shown))
@@ -123,14 +121,8 @@ def draw_partition(
     )
     figure = canvas.make_figure(title, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.4 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
-    axes.imshow(
-        index,
-        cmap=ListedColormap([to_rgb(_ALONE), *shades]),
-        vmin=-0.5,
-        vmax=len(shown) + 0.5,
-        aspect="auto",
-        interpolation="nearest",
-    )
+    colors = ListedColormap([to_rgb(_ALONE), *shades])
+    axes.imshow(index, cmap=colors, vmin=-0.5, vmax=len(shown) + 0.5, aspect="auto", interpolation="nearest")
     canvas.name_rounds(axes, rounds, order, names)
     handles = [Patch(color=color, label=f"coalition {label}") for label, color in zip(shown, shades, strict=True)]
     _legend(axes, handles, bool(alone.any()))
