@@ -6,10 +6,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class GroupAgreement(Callback):
     """Compares coalitions with known groups by the adjusted Rand index (Hubert and Arabie 1985).
 
@@ -30,10 +31,10 @@ class GroupAgreement(Callback):
     only_shows = True
     saved = ("history",)
 
-    @checked
-    def __init__(self, *, groups: list[str] | None = None, num: Count = 10) -> None:
-        self.groups = groups
-        self.num = num
+    groups: list[str] | None = None
+    num: Count = 10
+
+    def __post_init__(self) -> None:
         #: The adjusted Rand index after each round.
         self.history: list[float] = []
         self._known: list[str] | None = None

@@ -6,13 +6,14 @@ from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.metrics import MetricSummary, metric_name, summarize
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.runtime.surface import TrainerSurface
 
 _SPLIT: Split = "test"
 
 
+@checked_fields
 class LastRounds(Callback):
     """Evaluates clients on their test data after each of the last rounds and averages over these rounds.
 
@@ -28,9 +29,9 @@ class LastRounds(Callback):
     only_shows = True
     saved = ("_rounds", "_higher_is_better")
 
-    @checked
-    def __init__(self, *, num: Count = 10) -> None:
-        self.num = num
+    num: Count = 10
+
+    def __post_init__(self) -> None:
         #: Round -> metric -> client -> value.
         self._rounds: dict[int, dict[str, dict[int, float]]] = {}
         self._higher_is_better: dict[str, bool] = {}

@@ -12,7 +12,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.core.metrics import ClientMetrics, curve_name, default_metric
-from lightning_fl.core.validation import Size, checked
+from lightning_fl.core.validation import Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.weights.flat import Weights
@@ -24,6 +24,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _STORE = "best_round"
 
 
+@checked_fields
 class ModelCheckpoint(Callback):
     """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, and also ``best.ckpt`` when validation improves.
 
@@ -44,22 +45,12 @@ class ModelCheckpoint(Callback):
 
     saved = ("best_value", "best_round", "_best")
 
-    @checked
-    def __init__(
-        self,
-        *,
-        every_n_rounds: Size = 10,
-        monitor: str | None = None,
-        mode: Literal["auto", "min", "max"] = "auto",
-        save_models: bool = True,
-    ) -> None:
-        self.every_n_rounds = every_n_rounds
-        self.monitor = monitor
-        self.mode = mode
-        self.save_models = save_models
-        self._reset()
+    every_n_rounds: Size = 10
+    monitor: str | None = None
+    mode: Literal["auto", "min", "max"] = "auto"
+    save_models: bool = True
 
-    def _reset(self) -> None:
+    def __post_init__(self) -> None:
         self.best_value: float | None = None
         self.best_round: int | None = None
         self.last_round: int | None = None
@@ -68,7 +59,7 @@ class ModelCheckpoint(Callback):
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit":
-            self._reset()
+            self.__post_init__()
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         self._restore_best(trainer)

@@ -18,7 +18,7 @@ from lightning_fl.callbacks.callback import Callback, method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.escaping import encodable, terminal
 from lightning_fl.core.metrics import MetricSummary, curve_name, default_metric
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -28,6 +28,7 @@ _MOST_METRICS = 4
 _CELL = '<pre style="white-space:pre-wrap;line-height:normal">{code}</pre>'
 
 
+@checked_fields
 class ProgressDisplay(Callback):
     """Shows rounds, the current client, losses, the worst client, elapsed and remaining time on standard output.
 
@@ -41,9 +42,9 @@ class ProgressDisplay(Callback):
 
     only_shows = True
 
-    @checked
-    def __init__(self, *, every_n_rounds: Count = 1) -> None:
-        self.every_n_rounds = every_n_rounds
+    every_n_rounds: Count = 1
+
+    def __post_init__(self) -> None:
         self._live: Live | _NotebookDisplay | None = None
         self._started: tuple[int, float] | None = None  # rounds done, and seconds of a monotonic clock
         self._clients_done, self._doing = 0, ""

@@ -5,12 +5,13 @@ from pathlib import Path
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.model_file import export_models
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class Snapshots(Callback):
     """Saves the shared models of several rounds as ``models/snapshots/round_R/shared_K.ckpt`` after fit.
 
@@ -26,10 +27,10 @@ class Snapshots(Callback):
     only_shows = True
     saved = ("_kept",)
 
-    @checked
-    def __init__(self, *, num: Count = 5, every_n_rounds: Count = 1) -> None:
-        self.num = num
-        self.every_n_rounds = every_n_rounds
+    num: Count = 5
+    every_n_rounds: Count = 1
+
+    def __post_init__(self) -> None:
         #: Round -> states of the shared models.
         self._kept: dict[int, list[dict[str, Tensor]]] = {}
 

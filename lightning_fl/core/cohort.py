@@ -81,3 +81,11 @@ class Cohort:
     def clients(self) -> list[int]:
         """Distinct clients, in order."""
         return list(dict.fromkeys(participant.client for participant in self.participants))
+
+    def refuse_models(self, owner: str) -> None:
+        """Refuse participants with a model, which the callback ``owner`` chooses."""
+        if any(one.model is not None for one in self.participants):
+            raise ConfigurationError(
+                f"{owner} conflicts with the callback that selects clients, which assigns models to them: remove one of"
+                " the two from trainer.callbacks."
+            )

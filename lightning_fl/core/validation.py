@@ -2,9 +2,10 @@
 
 .. code-block:: python
 
+    @checked_fields
     class LabelNoise(Callback):
-        @checked
-        def __init__(self, *, std: NonNegative = 0.0, num_clusters: Count | None = None) -> None: ...
+        std: NonNegative = 0.0
+        clients: list[Size] | None = None
 
 Ranges are `annotated-types <https://github.com/annotated-types/annotated-types>`_ metadata, which the recipe's parser
 and the reference documentation read as well. NaN is in no range: ``nan < 0`` is false, and so is ``nan >= 0``.
@@ -12,19 +13,20 @@ and the reference documentation read as well. NaN is in no range: ``nan < 0`` is
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
-from inspect import signature
+from inspect import get_annotations, signature
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from lightning_fl.core.errors import ConfigurationError, cut
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 #: Above it a count means nothing, and torch's sizes overflow.
 _MAX_COUNT = 2**31 - 1
@@ -63,6 +65,20 @@ def checked(function: F) -> F:
         return function(*args, **kwargs)
 
     return check  # type: ignore[return-value]
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def checked_fields(cls: C) -> C:
+    """Make a class's annotated attributes keyword-only arguments of its constructor, which checks and stores them.
+
+    A dataclass with the checks of :func:`checked`, compared by identity; ``__post_init__`` does the rest.
+    """
+    for name in get_annotations(cls):
+        if name not in vars(cls):
+            setattr(cls, name, field())  # else a base class's attribute would be the default
+    made = dataclass(kw_only=True, eq=False)(cls)
+    made.__init__ = checked(made.__init__)
+    return made
 
 
 def check_fields(record: Any, owner: str = "") -> None:

@@ -2,13 +2,13 @@
 
 import json
 import math
-import sys
 from pathlib import Path
+from typing import Any
 
-import processes
 import pytest
 import torch
 import yaml
+from processes import succeed
 from tiny import TinyClients, TinyModule
 from torch.utils.data import TensorDataset
 
@@ -145,7 +145,7 @@ def test_a_damaged_file_is_refused(harm) -> None:
 
 
 @pytest.mark.processes
-def test_two_processes_write_the_same_file() -> None:
+def test_two_processes_write_the_same_file(start_warm: Any) -> None:
     rows = [f"{'C' * n}{end},{int(n % 3 == 0)},{end}" for n in range(1, 13) for end in "ONF"]
     Path("run.csv").write_text("\n".join(["smiles,label,lab", *rows]) + "\n")
     recipe = {
@@ -165,7 +165,7 @@ def test_two_processes_write_the_same_file() -> None:
     for devices in (1, 2):
         recipe["trainer"] |= {"devices": devices, "default_root_dir": f"on_{devices}"}
         Path("run.yaml").write_text(yaml.safe_dump(recipe))
-        processes.run(sys.executable, "-m", "lightning_fl", "fit", "--config", "run.yaml")
+        succeed(start_warm("-m", "lightning_fl", "fit", "--config", "run.yaml"))
         folder = Path(f"on_{devices}/version_0")
         assert json.loads((folder / "summary.json").read_text())["num_processes"] == devices
         written.append((folder / CALIBRATION_FILE).read_text())

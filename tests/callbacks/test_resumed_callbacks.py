@@ -1,6 +1,7 @@
 """A run that stops and resumes ends with the same bits, whatever callback sets its collaboration or its clients."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from lightning_fl.callbacks import (
 
 #: Callbacks, stops, rounds, module, data, settings.
 Case = tuple[Callable[[], list[Callback]], list[int], int, Any, Any, dict[str, Any]]
+Run = tuple[list[Callback], FederatedTrainer]
 
 
 class LateTiers(Callback):
@@ -180,27 +182,35 @@ def _assert_same(first: Any, second: Any) -> None:
         assert first == second or first != first
 
 
+def run(name: str, folder: Path, rounds: int, **resume: Any) -> Run:
+    make, _, _, module, data, settings = CASES[name]
+    callbacks = make()
+    made = trainer(
+        *callbacks,
+        ModelCheckpoint(every_n_rounds=1),
+        rounds=rounds,
+        root=folder,
+        **{"enable_checkpointing": True, "logger": True, **settings},
+    )
+    made.fit(module(), data(), **resume)
+    return callbacks, made
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Each case's run without a stop, once for all of its stops."""
+    return cache(lambda name: run(name, tmp_path_factory.mktemp("whole"), CASES[name][2]))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of.*", "ignore:TierBidding.tokens")
 @pytest.mark.parametrize(("name", "stop"), [(name, stop) for name, case in CASES.items() for stop in case[1]])
-def test_a_run_that_stops_ends_with_the_same_bits(name: str, stop: int, tmp_path: Path) -> None:
-    make, _, last, module, data, settings = CASES[name]
-
-    def run(folder: str, rounds: int, **resume: Any) -> tuple[list[Callback], FederatedTrainer]:
-        callbacks = make()
-        made = trainer(
-            *callbacks,
-            ModelCheckpoint(every_n_rounds=1),
-            rounds=rounds,
-            root=tmp_path / folder,
-            **{"enable_checkpointing": True, "logger": True, **settings},
-        )
-        made.fit(module(), data(), **resume)
-        return callbacks, made
-
-    whole, expected = run("whole", last)
-    first, _ = run("parts", stop)
-    resumed, found = run("parts", last, ckpt_path="last")
+def test_a_run_that_stops_ends_with_the_same_bits(
+    name: str, stop: int, tmp_path: Path, uninterrupted: Callable[[str], Run]
+) -> None:
+    whole, expected = uninterrupted(name)
+    first, _ = run(name, tmp_path, stop)
+    resumed, found = run(name, tmp_path, CASES[name][2], ckpt_path="last")
     if name == "cfl" and stop == 1:
         assert -1 in first[0].clusters  # type: ignore[attr-defined]
     for one, other in zip(resumed, whole, strict=True):

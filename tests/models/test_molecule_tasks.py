@@ -1,6 +1,5 @@
 """What a :class:`MoleculeModel` predicts: taken from the clients' targets, learned, measured, kept in checkpoints."""
 
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import small_models
 import torch
-from processes import start, succeed
+from processes import succeed
 from sklearn.metrics import average_precision_score, roc_auc_score
 from small_models import collate, molecule_model, plain_trainer, silence
 from tiny import quiet_trainer
@@ -492,7 +491,7 @@ def test_clients_without_labels(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_any_number_of_processes_gives_the_same_bits(tmp_path):
+def test_any_number_of_processes_gives_the_same_bits(tmp_path, start_warm):
     """Two clients on one, two and three processes, of which one has no client."""
     path = laboratory_file(tmp_path / "labs.csv")
     recipe = tmp_path / "recipe.yaml"
@@ -507,8 +506,8 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path):
     for devices in (1, 2, 3):
         root = tmp_path / str(devices)
         succeed(
-            start(
-                sys.executable, "-m", "lightning_fl", "fit", "--config", str(recipe),
+            start_warm(
+                "-m", "lightning_fl", "fit", "--config", str(recipe),
                 "--trainer.devices", str(devices), "--trainer.default_root_dir", str(root),
             )
         )  # fmt: skip

@@ -19,7 +19,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.core.validation import NonNegative, Positive, Size, checked
+from lightning_fl.core.validation import NonNegative, Positive, Size, checked_fields
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.cfl import Bipartition, split_cluster
 from lightning_fl.runtime.surface import TrainerSurface
@@ -34,6 +34,7 @@ class ClusterSplit(NamedTuple):
     cross_similarity: float  #: largest cosine similarity of two clients' updates on different sides
 
 
+@checked_fields
 class CFL(ClientClusters):
     """Splits clusters of clients by the cosine similarity of their updates, starting with all clients in one.
 
@@ -57,22 +58,11 @@ class CFL(ClientClusters):
 
     saved = (*ClientClusters.saved, "_first_norm")
 
-    @checked
-    def __init__(
-        self,
-        *,
-        mean_norm: Positive = 0.25,
-        client_norm: NonNegative = 0.1,
-        norms: Literal["relative", "absolute"] = "relative",
-        gamma_max: Annotated[float, Ge(0), Lt(1)] = 0.0,
-        warm_up_rounds: Size = 0,
-    ) -> None:
-        self.mean_norm = mean_norm
-        self.client_norm = client_norm
-        self.norms = norms
-        self.gamma_max = gamma_max
-        self.warm_up_rounds = warm_up_rounds
-        super().__init__()
+    mean_norm: Positive = 0.25
+    client_norm: NonNegative = 0.1
+    norms: Literal["relative", "absolute"] = "relative"
+    gamma_max: Annotated[float, Ge(0), Lt(1)] = 0.0
+    warm_up_rounds: Size = 0
 
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)

@@ -5,10 +5,11 @@ import torch
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
-from lightning_fl.core.validation import Count, checked, warn_beyond_end
+from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class ClientArrivals(Callback):
     """Keeps clients absent before a given round: they neither train nor are evaluated.
 
@@ -25,9 +26,9 @@ class ClientArrivals(Callback):
 
     role = "arrival"
 
-    @checked
-    def __init__(self, *, rounds: dict[str, Count]) -> None:
-        self.rounds = rounds
+    rounds: dict[str, Count]
+
+    def __post_init__(self) -> None:
         self._first: dict[int, int] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:

@@ -51,13 +51,17 @@ class ClientClusters(Callback):
 
     role = "collaboration"
     saved: ClassVar[tuple[str, ...]] = ("rounds", "assignments", "clusters")
+    num_clusters: int | None = None
     #: Name of the logged number of clusters.
     _curve = "clusters"
 
     @checked
     def __init__(self, *, num_clusters: Count | None = None) -> None:
-        self.method_name = type(self).__name__
         self.num_clusters = num_clusters
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        self.method_name = type(self).__name__
         self.reset(0)
 
     def reset(self, num_clients: int) -> None:

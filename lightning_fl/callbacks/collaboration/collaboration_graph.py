@@ -23,7 +23,7 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, NonNegative, Size, checked, number_of, number_or_share
+from lightning_fl.core.validation import Count, NonNegative, Size, checked_fields, number_of, number_or_share
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
@@ -34,6 +34,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _BATCH = 16
 
 
+@checked_fields
 class CollaborationGraph(Callback):
     """Directed graph of collaboration: an edge from j to k means that client k's average includes j's model.
 
@@ -66,32 +67,20 @@ class CollaborationGraph(Callback):
     traits = ("model_per_client",)
     saved = ("candidates", "rounds", "chosen", "received", "_last_choice")
 
-    @checked
-    def __init__(
-        self,
-        *,
-        budget: Size | NonNegative | None = None,
-        graph: str = "greedy",
-        every_n_rounds: Count = 1,
-        init_epochs: Count | None = None,
-        monitor: str | None = None,
-        never_worse: bool = False,
-        loners: list[Size] | None = None,
-        watched: list[Size] | None = None,
-    ) -> None:
-        if graph == "random" and budget is None:
-            raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
-        self.budget = None if budget is None else number_or_share("CollaborationGraph.budget", budget)
-        self.graph = graph
-        self.every_n_rounds = every_n_rounds
-        self.init_epochs = init_epochs
-        self.monitor = monitor
-        self.never_worse = never_worse
-        self.loners = loners or []
-        self.watched = watched or []
-        self._reset()
+    budget: Size | NonNegative | None = None
+    graph: str = "greedy"
+    every_n_rounds: Count = 1
+    init_epochs: Count | None = None
+    monitor: str | None = None
+    never_worse: bool = False
+    loners: list[Size] | None = None
+    watched: list[Size] | None = None
 
-    def _reset(self) -> None:
+    def __post_init__(self) -> None:
+        if self.graph == "random" and self.budget is None:
+            raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
+        if self.budget is not None:
+            number_or_share("CollaborationGraph.budget", self.budget)
         #: Client -> its candidates (Omega_k), once it took part.
         self.candidates: dict[int, list[int]] = {}
         #: Number of finished rounds at each entry of :attr:`chosen`.
@@ -106,8 +95,8 @@ class CollaborationGraph(Callback):
         return None if self.budget is None else number_of(self.budget, num_clients)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._reset()
-        for name, clients in (("loners", self.loners), ("watched", self.watched)):
+        self.__post_init__()
+        for name, clients in (("loners", self.loners or []), ("watched", self.watched or [])):
             if not set(clients) <= set(range(trainer.num_clients)):
                 raise ConfigurationError(
                     f"CollaborationGraph.{name}={clients}: clients are 0..{trainer.num_clients - 1}."
@@ -128,8 +117,8 @@ class CollaborationGraph(Callback):
         due = trainer.federation.current_round - self._last_choice >= self.every_n_rounds
         received = torch.zeros(trainer.num_clients, trainer.num_clients, dtype=torch.int32)
         if self.graph != "greedy":
-            survivors = trainer.round.survivors
-            chosen = {k: [j for j in self.candidates[k] if j in survivors and k not in self.loners] for k in clients}
+            survivors, loners = trainer.round.survivors, self.loners or ()
+            chosen = {k: [j for j in self.candidates[k] if j in survivors and k not in loners] for k in clients}
         else:
             chosen = self._greedy(trainer, clients, newcomers, due, received)
         if due or newcomers == clients:
@@ -152,7 +141,7 @@ class CollaborationGraph(Callback):
 
         def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
             """C_k, a newcomer's candidates, and the clients whose models it received; ``None`` to keep the choice."""
-            if client in self.loners:
+            if client in (self.loners or ()):
                 return [], [], []
             if client in newcomers:
                 others = [other for other in clients if other != client]
@@ -233,7 +222,7 @@ class CollaborationGraph(Callback):
                 f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
                 " validation_step, or set CollaborationGraph.graph."
             )
-        missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners))
+        missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners or ()))
         if missing:
             raise ConfigurationError(
                 f"CollaborationGraph chooses by validation loss, and {len(missing)} of {trainer.num_clients} clients"

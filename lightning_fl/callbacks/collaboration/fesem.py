@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import squared_distances
@@ -26,6 +26,7 @@ from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class FeSEM(ClientClusters):
     """A fixed number of clusters by k-means of the clients' weights, one step per round.
 
@@ -40,12 +41,9 @@ class FeSEM(ClientClusters):
         DataError: a client's weights are not finite.
     """
 
-    num_clusters: int
     saved = (*ClientClusters.saved, "_empty")
 
-    @checked
-    def __init__(self, *, num_clusters: Count) -> None:
-        super().__init__(num_clusters=num_clusters)
+    num_clusters: Count
 
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)

@@ -10,9 +10,10 @@ models, not those of an earlier round.
 
 from lightning_fl.callbacks.collaboration.ifca import IFCA
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, Positive, checked
+from lightning_fl.core.validation import Count, checked_fields
 
 
+@checked_fields
 class FLSC(IFCA):
     """A fixed number of models; every client uses and trains the n models with its least losses.
 
@@ -31,16 +32,11 @@ class FLSC(IFCA):
 
     traits = ("soft_assignment",)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_clusters: Count,
-        num_best: Count,
-        num_samples: Count | None = None,
-        initial_noise: Positive | None = None,
-    ) -> None:
-        super().__init__(num_clusters=num_clusters, num_samples=num_samples, initial_noise=initial_noise)
-        if num_best > num_clusters:
-            raise ConfigurationError(f"FLSC.num_best={num_best}: must be at most num_clusters={num_clusters}.")
-        self.num_best = num_best
+    num_best: Count
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_best > self.num_clusters:
+            raise ConfigurationError(
+                f"FLSC.num_best={self.num_best}: must be at most num_clusters={self.num_clusters}."
+            )

@@ -27,7 +27,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, Fraction, NonNegative, checked, warn_beyond_end
+from lightning_fl.core.validation import Count, Fraction, NonNegative, checked_fields, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.functional.gram import cosine_similarities, in_order, remembered_cosines, with_cosines
@@ -45,6 +45,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _HIGH_COSINE = 0.9
 
 
+@checked_fields
 class HCCT(ClientClusters):
     """Merges groups of clients while the total utility (more data against less similar updates) rises.
 
@@ -82,24 +83,12 @@ class HCCT(ClientClusters):
     saved = (*ClientClusters.saved, "merged_clients", "compared_layer", "_last_partition", "_partition_tried")
     renamed_options: ClassVar = {"appetite": "relative_trade_off"}
 
-    @checked
-    def __init__(
-        self,
-        *,
-        relative_trade_off: NonNegative = 0.8,
-        memory: Fraction = 1.0,
-        hysteresis: NonNegative = 0.05,
-        leave_one_out: bool = False,
-        every_n_rounds: Count = 1,
-        layer: str | None = None,
-    ) -> None:
-        self.relative_trade_off = relative_trade_off
-        self.memory = memory
-        self.hysteresis = hysteresis
-        self.leave_one_out = leave_one_out
-        self.every_n_rounds = every_n_rounds
-        self.layer = layer
-        super().__init__()
+    relative_trade_off: NonNegative = 0.8
+    memory: Fraction = 1.0
+    hysteresis: NonNegative = 0.05
+    leave_one_out: bool = False
+    every_n_rounds: Count = 1
+    layer: str | None = None
 
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)

@@ -24,7 +24,7 @@ from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, seed_default_generators
-from lightning_fl.core.validation import Count, Positive, checked
+from lightning_fl.core.validation import Count, Positive, checked_fields
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
@@ -32,6 +32,7 @@ from lightning_fl.functional.ifca import perturbed
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class IFCA(ClientClusters):
     """A fixed number of clusters with a model each; participants choose their cluster again in every round.
 
@@ -61,20 +62,15 @@ class IFCA(ClientClusters):
         TrainingError: a loss is not finite.
     """
 
-    num_clusters: int
     saved = (*ClientClusters.saved, "losses")
     #: Models that a client uses and contributes to: those with the least losses.
     num_best = 1
     #: Clusters are chosen before the turns, so that no weights are kept.
     select_collaboration = Callback.select_collaboration
 
-    @checked
-    def __init__(
-        self, *, num_clusters: Count, num_samples: Count | None = None, initial_noise: Positive | None = None
-    ) -> None:
-        self.num_samples = num_samples
-        self.initial_noise = initial_noise
-        super().__init__(num_clusters=num_clusters)
+    num_clusters: Count
+    num_samples: Count | None = None
+    initial_noise: Positive | None = None
 
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)
@@ -95,11 +91,7 @@ class IFCA(ClientClusters):
 
     def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
         """Participants receive all models and train the one with the least loss."""
-        if any(participant.model is not None for participant in cohort.participants):
-            raise ConfigurationError(
-                f"{type(self).__name__} lets clients choose their models, but the callback that selects clients assigns"
-                " them. Keep one of the two in trainer.callbacks."
-            )
+        cohort.refuse_models(type(self).__name__)
         clients = cohort.clients
         trainer.federation.communication.receive(clients, trainer.federation.models)
         chosen = self._choose(trainer, clients, trainer.federation.current_round)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.gram import gram_matrix
@@ -26,6 +26,7 @@ from lightning_fl.functional.kmeans import kmeans_from_gram
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class KMeans(ClientClusters):
     """Clients train alone, then k-means groups clients with similar weights for the rest of the run.
 
@@ -41,13 +42,10 @@ class KMeans(ClientClusters):
         clustering_round: the round after which clusters were formed, counted from 1; ``None`` before.
     """
 
-    num_clusters: int
     saved = (*ClientClusters.saved, "clustering_round", "_trained")
 
-    @checked
-    def __init__(self, *, num_clusters: Count, warm_up_rounds: Count = 1) -> None:
-        self.warm_up_rounds = warm_up_rounds
-        super().__init__(num_clusters=num_clusters)
+    num_clusters: Count
+    warm_up_rounds: Count = 1
 
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import NonNegative, Positive, checked
+from lightning_fl.core.validation import NonNegative, Positive, checked_fields
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.probes.updates import change_blocks
 from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
@@ -39,6 +39,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _STORE = "pfedgraph"
 
 
+@checked_fields
 class PFedGraph(Callback):
     """A server averages each client's model with others by the cosines of their changes since the first model.
 
@@ -62,20 +63,16 @@ class PFedGraph(Callback):
     traits = ("model_per_client",)
     by_server = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        alpha: Positive = 0.8,
-        lam: NonNegative = 0.01,
-        sign: Literal["pull", "push"] = "pull",
-        threshold: Annotated[float, Ge(-1), Le(1)] = 0.9,
-        layers: list[str] | None = None,
-    ) -> None:
-        if layers == []:
+    alpha: Positive = 0.8
+    lam: NonNegative = 0.01
+    sign: Literal["pull", "push"] = "pull"
+    threshold: Annotated[float, Ge(-1), Le(1)] = 0.9
+    layers: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers == []:
             raise ConfigurationError("PFedGraph.layers=[]: name at least one layer, or leave it out to compare all.")
-        self.alpha, self.lam, self.sign, self.threshold, self.layers = alpha, lam, sign, threshold, layers
-        self._strength = -lam if sign == "pull" else lam
+        self._strength = -self.lam if self.sign == "pull" else self.lam
         #: Clients with a z_i, on all ranks.
         self._pulled: set[int] = set()
         #: z_i of the present turn, and the entries that are averaged.

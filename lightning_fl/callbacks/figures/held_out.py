@@ -10,14 +10,14 @@ from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.figures.figures import FigureCallback
 from lightning_fl.callbacks.predictions import Pairs, pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
-from lightning_fl.core.validation import Size, checked
-from lightning_fl.data.module import Split
+from lightning_fl.core.validation import Size, checked_fields
 from lightning_fl.runtime.surface import TrainerSurface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@checked_fields
 class HeldOutFigure(FigureCallback):
     """Figure of predictions against held-out targets, each client's own model on its own data.
 
@@ -36,10 +36,8 @@ class HeldOutFigure(FigureCallback):
     #: File name.
     picture: ClassVar[str]
 
-    @checked
-    def __init__(self, *, split: Literal["test", "val"] = "test", target: Size | str | None = None) -> None:
-        self.split: Split = split
-        self.target = target
+    split: Literal["test", "val"] = "test"
+    target: Size | str | None = None
 
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
         if self.split != ("val" if stage == "fit" else stage):
@@ -106,6 +104,7 @@ class HeldOutFigure(FigureCallback):
         return pair_outputs(outputs, targets)
 
 
+@checked_fields
 class ParityFigure(HeldOutFigure):
     """Parity plot of held-out values, coloured by client.
 
@@ -114,8 +113,7 @@ class ParityFigure(HeldOutFigure):
 
     picture = "parity"
 
-    def __init__(self, *, split: Literal["test", "val"] = "test", target: int | str | None = 0) -> None:
-        super().__init__(split=split, target=target)
+    target: Size | str | None = 0
 
     def _plot(self, panels: Mapping[str, Pairs], units: Mapping[str, str], names: list[str], source: str) -> "Figure":
         from lightning_fl.callbacks.figures.plots.run import draw_parities, draw_parity

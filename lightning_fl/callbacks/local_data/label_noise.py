@@ -19,7 +19,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Fraction, NonNegative, Size, checked
+from lightning_fl.core.validation import Fraction, NonNegative, Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.runtime.surface import TrainerSurface
@@ -40,6 +40,7 @@ def flip_labels(labels: Tensor, num_classes: int, probability: float, generator:
     return torch.where(hit, (labels + shift) % num_classes, labels)
 
 
+@checked_fields
 class LabelNoise(Callback):
     """Corrupts the labels of some clients when their data are opened.
 
@@ -54,23 +55,12 @@ class LabelNoise(Callback):
 
     several = True  # different noise on different clients
 
-    @checked
-    def __init__(
-        self,
-        *,
-        std: NonNegative = 0.5,
-        probability: Fraction = 0.3,
-        client_share: Fraction = 0.5,
-        clients: list[Size] | None = None,
-        num_classes: Annotated[int, Ge(2)] | None = None,
-        splits: tuple[Split, ...] = ("train",),
-    ) -> None:
-        self.std = std
-        self.probability = probability
-        self.client_share = client_share
-        self.clients = clients
-        self.num_classes = num_classes
-        self.splits = tuple(splits)
+    std: NonNegative = 0.5
+    probability: Fraction = 0.3
+    client_share: Fraction = 0.5
+    clients: list[Size] | None = None
+    num_classes: Annotated[int, Ge(2)] | None = None
+    splits: tuple[Split, ...] = ("train",)
 
     def noisy_clients(self, seed: int, num_clients: int) -> list[int]:
         """Noisy clients, ascending."""

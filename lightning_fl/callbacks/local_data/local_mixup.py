@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
-from lightning_fl.core.validation import checked
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.functional.drflm import mix, sample_gamma
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class LocalMixup(Callback):
     """Trains every client on mixtures of its own samples.
 
@@ -54,19 +55,10 @@ class LocalMixup(Callback):
     method_name = "+ local mixup"
     joint_names: ClassVar = {"DRFA": "DRFLM"}
 
-    @checked
-    def __init__(
-        self,
-        *,
-        alpha: Annotated[float, Ge(0), doc("0 turns mixing off")] = 0.2,
-        layer: str | None = None,
-        per_sample: bool = False,
-        target_key: str | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.layer = layer
-        self.per_sample = per_sample
-        self.target_key = target_key
+    alpha: Annotated[float, Ge(0), doc("0 turns mixing off")] = 0.2
+    layer: str | None = None
+    per_sample: bool = False
+    target_key: str | None = None
 
     def around_training_step(
         self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator

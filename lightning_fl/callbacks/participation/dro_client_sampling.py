@@ -35,7 +35,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
+from lightning_fl.core.validation import Count, Fraction, NonNegative, checked_fields
 from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
@@ -46,6 +46,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _MOST_DRAWS = 100
 
 
+@checked_fields
 class DROClientSampling(Callback):
     """Draws each round's cohort from sampling weights that ascend the clients' losses.
 
@@ -68,29 +69,20 @@ class DROClientSampling(Callback):
     role = "participation"
     traits = ("drawn_weights",)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        method: Literal["drfa", "afl"] = "drfa",
-        cohort: Literal["draws", "all"] = "draws",
-        cohort_size: Count | None = None,
-        step_size: NonNegative = 0.01,
-        floor: Fraction = 0.0,
-        num_loss_batches: Count = 10,
-    ) -> None:
-        everybody = "method=afl" if method == "afl" else "cohort=all" if cohort == "all" else None
-        if everybody and cohort_size is not None:
+    method: Literal["drfa", "afl"] = "drfa"
+    cohort: Literal["draws", "all"] = "draws"
+    cohort_size: Count | None = None
+    step_size: NonNegative = 0.01
+    floor: Fraction = 0.0
+    num_loss_batches: Count = 10
+
+    def __post_init__(self) -> None:
+        everybody = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
+        if everybody and self.cohort_size is not None:
             raise ConfigurationError(
-                f"DROClientSampling.cohort_size={cohort_size}: leave it out with {everybody}, where all take part."
+                f"DROClientSampling.cohort_size={self.cohort_size}: leave it out with {everybody}, where all take part."
             )
-        self.method = method
-        self.cohort = cohort
-        self.cohort_size = cohort_size
-        self.step_size = step_size
-        self.floor = floor
-        self.num_loss_batches = num_loss_batches
-        self.method_name = method.upper() if step_size else "equal weights" if everybody else "uniform draws"
+        self.method_name = self.method.upper() if self.step_size else "equal weights" if everybody else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
         #: t', uniform in 1..tau.

@@ -9,10 +9,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import Positive, checked, number_of, number_or_share
+from lightning_fl.core.validation import Positive, checked_fields, number_of, number_or_share
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class UniformSampling(Callback):
     """Draws each round's clients without replacement from those that are present.
 
@@ -25,9 +26,10 @@ class UniformSampling(Callback):
 
     role = "participation"
 
-    @checked
-    def __init__(self, *, cohort_size: Positive) -> None:
-        self.cohort_size = number_or_share("UniformSampling.cohort_size", cohort_size)
+    cohort_size: Positive
+
+    def __post_init__(self) -> None:
+        number_or_share("UniformSampling.cohort_size", self.cohort_size)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if self.num_participants(trainer.num_clients) > trainer.num_clients:

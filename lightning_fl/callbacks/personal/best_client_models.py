@@ -7,13 +7,14 @@ from typing import Literal
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
-from lightning_fl.core.validation import checked
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class BestClientModels(Callback):
     """Keeps each client's model of its own best round, in contrast to ``ModelCheckpoint`` with one best round for all.
 
@@ -33,17 +34,9 @@ class BestClientModels(Callback):
 
     role = "best models"
 
-    @checked
-    def __init__(
-        self,
-        *,
-        monitor: str | None = None,
-        mode: Literal["auto", "min", "max"] = "auto",
-        before_averaging: bool = False,
-    ) -> None:
-        self.monitor = monitor
-        self.mode = mode
-        self.before_averaging = before_averaging
+    monitor: str | None = None
+    mode: Literal["auto", "min", "max"] = "auto"
+    before_averaging: bool = False
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluator.evaluates("val"):

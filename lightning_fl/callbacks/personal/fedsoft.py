@@ -13,8 +13,7 @@ explain equally well counts half for each. The authors keep Adam's state: ``trai
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import field, replace
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
+from lightning_fl.core.validation import Count, Fraction, NonNegative, checked_fields
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.federation import OWN_MODELS
 from lightning_fl.engine.weights.flat import Span, Weights, linear_combination
@@ -30,6 +29,7 @@ from lightning_fl.functional.fedsoft import contribution_weights, draw_contribut
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class FedSoft(SoftAveraging):
     """Soft clusters: clients contribute to cluster models and keep personal models close to those that fit their data.
 
@@ -59,45 +59,25 @@ class FedSoft(SoftAveraging):
 
     saved = (*SoftAveraging.saved, "trained")
     _curve = "fedsoft"
-    #: Of the present turn.
-    _pull_: Callable[[Weights, Weights], None]
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_models: Count,
-        lam: NonNegative,
-        clients_per_model: Count | None = None,
-        sigma: Fraction = 1e-4,
-        every_n_rounds: Count = 2,
-        initial_rounds: Count = 1,
-        num_samples: Count | None = None,
-        split: Literal["train", "val"] = "train",
-    ) -> None:
-        self.lam, self.sigma, self.clients_per_model = lam, sigma, clients_per_model
-        super().__init__(
-            num_models=num_models,
-            every_n_rounds=every_n_rounds,
-            initial_rounds=initial_rounds,
-            num_samples=num_samples,
-            split=split,
-        )
+    lam: NonNegative
+    clients_per_model: Count | None = None
+    sigma: Fraction = 1e-4
+    every_n_rounds: Count = 2
+    num_samples: Count | None = None
+    personal_split: None = field(init=False, default=None)
 
-    def _reset(self) -> None:
-        super()._reset()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.trained: set[int] = set()
+        self._pull_: Callable[[Weights, Weights], None]  # of the present turn
 
     def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
         return Collaboration(contribution_weights(floored_importance(importance, self.sigma), num_samples), importance)
 
     def assign_models(self, trainer: TrainerSurface, cohort: Cohort) -> Cohort:
         """Draw the contributors of each model; clients continue with their own models."""
-        if any(one.model is not None for one in cohort.participants):
-            raise ConfigurationError(
-                "FedSoft conflicts with the callback that selects clients, which assigns models to them: remove one of"
-                " the two from trainer.callbacks."
-            )
+        cohort.refuse_models("FedSoft")
         chosen = [replace(one, own=one.client in self.trained) for one in cohort.participants]
         if self.importance and self.clients_per_model is not None:
             chosen = _drawn(trainer, chosen, self.clients_per_model)

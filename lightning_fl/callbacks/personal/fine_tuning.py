@@ -4,13 +4,14 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.personal.best_client_models import BestClientModels
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.client import ClientState, ClientTurn, LocalWork
 from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class FineTuning(Callback):
     """Trains every client's model further on its own data, such as in FedAvg + fine-tuning.
 
@@ -33,15 +34,15 @@ class FineTuning(Callback):
     method_name = "+ fine-tuning"
     role = "fine-tuning"
 
-    @checked
-    def __init__(
-        self, *, epochs: Count | None = None, steps: Count | None = None, every_evaluation: bool = False
-    ) -> None:
-        if epochs is not None and steps is not None:
-            raise ConfigurationError(f"FineTuning.epochs={epochs} and steps={steps} are both set: remove one.")
-        self.epochs = epochs
-        self.steps = steps
-        self.every_evaluation = every_evaluation
+    epochs: Count | None = None
+    steps: Count | None = None
+    every_evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigurationError(
+                f"FineTuning.epochs={self.epochs} and steps={self.steps} are both set: remove one."
+            )
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         if not (self.every_evaluation or trainer.federation.models_are_final):

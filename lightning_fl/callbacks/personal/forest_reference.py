@@ -11,13 +11,14 @@ from lightning_fl.callbacks.collaboration.discriminators.inputs import dataset_s
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
 from lightning_fl.core.seeding import derive_seed
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.targets import dataset_targets
 from lightning_fl.functional.task_metrics import TaskName, task_scores
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class ForestReference(Callback):
     """Trains scikit-learn's random forest on Morgan counts for every client, on its own training molecules.
 
@@ -37,9 +38,9 @@ class ForestReference(Callback):
 
     only_shows = True
 
-    @checked
-    def __init__(self, *, num_trees: Count = 200) -> None:
-        self.num_trees = num_trees
+    num_trees: Count = 200
+
+    def __post_init__(self) -> None:
         self._found: dict[tuple[int, Split], dict[str, float]] = {}
         self._forests: dict[int, list[Any]] = {}
         self._task: TaskName = "regression"

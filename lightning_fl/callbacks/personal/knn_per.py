@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, page
-from lightning_fl.core.validation import Count, Fraction, Positive, checked
+from lightning_fl.core.validation import Count, Fraction, Positive, checked_fields
 from lightning_fl.engine.probes.layer_records import LayerRecords, layer_misses_targets, layer_records, named_layer
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
@@ -28,6 +28,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _TASKS: dict[object, Task] = {"regression": "values", "classification": "binary"}
 
 
+@checked_fields
 class KNNPer(Callback):
     """Evaluates ``lambda p_knn(y | x) + (1 - lambda) p_model(y | x)``; training is not affected.
 
@@ -49,17 +50,11 @@ class KNNPer(Callback):
     method_name = "kNN-Per"
     prediction_note = f"mixed with their clients' neighbours, which are not in a file: see {page('predict#neighbours')}"
 
-    @checked
-    def __init__(
-        self,
-        *,
-        k: Count = 10,
-        interpolation: Fraction | Literal["validation"] = 0.5,
-        scale: Positive = 1.0,
-        layer: str | None = None,
-        task: Literal["auto", "classes", "binary", "values"] = "auto",
-    ) -> None:
-        self.k, self.interpolation, self.scale, self.layer, self.task = k, interpolation, scale, layer, task
+    k: Count = 10
+    interpolation: Fraction | Literal["validation"] = 0.5
+    scale: Positive = 1.0
+    layer: str | None = None
+    task: Literal["auto", "classes", "binary", "values"] = "auto"
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Refuse compiled steps, which bypass the hooks of layers."""

@@ -16,6 +16,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.weights.flat import Weights
@@ -24,6 +25,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _STORE = "local_reference"
 
 
+@checked_fields
 class LocalReference(Callback):
     """Trains a local model for every client alongside the federation and measures the gain over it.
 
@@ -44,8 +46,9 @@ class LocalReference(Callback):
         TrainingError: a client's local training fails.
     """
 
-    def __init__(self, *, run: str | None = None) -> None:
-        self.run = run
+    run: str | None = None
+
+    def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:

@@ -14,9 +14,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class PersonalLayers(Callback):
     """Excludes layers from averaging; each client keeps its own, for evaluation and export as well.
 
@@ -35,11 +37,12 @@ class PersonalLayers(Callback):
 
     traits = ("personal_layers",)
 
-    def __init__(self, *, layers: list[str] | Literal["normalization"]) -> None:
-        if not layers:
+    layers: list[str] | Literal["normalization"]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
             raise ConfigurationError("PersonalLayers.layers=[]: name at least one layer, such as 'classifier'.")
-        self.layers = layers
-        if layers == "normalization":
+        if self.layers == "normalization":
             self.method_name = "FedBN"
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, FederatedError, cut, listed
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.files.tensors import read_torch
@@ -17,6 +17,7 @@ from lightning_fl.runtime.surface import TrainerSurface
 _REMEDY = "Use a state dict or a Lightning checkpoint written by torch.save."
 
 
+@checked_fields
 class PretrainedWeights(Callback):
     """Loads initial weights of the module, or of a submodule, from a file.
 
@@ -38,25 +39,17 @@ class PretrainedWeights(Callback):
     several = True
     saved = ("_sha256",)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        path: str,
-        module: str = "encoder",
-        prefix: str | None = None,
-        freeze: bool = False,
-        unfreeze_after: Count | None = None,
-    ) -> None:
-        if unfreeze_after is not None and not freeze:
+    path: str
+    module: str = "encoder"
+    prefix: str | None = None
+    freeze: bool = False
+    unfreeze_after: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.unfreeze_after is not None and not self.freeze:
             raise ConfigurationError(
-                f"PretrainedWeights.unfreeze_after={unfreeze_after} needs freeze=true: set freeze or remove it."
+                f"PretrainedWeights.unfreeze_after={self.unfreeze_after} needs freeze=true: set freeze or remove it."
             )
-        self.path = path
-        self.module = module
-        self.prefix = prefix
-        self.freeze = freeze
-        self.unfreeze_after = unfreeze_after
         self._sha256 = ""
         self._names: list[str] = []
 

@@ -19,12 +19,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
-from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, shuffled
-from lightning_fl.core.validation import Count, checked, warn_beyond_end
+from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
@@ -33,6 +33,41 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+class PersonalMixtures(Callback):
+    """Base of callbacks with K shared models that set P of the collaboration before evaluations and at the end.
+
+    Validation samples may have another distribution than training samples, which a client's model should fit.
+    """
+
+    #: Samples for the choice of models to train, and of models to use; clients without any of these use the former.
+    split: Split
+    personal_split: Split | None  # None: the same
+    #: Rounds done when P was last set.
+    personal_round = 0
+
+    def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
+        """The clients' rows of P on a split, float64 [N, K]; NaN for absent clients and those without samples."""
+        raise NotImplementedError
+
+    def set_mixtures_where_evaluated(self, trainer: TrainerSurface, by_split: Tensor) -> None:
+        """Set P in ``on_aggregate_end`` before an evaluation or the end, given ``weigh(trainer, split)``."""
+        done = trainer.federation.current_round + 1
+        if done == trainer.max_rounds or trainer.evaluates_after(done):
+            self.set_mixtures(trainer, by_split, done)
+
+    def set_mixtures(self, trainer: TrainerSurface, by_split: Tensor, done: int) -> None:
+        mixtures = by_split
+        if self.personal_split is not None and self.personal_split != self.split:
+            own = self.weigh(trainer, self.personal_split)
+            mixtures = torch.where(own.isnan(), by_split, own)
+        old = trainer.federation.collaboration
+        trainer.federation.collaboration = Collaboration(
+            old.aggregation, torch.where(mixtures.isnan(), old.personalisation, mixtures)
+        )
+        self.personal_round = done
+
+
+@checked_fields
 class SoftAveraging(PersonalMixtures):
     """Shared models that every client uses and contributes to, weighted by the share of its data that each fits best.
 
@@ -66,33 +101,21 @@ class SoftAveraging(PersonalMixtures):
     #: Prefix of logged curves.
     _curve = "soft_averaging"
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_models: Count,
-        every_n_rounds: Count = 1,
-        initial_rounds: Count = 1,
-        num_samples: Count | None = 256,
-        split: Literal["train", "val"] = "train",
-        personal_split: Literal["train", "val"] | None = None,
-    ) -> None:
-        self.num_models = num_models
-        self.every_n_rounds = every_n_rounds
-        self.initial_rounds = initial_rounds
-        self.num_samples = num_samples
-        self.split: Split = split
-        self.personal_split: Split = personal_split or split
-        self._reset()
+    num_models: Count
+    every_n_rounds: Count = 1
+    initial_rounds: Count = 1
+    num_samples: Count | None = 256
+    split: Literal["train", "val"] = "train"
+    personal_split: Literal["train", "val"] | None = None
 
-    def _reset(self) -> None:
+    def __post_init__(self) -> None:
         self.rounds: list[int] = []
         self.importance: list[Tensor] = []
         self.personal_round = 0
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Assign clients to random groups."""
-        self._reset()
+        self.__post_init__()
         warn_beyond_end(
             self, trainer.max_rounds, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds
         )
@@ -105,7 +128,7 @@ class SoftAveraging(PersonalMixtures):
             )
         refuse_manual_steps(trainer.loop.module, name)
         check_samples(trainer.loop, f"{name}.split", self.split)
-        check_samples(trainer.loop, f"{name}.personal_split", self.personal_split)
+        check_samples(trainer.loop, f"{name}.personal_split", self.personal_split or self.split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
         labels = [0] * count
         for place, client in enumerate(order):
@@ -114,7 +137,7 @@ class SoftAveraging(PersonalMixtures):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, also if clients were evaluated with others."""
-        if self.importance and self.personal_split != self.split:
+        if self.importance and self.personal_split not in (None, self.split):
             trainer.federation.collaboration = Collaboration(
                 trainer.federation.collaboration.aggregation, self.importance[-1]
             )

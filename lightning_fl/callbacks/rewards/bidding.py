@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.functional.pifl import choose_bids
 
 
@@ -49,6 +49,7 @@ class BiddingPolicy(ABC):
         """
 
 
+@checked_fields
 class HonestBidding(BiddingPolicy):
     """PI-FL's algorithm 1: tiers above the threshold, those with the largest past rewards first.
 
@@ -58,8 +59,7 @@ class HonestBidding(BiddingPolicy):
             serves would never get one.
     """
 
-    def __init__(self, *, at_least_one: bool = True) -> None:
-        self.at_least_one = at_least_one
+    at_least_one: bool = True
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
         bids = choose_bids(view.importance, view.past_rewards, view.threshold)
@@ -68,6 +68,7 @@ class HonestBidding(BiddingPolicy):
         return [max(range(view.num_tiers), key=lambda tier: view.importance[tier])]
 
 
+@checked_fields
 class RandomBidding(BiddingPolicy):
     """Random tiers: bids without incentives.
 
@@ -75,9 +76,7 @@ class RandomBidding(BiddingPolicy):
         num_bids: most tiers per round; ``None`` for all.
     """
 
-    @checked
-    def __init__(self, *, num_bids: Count | None = 1) -> None:
-        self.num_bids = num_bids
+    num_bids: Count | None = 1
 
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
         return shuffled(range(view.num_tiers), generator)[: self.num_bids]

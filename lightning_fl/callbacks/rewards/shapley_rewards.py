@@ -14,7 +14,7 @@ from typing import Literal
 
 from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, checked, warn_beyond_end
+from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
@@ -28,6 +28,7 @@ _MOST_EXACT = 10
 _PERMUTATIONS = 100
 
 
+@checked_fields
 class ShapleyRewards(Callback):
     """Values each participant's contribution to the average of the round, per round and cumulated.
 
@@ -65,40 +66,27 @@ class ShapleyRewards(Callback):
     role = "contribution"
     saved = ("rounds", "by_model")
 
-    @checked
-    def __init__(
-        self,
-        *,
-        method: Literal["first_order", "exact", "permutations"] = "first_order",
-        normalized: bool = True,
-        split: Literal["val", "train"] = "val",
-        leave_own_out: bool = False,
-        num_samples: Count | None = 256,
-        num_permutations: Permutations | None = None,
-        every_n_rounds: Count = 1,
-    ) -> None:
-        if num_permutations is not None and method != "permutations":
+    method: Literal["first_order", "exact", "permutations"] = "first_order"
+    normalized: bool = True
+    split: Literal["val", "train"] = "val"
+    leave_own_out: bool = False
+    num_samples: Count | None = 256
+    num_permutations: Permutations | None = None
+    every_n_rounds: Count = 1
+
+    def __post_init__(self) -> None:
+        if self.num_permutations is not None and self.method != "permutations":
             raise ConfigurationError(
-                f"ShapleyRewards.num_permutations={num_permutations} does not apply to method={method!r}: leave it out,"
-                " or set method=permutations."
+                f"ShapleyRewards.num_permutations={self.num_permutations} does not apply to method={self.method!r}:"
+                " leave it out, or set method=permutations."
             )
-        if leave_own_out and method != "first_order":
+        if self.leave_own_out and self.method != "first_order":
             raise ConfigurationError(
-                f"ShapleyRewards.leave_own_out=True does not apply to method={method!r}: leave it out, or set"
+                f"ShapleyRewards.leave_own_out=True does not apply to method={self.method!r}: leave it out, or set"
                 " method=first_order."
             )
-        if num_permutations is not None and num_permutations % 2:
-            raise ConfigurationError(f"ShapleyRewards.num_permutations={num_permutations}: must be even.")
-        self.method = method
-        self.normalized = normalized
-        self.split = split
-        self.leave_own_out = leave_own_out
-        self.num_samples = num_samples
-        self.num_permutations = num_permutations
-        self.every_n_rounds = every_n_rounds
-        self._reset()
-
-    def _reset(self) -> None:
+        if self.num_permutations is not None and self.num_permutations % 2:
+            raise ConfigurationError(f"ShapleyRewards.num_permutations={self.num_permutations}: must be even.")
         #: Number of finished rounds at each entry of :attr:`by_model`.
         self.rounds: list[int] = []
         #: In each valued round, model -> client -> psi.
@@ -132,7 +120,7 @@ class ShapleyRewards(Callback):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._reset()
+        self.__post_init__()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         refuse_manual_steps(trainer.loop.module, "ShapleyRewards")
         if missing := clients_without(trainer.loop, self.split, range(trainer.num_clients)):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import check_at_most_clients
-from lightning_fl.callbacks.personal.personal_mixtures import PersonalMixtures
+from lightning_fl.callbacks.personal.soft_averaging import PersonalMixtures
 from lightning_fl.callbacks.rewards.bidding import BiddingPolicy, BidView, HonestBidding
 from lightning_fl.callbacks.rewards.shapley_rewards import ShapleyRewards
 from lightning_fl.callbacks.rewards.tier_round import TIER_COLUMNS, TierRound, tier_figures, tier_rows, tier_summary
@@ -32,7 +32,7 @@ from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import shuffled
-from lightning_fl.core.validation import Count, Fraction, Size, checked, warn_beyond_end
+from lightning_fl.core.validation import Count, Fraction, Size, checked_fields, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.client_scores import ClientScores
 from lightning_fl.engine.probes.on_hosts import check_samples
@@ -41,6 +41,7 @@ from lightning_fl.functional.tokens import UNITS_PER_TOKEN
 from lightning_fl.runtime.surface import TrainerSurface
 
 
+@checked_fields
 class TierBidding(PersonalMixtures):
     """K tier models; in every round clients bid for tiers by the models' scores on their data.
 
@@ -88,42 +89,24 @@ class TierBidding(PersonalMixtures):
     role = "collaboration"
     traits = ("soft_assignment",)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_tiers: Count,
-        num_best: Size = 5,
-        num_random: Size = 1,
-        threshold: Fraction = 0.5,
-        policy: BiddingPolicy | None = None,
-        policies: dict[int, BiddingPolicy] | None = None,
-        tokens: Tokens | None = None,
-        contribution_decay: Fraction = 0.9,
-        initial_rounds: Count = 1,
-        monitor: str | None = None,
-        bid_split: Literal["train", "val"] = "train",
-        personal_split: Literal["train", "val"] = "val",
-        num_samples: Count | None = 256,
-    ) -> None:
-        if not num_best + num_random:
-            raise ConfigurationError("TierBidding.num_best=0 and num_random=0: one of them must be at least 1.")
-        self.num_tiers = num_tiers
-        self.num_best = num_best
-        self.num_random = num_random
-        self.threshold = threshold
-        self.policy = policy or HonestBidding()
-        self.policies = policies or {}
-        self.tokens = tokens
-        self.contribution_decay = contribution_decay
-        self.initial_rounds = initial_rounds
-        self.monitor = monitor
-        self.bid_split = self.split = bid_split
-        self.personal_split = personal_split
-        self.num_samples = num_samples
-        self._reset()
+    num_tiers: Count
+    num_best: Size = 5
+    num_random: Size = 1
+    threshold: Fraction = 0.5
+    policy: BiddingPolicy | None = None
+    policies: dict[int, BiddingPolicy] | None = None
+    tokens: Tokens | None = None
+    contribution_decay: Fraction = 0.9
+    initial_rounds: Count = 1
+    monitor: str | None = None
+    bid_split: Literal["train", "val"] = "train"
+    personal_split: Literal["train", "val"] = "val"
+    num_samples: Count | None = 256
 
-    def _reset(self) -> None:
+    def __post_init__(self) -> None:
+        if not self.num_best + self.num_random:
+            raise ConfigurationError("TierBidding.num_best=0 and num_random=0: one of them must be at least 1.")
+        self.split = self.bid_split
         self.rounds: list[TierRound] = []
         self.first_tiers: dict[int, list[int]] = {}
         self.ledger = None if self.tokens is None else Ledger(self.tokens)
@@ -149,11 +132,11 @@ class TierBidding(PersonalMixtures):
             )
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._reset()
+        self.__post_init__()
         warn_beyond_end(self, trainer.max_rounds, initial_rounds=self.initial_rounds)
         count = trainer.num_clients
         check_at_most_clients(self, count, num_tiers=self.num_tiers)
-        if not set(self.policies) <= set(range(count)):
+        if self.policies and not set(self.policies) <= set(range(count)):
             raise ConfigurationError(
                 f"TierBidding.policies name the clients {sorted(self.policies)}: clients are 0..{count - 1}."
             )
@@ -276,7 +259,7 @@ class TierBidding(PersonalMixtures):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reset()
+        self.__post_init__()
         self.rounds = [TierRound(**one) for one in state["rounds"]]
         self.first_tiers = state["first_tiers"]
         self.personal_round = state["personal_round"]
@@ -309,7 +292,7 @@ class TierBidding(PersonalMixtures):
         earned: Mapping[tuple[int, int], int] = Counter() if self.ledger is None else self.ledger.earned
 
         def bid(client: int) -> tuple[list[int], int]:
-            policy = self.policies.get(client, self.policy)
+            policy = (self.policies or {}).get(client) or self.policy or HonestBidding()
             view = BidView(
                 client=client,
                 round=trainer.federation.current_round + 1,

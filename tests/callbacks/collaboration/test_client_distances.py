@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
-import lightning_fl.callbacks.collaboration.discriminators.rounds as module
+import lightning_fl.callbacks.collaboration.discriminators.networks as module
 from lightning_fl.callbacks.collaboration.discriminators.distances import (
     PairwiseDistances,
     distance,

@@ -80,26 +80,6 @@ class NoValidation(TwoKinds):
         return None if (client, split) == (3, "val") else super().client_data(client, split)
 
 
-OPTIONS = [
-    (CollaborationGraph, {"budget": 1.5}),
-    (CollaborationGraph, {"graph": "random"}),
-    (FedCollab, {"distances": "a.csv", "structure": "b"}),
-    (FedCollab, {"warm_up_rounds": 3}),
-    (FedCollab, {"layer": "before"}),
-    (FedCollab, {"encoder": nn.Identity(), "layer": "before", "warm_up_rounds": 1}),
-    (FLSC, {"num_best": 3, "num_clusters": 2}),
-    (PFedGraph, {"layers": []}),
-]
-
-
-@pytest.mark.parametrize(("cls", "options"), OPTIONS)
-def test_options_that_do_not_go_together(cls, options):
-    """The first option is the one at fault."""
-    (name, *_) = options
-    with pytest.raises(ConfigurationError, match=rf"{cls.__name__}\..*{name}\b.*="):
-        cls(**options)
-
-
 def tiny(*callbacks, module=None, data=None):
     trainer(*callbacks).fit(module or TinyModule(), data or TwoKinds())
 

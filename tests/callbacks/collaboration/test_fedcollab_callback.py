@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ from tiny import TinyModule
 from two_kinds import TwoKinds
 
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
-from lightning_fl.callbacks.collaboration.coalition_files import read_distances
+from lightning_fl.callbacks.collaboration.fedcollab import read_distances
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.strategies import FedAvg
 
@@ -44,18 +46,28 @@ def far_apart(count: int) -> np.ndarray:
     return np.ones((count, count)) - np.eye(count)
 
 
-@pytest.mark.slow
-def test_clients_that_differ_are_separated_and_everything_is_kept(tmp_path):
-    fedcollab = quick()
-    run = trainer(fedcollab, CoalitionFigure(), root=tmp_path)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run of two rounds; its folder also saves others the measurement of the same distances."""
+    run = trainer(quick(), CoalitionFigure(), root=tmp_path_factory.mktemp("measured"))
     run.fit(TinyModule(), clients())
+    return run
+
+
+def distances_of(run) -> str:
+    return str(Path(run.log_dir) / "distances.csv")
+
+
+@pytest.mark.slow
+def test_clients_that_differ_are_separated_and_everything_is_kept(measured):
+    run, fedcollab = measured, measured.callback(FedCollab)
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     assert run.collaboration.num_models == 2
     expected = [[120 / 320, 80 / 320, 120 / 320, 0, 0], [0, 0, 0, 0.4, 0.6]]
     torch.testing.assert_close(run.collaboration.aggregation, torch.tensor(expected, dtype=torch.float64))
     near, far = fedcollab.distances[0, 1:3].max(), fedcollab.distances[:3, 3:].min()
     assert near < far
-    folder = tmp_path / "version_0"
+    folder = Path(run.log_dir)
     table = pd.read_csv(folder / "distances.csv", index_col=0)
     assert list(table.columns) == list(table.index) == [f"client_{i}" for i in range(5)]
     assert np.array_equal(table.to_numpy(), fedcollab.distances.numpy())
@@ -119,15 +131,12 @@ def test_ablations_ignore_quantities_or_distances(tmp_path):
 
 
 @pytest.mark.slow
-def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(tmp_path):
-    first = trainer(quick(), root=tmp_path / "first")
-    first.fit(TinyModule(), clients())
-    path = tmp_path / "first" / "version_0" / "distances.csv"
-    again, fedcollab = trainer(known := quick(distances=str(path)), root=tmp_path / "again"), known
+def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(measured, tmp_path):
+    again = trainer(fedcollab := quick(distances=distances_of(measured)), root=tmp_path / "again")
     again.fit(TinyModule(), clients())
     assert "measured_pairs" not in again.run_log.summary["fedcollab"]
-    assert again.models[0].equal(first.models[0])
-    table = pd.read_csv(path, index_col=0).drop(index="client_4", columns="client_4")
+    assert again.models[0].equal(measured.models[0])
+    table = pd.read_csv(distances_of(measured), index_col=0).drop(index="client_4", columns="client_4")
     table.iloc[::-1, ::-1].to_csv(tmp_path / "part.csv")  # clients are found by name
     part = quick(distances=str(tmp_path / "part.csv"))
     run = trainer(part, root=tmp_path / "part")
@@ -172,8 +181,8 @@ def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
 
 
 @pytest.mark.slow
-def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_path):
-    old = trainer(quick(), rounds=3, root=tmp_path / "old")
+def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(measured, tmp_path):
+    old = trainer(quick(distances=distances_of(measured)), rounds=3, root=tmp_path / "old")
     data = clients()
     four = clients(SIZES[:4])
     four.sets = {key: value for key, value in data.sets.items() if key[0] < 4}
@@ -196,31 +205,29 @@ def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_structure_that_does_not_fit_is_refused(tmp_path):
-    old = trainer(quick(), rounds=1, root=tmp_path / "old")
-    old.fit(TinyModule(), clients())
-    folder = str(tmp_path / "old" / "version_0")
+def test_a_structure_that_does_not_fit_is_refused(measured, tmp_path):
+    folder = shutil.copytree(measured.log_dir, tmp_path / "old")
     with pytest.raises(ConfigurationError, match="structure=.* no new client"):
-        trainer(quick(structure=folder)).fit(TinyModule(), clients())
+        trainer(quick(structure=str(folder))).fit(TinyModule(), clients())
     with pytest.raises(ConfigurationError, match="structure=.* client_4"):
-        trainer(quick(structure=folder)).fit(TinyModule(), clients(SIZES[:4]))
+        trainer(quick(structure=str(folder))).fit(TinyModule(), clients(SIZES[:4]))
     with pytest.raises(ConfigurationError, match=r"coalitions\.csv cannot be read|distances\.csv cannot be read"):
         trainer(quick(structure=str(tmp_path))).fit(TinyModule(), clients())
-    (tmp_path / "old" / "version_0" / "models" / "shared_0.ckpt").unlink()
+    (folder / "models" / "shared_0.ckpt").unlink()
+    joining = quick(structure=str(folder), discriminator=DiscriminatorSettings(hidden=4, max_rounds=10))
     with pytest.raises(ConfigurationError, match=r"structure: .*shared_0\.ckpt"):
-        trainer(quick(structure=folder)).fit(TinyModule(), clients((*SIZES, 50)))
+        trainer(joining).fit(TinyModule(), clients((*SIZES, 50)))
 
 
 @pytest.mark.slow
-def test_a_stopped_run_measures_nothing_again_and_ends_alike(tmp_path):
-    whole = trainer(quick(), rounds=4, root=tmp_path / "whole")
+def test_a_stopped_run_measures_nothing_again_and_ends_alike(measured, tmp_path):
+    whole = trainer(quick(distances=distances_of(measured)), rounds=4)
     whole.fit(TinyModule(), clients())
-    first = trainer(quick(), rounds=2, root=tmp_path / "parts")
-    first.fit(TinyModule(), clients())
+    shutil.copytree(measured.log_dir, tmp_path / "parts" / "version_0")
     resumed = trainer(fedcollab := quick(), rounds=4, root=tmp_path / "parts")
     resumed.fit(TinyModule(), clients(), ckpt_path="last")
     record = resumed.run_log.summary["fedcollab"]
-    assert record == first.run_log.summary["fedcollab"]  # and its seconds
+    assert record == measured.run_log.summary["fedcollab"]  # and its seconds
     assert record["measured_pairs"] == 10
     assert fedcollab.assignment == [0, 0, 0, 1, 1]
     assert all(resumed.client_model(i).equal(whole.client_model(i)) for i in range(5))

@@ -6,22 +6,8 @@ import pytest
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import DROClientSampling, LabelNoise, LocalTraining, UniformSampling
+from lightning_fl.callbacks import DROClientSampling, LabelNoise, LocalTraining
 from lightning_fl.core.errors import ConfigurationError
-
-
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
-        (UniformSampling, {"cohort_size": 2.5}),
-        (DROClientSampling, {"cohort_size": 2, "cohort": "all"}),
-        (DROClientSampling, {"cohort_size": 2, "method": "afl"}),
-    ],
-)
-def test_options_that_do_not_go_together(cls: Any, options: dict[str, Any]) -> None:
-    (name, *_) = options
-    with pytest.raises(ConfigurationError, match=rf"{cls.__name__}\.{name}\b.*="):
-        cls(**options)
 
 
 @pytest.mark.parametrize(

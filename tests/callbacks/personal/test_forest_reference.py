@@ -1,12 +1,11 @@
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from corners import fit as fit_tiny
-from processes import run as execute
+from processes import succeed
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
@@ -92,13 +91,12 @@ def test_a_classification_with_gaps_is_scikit_learns(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_processes_find_the_same():
+def test_two_processes_find_the_same(start_warm):
     words = ["fit", "--config", "fedavg_esol", "--data.source", "standin", "--trainer.callbacks+=ForestReference"]
     words += ["--trainer.callbacks.num_trees", "5", "--trainer.max_rounds", "1", "--model.hidden_dim", "4"]
     found = []
     for devices in (1, 2):
-        ended = execute(sys.executable, "-m", "lightning_fl", *words, "--trainer.devices", str(devices))
-        assert ended.code == 0, ended.err
+        succeed(start_warm("-m", "lightning_fl", *words, "--trainer.devices", str(devices)))
         summary = json.loads(Path(f"runs/fedavg_esol/version_{devices - 1}/summary.json").read_text())
         assert summary["num_processes"] == devices
         found.append(summary["metrics"]["test"]["forest/rmse"])

@@ -13,8 +13,6 @@ from torch.utils.data import TensorDataset
 from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 
-INF = math.inf
-
 
 class Manual(TinyModule):
     def __init__(self) -> None:
@@ -61,24 +59,6 @@ class Silent(Step):
 class Broken(Step):
     def held_out(self, loss):
         raise ValueError("an odd batch")
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "name"),
-    [
-        (ShapleyRewards, {"num_permutations": 10}, "num_permutations=10 .*method='first_order'"),
-        (ShapleyRewards, {"method": "permutations", "num_permutations": 5}, "num_permutations=5"),
-        (ShapleyRewards, {"method": "exact", "leave_own_out": True}, "leave_own_out=True .*method='exact'"),
-        (TierBidding, {"num_best": 0, "num_random": 0}, r"TierBidding\.num_best=0 .*num_random=0"),
-        (Tokens, {"price": 1e-9}, r"Tokens\.price=1e-09"),
-        (Tokens, {"initial_balance": 1, "price": 2}, r"Tokens\.price=2: .*initial_balance=1"),
-    ],
-)
-def test_options_that_do_not_go_together(cls: Any, options: dict[str, Any], name: str) -> None:
-    if cls is TierBidding:
-        options = {"num_tiers": 2, **options}
-    with pytest.raises(ConfigurationError, match=name):
-        cls(**options)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,14 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings, first_weights
-from lightning_fl.callbacks.collaboration.discriminators.rounds import Lane, Outcome, Reduce, Survey
+from lightning_fl.callbacks.collaboration.discriminators.networks import (
+    DiscriminatorSettings,
+    Lane,
+    Outcome,
+    Reduce,
+    Survey,
+    first_weights,
+)
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
 
