@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.callbacks.predictions import pair_outputs
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.callbacks.predictions import pair_outputs, value_or_error
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.targets import batch_targets
+from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
@@ -44,12 +45,7 @@ class Calibration(Callback):
     only_shows = True
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        has_data = trainer.on_hosts(
-            range(trainer.num_clients),
-            lambda client: trainer.client_batches(client, "val") is not None,
-            "Calibration cannot open the validation data",
-        )
-        if not any(has_data.values()):
+        if len(clients_without(trainer.loop, "val", range(trainer.num_clients))) == trainer.num_clients:
             raise ConfigurationError(
                 "Calibration needs validation data, and no client has any: set data.init_args.split, or remove"
                 " Calibration."
@@ -119,14 +115,13 @@ def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | 
     batches = trainer.client_batches(client, "val")
     if batches is None:
         return None
-    try:
+
+    def collect() -> _Pair:
         outputs = trainer.loop.evaluator.predict(client, weights, "val")
         targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
         return pair_outputs(outputs, targets)
-    except DataError as error:
-        return str(error)
-    except Exception as error:  # an error in the user's predict_step must not lose the trained model
-        return f"{type(error).__name__}: {error}"
+
+    return value_or_error(collect)
 
 
 def _targets(batch: Any) -> Tensor:

@@ -1,15 +1,26 @@
 """Predictions of a module beside their targets."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import DataError
+from lightning_fl.core.errors import DataError, FederatedError
 
 #: client -> predictions [n, ...] and targets [n, ...].
 Pairs = Mapping[int, tuple[Tensor, Tensor]]
+T = TypeVar("T")
+
+
+def value_or_error(compute: Callable[[], T]) -> T | str:
+    """The result, or an error's text: one in the user's ``predict_step`` must not end a run with trained models."""
+    try:
+        return compute()
+    except FederatedError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:

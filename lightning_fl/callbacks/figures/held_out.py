@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.figures.figures import FigureCallback
-from lightning_fl.callbacks.predictions import Pairs, pair_outputs
-from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, did_you_mean, listed
+from lightning_fl.callbacks.predictions import Pairs, pair_outputs, value_or_error
+from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import Size, checked_fields
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -93,12 +93,7 @@ class HeldOutFigure(FigureCallback):
         batches = trainer.client_batches(client, self.split)
         if batches is None:
             return None
-        try:
-            return self._pair(trainer.predict_client(client, self.split), batches.targets.cpu())
-        except FederatedError as error:
-            return str(error)
-        except Exception as error:  # an error in the user's predict_step must not end the test
-            return f"{type(error).__name__}: {error}"
+        return value_or_error(lambda: self._pair(trainer.predict_client(client, self.split), batches.targets.cpu()))
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)

@@ -51,7 +51,7 @@ class BestClientModels(Callback):
 
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         due = trainer.federation.current_round + 1
-        if not self.before_averaging or (due % trainer.check_val_every_n_rounds and due != trainer.max_rounds):
+        if not self.before_averaging or not trainer.evaluates_after(due):
             return
         weights = trainer.client_weights()
         with trainer.around_evaluation(client, weights):

@@ -15,7 +15,7 @@ from typing import Literal
 from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
-from lightning_fl.engine.probes.on_hosts import clients_without
+from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.probes.valuation import ModelValuation
 from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
@@ -123,12 +123,7 @@ class ShapleyRewards(Callback):
         self.__post_init__()
         warn_beyond_end(self, trainer.max_rounds, every_n_rounds=self.every_n_rounds)
         refuse_manual_steps(trainer.loop.module, "ShapleyRewards")
-        if missing := clients_without(trainer.loop, self.split, range(trainer.num_clients)):
-            raise ConfigurationError(
-                f"ShapleyRewards needs held-out data, but {len(missing)} of {trainer.num_clients} clients have no"
-                f" validation data (the first is {missing[0]}). Give the data a validation split, or set"
-                " ShapleyRewards.split=train."
-            )
+        check_samples(trainer.loop, "ShapleyRewards.split", self.split)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Check the number of coalitions, if participants are known."""

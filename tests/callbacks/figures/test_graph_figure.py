@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
-from tiny import TinyModule
-from two_kinds import SIZES, TwoKinds, trainer
 
-from lightning_fl.callbacks import CollaborationGraph, GraphFigure
 from lightning_fl.callbacks.figures.plots.run import _CHOICES, draw_graph
 
 NAMES = ["a", "b", "c"]
@@ -32,11 +29,3 @@ def test_rows_choose_and_columns_are_chosen():
 def test_the_shown_rounds_are_spread_evenly(rounds, expected):
     figure = draw_graph(range(1, rounds + 1), [{0: []}] * rounds, {}, NAMES)
     assert [int(axes.get_title().split()[1].rstrip(":")) for axes in figure.axes] == expected
-
-
-@pytest.mark.slow
-def test_a_run_draws_it(tmp_path):
-    run = trainer(CollaborationGraph(budget=2), GraphFigure(), root=tmp_path)
-    run.fit(TinyModule(), TwoKinds())
-    assert (tmp_path / "version_0" / "figures" / "graph.png").stat().st_size > 10_000
-    assert len(SIZES) == run.num_clients

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +21,6 @@ from lightning_fl.functional.tokens import UNITS_PER_TOKEN, Transaction, to_unit
 
 WORDS = {"title": "title"}
 BLUE, ORANGE = palette(2)
-TIERS = ("contributions", "importance", "membership")
 
 
 class TestBalances:
@@ -185,10 +183,3 @@ class TestCallback:
         shown = np.ma.filled(axes.images[0].get_array(), math.nan)
         # client 1, whose best tier is 0, comes first
         np.testing.assert_array_equal(shown, [[3.0, math.nan, 2.0], [2.0, math.nan, math.nan]])
-
-    @pytest.mark.slow
-    def test_files(self, tmp_path):
-        tiers = TierBidding(num_tiers=2, num_best=1, num_samples=None)
-        run = fit(TierFigures(), tiers, ShapleyRewards(), default_root_dir=tmp_path)
-        files = sorted(path.name for path in Path(run.log_dir, "figures").iterdir())
-        assert files == [f"{name}.png" for name in ("personal_acc", *(f"tier_{one}" for one in TIERS))]

@@ -96,7 +96,13 @@ def test_tiers_that_do_not_fit_the_run(options: dict[str, Any], callbacks: Any, 
             "ShapleyRewards and ShapleyRewards",
         ),
         ([ShapleyRewards()], Manual, TinyClients, ConfigurationError, "ShapleyRewards .*Manual"),
-        ([ShapleyRewards()], TinyModule, WithoutValidation, ConfigurationError, "2 of 3 .*client_1.*split=train"),
+        (
+            [ShapleyRewards()],
+            TinyModule,
+            WithoutValidation,
+            ConfigurationError,
+            "ShapleyRewards.split='val': 2 of 3 .*client_1",
+        ),
         *[
             ([ShapleyRewards(method=method)], TinyModule, Undefined, TrainingError, "client_1.* val .* round 1 is nan")  # type: ignore[arg-type]
             for method in ("first_order", "exact")
