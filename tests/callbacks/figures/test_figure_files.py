@@ -31,9 +31,7 @@ FILES: list[tuple[Callable[[], list[Callback]], set[str]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "names"), FILES, ids=lambda one: "-".join(sorted(one)) if isinstance(one, set) else ""
-)
+@pytest.mark.parametrize(("make", "names"), FILES)
 def test_files(make: Callable[[], list[Callback]], names: set[str], tmp_path: Path) -> None:
     run = fit(*make(), default_root_dir=tmp_path)
     run.test(run.module, run.datamodule)

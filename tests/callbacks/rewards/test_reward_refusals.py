@@ -7,17 +7,11 @@ import corners
 import pytest
 import torch
 from corners import Greedy, MixedClients
-from tiny import TinyClients, TinyModule, quiet_trainer
+from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer
 from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import CollaborationGraph, ShapleyRewards, TierBidding, Tokens
 from lightning_fl.core.errors import ConfigurationError, TrainingError
-
-
-class Manual(TinyModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
 
 
 class WithoutValidation(TinyClients):
@@ -95,13 +89,13 @@ def test_tiers_that_do_not_fit_the_run(options: dict[str, Any], callbacks: Any, 
             ConfigurationError,
             "ShapleyRewards and ShapleyRewards",
         ),
-        ([ShapleyRewards()], Manual, TinyClients, ConfigurationError, "ShapleyRewards .*Manual"),
+        ([ShapleyRewards()], ManualModule, TinyClients, ConfigurationError, "ShapleyRewards .*Manual"),
         (
             [ShapleyRewards()],
             TinyModule,
             WithoutValidation,
             ConfigurationError,
-            "ShapleyRewards.split='val': 2 of 3 .*client_1",
+            "split='val': 2 of 3 .*client_1",
         ),
         *[
             ([ShapleyRewards(method=method)], TinyModule, Undefined, TrainingError, "client_1.* val .* round 1 is nan")  # type: ignore[arg-type]
