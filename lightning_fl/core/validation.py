@@ -26,7 +26,7 @@ from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 from lightning_fl.core.errors import ConfigurationError, cut
 
 F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
+T = TypeVar("T")
 
 #: Above it a count means nothing, and torch's sizes overflow.
 _MAX_COUNT = 2**31 - 1
@@ -68,7 +68,7 @@ def checked(function: F) -> F:
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
-def checked_fields(cls: C) -> C:
+def checked_fields(cls: type[T]) -> type[T]:
     """Make a class's annotated attributes keyword-only arguments of its constructor, which checks and stores them.
 
     A dataclass with the checks of :func:`checked`, compared by identity; ``__post_init__`` does the rest.

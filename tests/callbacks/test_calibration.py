@@ -42,10 +42,10 @@ class _NoValidation(TinyClients):
         return None if split == "val" else super().client_data(client, split)
 
 
-def _fit(module, data, *callbacks, rounds=3):
+def _fit(module, data, *callbacks, rounds=3, root=None):
     trainer = FederatedTrainer(
         max_rounds=rounds, local_steps=2, callbacks=list(callbacks), logger=False, enable_progress_bar=False,
-        accelerator="cpu", devices=1,
+        accelerator="cpu", devices=1, default_root_dir=root,
     )  # fmt: skip
     trainer.fit(module, data)
     return trainer, Path(trainer.log_dir)
@@ -125,6 +125,15 @@ def test_outputs_that_are_no_predictions_are_said() -> None:
     assert read_calibration(folder) is None
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a run."""
+    _, folder = _fit(TinyModule(), TinyClients(), Calibration(), rounds=1, root=tmp_path_factory.mktemp("run"))
+    text = (folder / CALIBRATION_FILE).read_text()
+    assert json.loads(text)["split"] == "val"
+    return text
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -135,13 +144,10 @@ def test_outputs_that_are_no_predictions_are_said() -> None:
         lambda text: text.replace('"kind": "regression"', '"kind": "guess"'),
     ],
 )
-def test_a_damaged_file_is_refused(harm) -> None:
-    _, folder = _fit(TinyModule(), TinyClients(), Calibration(), rounds=1)
-    path = folder / CALIBRATION_FILE
-    assert json.loads(path.read_text())["split"] == "val"
-    path.write_text(harm(path.read_text()))
+def test_a_damaged_file_is_refused(harm, written: str, tmp_path: Path) -> None:
+    (tmp_path / CALIBRATION_FILE).write_text(harm(written))
     with pytest.raises(CheckpointError, match=r"calibration.json is damaged .*copy it again, or train again"):
-        read_calibration(folder)
+        read_calibration(tmp_path)
 
 
 @pytest.mark.processes

@@ -70,21 +70,24 @@ def state_of(trainer, name):
     return torch.load(f"{trainer.log_dir}/models/{name}.ckpt", weights_only=True)["state_dict"]
 
 
-def test_every_client_has_the_scale_of_its_own_targets(tmp_path):
-    trainer = fit(tmp_path, make_model(), [PrivateHeads()])
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("trained"), make_model(), [PrivateHeads()])
+
+
+def test_every_client_has_the_scale_of_its_own_targets(trained):
     data = laboratories()
     for client, name in enumerate(("north", "south")):
         values = torch.cat([graph.y for graph in data.client_data(client, "train")]).double()
-        state = state_of(trainer, name)
+        state = state_of(trained, name)
         assert state["target_mean"][0].item() == pytest.approx(values[:, 0].mean().item(), rel=1e-6)
         assert state["target_scale"][0].item() == pytest.approx(values[:, 0].std(correction=0).item(), rel=1e-5)
-    south = state_of(trainer, "south")
+    south = state_of(trained, "south")
     assert (south["target_mean"][1].item(), south["target_scale"][1].item()) == (0, 1)  # which it has not measured
 
 
-def test_the_trunk_is_shared_and_heads_are_not(tmp_path):
-    trainer = fit(tmp_path, make_model(), [PrivateHeads()])
-    north, south, shared = (state_of(trainer, name) for name in ("north", "south", "shared_0"))
+def test_the_trunk_is_shared_and_heads_are_not(trained):
+    north, south, shared = (state_of(trained, name) for name in ("north", "south", "shared_0"))
     start = make_model().state_dict()
     for name in north:
         if name.startswith(("encoder", "readout")):
