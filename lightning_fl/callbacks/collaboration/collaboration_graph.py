@@ -81,6 +81,7 @@ class CollaborationGraph(Callback):
             raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
         if self.budget is not None:
             number_or_share("CollaborationGraph.budget", self.budget)
+        self.loners, self.watched = self.loners or [], self.watched or []
         #: Client -> its candidates (Omega_k), once it took part.
         self.candidates: dict[int, list[int]] = {}
         #: Number of finished rounds at each entry of :attr:`chosen`.

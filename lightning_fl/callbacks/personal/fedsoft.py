@@ -14,6 +14,7 @@ explain equally well counts half for each. The authors keep Adam's state: ``trai
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -65,7 +66,7 @@ class FedSoft(SoftAveraging):
     sigma: Fraction = 1e-4
     every_n_rounds: Count = 2
     num_samples: Count | None = None
-    personal_split: None = field(init=False, default=None)
+    personal_split: Literal["train", "val"] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

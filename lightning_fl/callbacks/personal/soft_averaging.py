@@ -109,6 +109,7 @@ class SoftAveraging(PersonalMixtures):
     personal_split: Literal["train", "val"] | None = None
 
     def __post_init__(self) -> None:
+        self.personal_split = self.personal_split or self.split
         self.rounds: list[int] = []
         self.importance: list[Tensor] = []
         self.personal_round = 0
@@ -137,7 +138,7 @@ class SoftAveraging(PersonalMixtures):
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, also if clients were evaluated with others."""
-        if self.importance and self.personal_split not in (None, self.split):
+        if self.importance and self.personal_split != self.split:
             trainer.federation.collaboration = Collaboration(
                 trainer.federation.collaboration.aggregation, self.importance[-1]
             )

@@ -107,6 +107,7 @@ class TierBidding(PersonalMixtures):
         if not self.num_best + self.num_random:
             raise ConfigurationError("TierBidding.num_best=0 and num_random=0: one of them must be at least 1.")
         self.split = self.bid_split
+        self.policies = self.policies or {}
         self.rounds: list[TierRound] = []
         self.first_tiers: dict[int, list[int]] = {}
         self.ledger = None if self.tokens is None else Ledger(self.tokens)
