@@ -77,7 +77,7 @@ def checked_fields(cls: type[T]) -> type[T]:
         if name not in vars(cls):
             setattr(cls, name, field())  # else a base class's attribute would be the default
     made = dataclass(kw_only=True, eq=False)(cls)
-    made.__init__ = checked(made.__init__)
+    made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
     return made
 
 
