@@ -83,10 +83,7 @@ def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
 def as_loader(given: Any, split: Split, source: str) -> Loader | None:
     """Convert a data module's return value to a loader as Lightning does: a list has several loaders.
 
-    Args:
-        given: a loader, any iterable, or a list, tuple or dict of such; ``None`` or an empty one for no data.
-        split: split of the loader.
-        source: beginning of errors, such as "train_dataloader() returned".
+    ``source`` is the beginning of errors, such as "train_dataloader() returned".
     """
     if isinstance(given, DataLoader):
         return given

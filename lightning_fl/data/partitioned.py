@@ -15,7 +15,7 @@ from lightning_fl.data.module import BATCH_HOOKS, SPLITS, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.shared import OpenedData, SharedDataModule
-from lightning_fl.data.silo_kinds import Silo
+from lightning_fl.data.silos import Silo
 
 
 class Partitioned(SharedDataModule):

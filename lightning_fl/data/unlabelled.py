@@ -56,17 +56,10 @@ class Unlabelled:
 
 
 def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) -> "Iterator[pd.DataFrame]":
-    """Read the rows of a table in chunks; a text file is streamed, so it may be larger than the memory.
+    """Read the rows of a table in chunks, with a running index from 0; text files are streamed, others read whole.
 
-    Args:
-        source: a text file, ``-`` for standard input, or a table. A list of texts is a table of one column. Parquet,
-            Excel and SDF are read whole.
-        rows: maximal number of rows in a chunk.
-        text_column: the name of the column for a list; ``None`` if a list is not supported.
-
-    Yields:
-        Frames, with a running index from 0. The cells of a file are texts without leading blanks; empty lines are
-        skipped.
+    A list of texts is a table of the one column ``text_column``; ``None`` if a list is not supported. The cells of a
+    file are texts without leading blanks; empty lines are skipped.
     """
     import pandas as pd  # takes a second to import
 

@@ -5,19 +5,25 @@ Any bytes give plain values, tensors and arrays, or one error that names the fil
 here, so that a flipped bit is detected.
 """
 
+import hashlib
 import io
+import json
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from lightning_fl.core.errors import CheckpointError, FederatedError
+from lightning_fl.core.errors import CheckpointError, DataError, FederatedError
+from lightning_fl.files.atomic import remove_leftovers, whole_file
+
+T = TypeVar("T")
 
 #: Classes that restore NumPy numbers and arrays: a schedule computed with NumPy gives NumPy learning rates.
 NUMPY: list[Any] = [
@@ -43,15 +49,9 @@ def read_torch(
 ) -> Any:
     """Load a file that ``torch.save`` wrote to the CPU: plain values and tensors.
 
-    Args:
-        path: file to read.
-        kind: kind of file for messages, such as "a checkpoint".
-        remedy: sentence for messages that says what to do.
-        error: class of the error for a file that cannot be read, is of another kind, truncated or corrupt, or holds
-            objects.
-        place: name of the file in messages; ``None`` for its path.
-        known: further classes that may occur in the file.
-        legacy: also read the format of torch before 1.6, which has no checksums.
+    ``kind`` (such as "a checkpoint"), ``remedy`` and ``place`` (by default the path) are for the message of ``error``,
+    raised if the file cannot be read, is of another kind, truncated or corrupt, or holds objects other than those of
+    the ``known`` classes. ``legacy`` also reads the format of torch before 1.6, which has no checksums.
     """
     path = Path(path)
     try:
@@ -123,6 +123,40 @@ def _refused(value: Any, known: Sequence[Any]) -> str | None:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         return named[1] if named else type(value).__name__
     return None
+
+
+def load_or_compute(cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T]) -> T:
+    """Load a value from a folder (``None`` for none), or compute and store it.
+
+    Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used. The
+    kind of value, the ``versions`` of the software and the molecules are the key of the entry; ``compute`` returns
+    tensors and plain values, as ``torch.save`` stores them without classes.
+    """
+    if cache is None:
+        return compute()
+    key = hashlib.sha256(json.dumps([versions, list(smiles)]).encode()).hexdigest()
+    path = cache / f"{key}.pt"
+    try:
+        if not path.exists():
+            raise FileNotFoundError(path)
+        return read_torch(path, "a file of features", "They are computed again.", error=DataError)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # there is no entry yet; writing it reports what is wrong with the folder
+    except DataError as error:
+        rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
+    value = compute()
+    content = io.BytesIO()  # in memory first: torch.save hides errors of the disk behind its own
+    torch.save(value, content)
+    try:
+        remove_leftovers(cache)
+        with whole_file(path, by_several=True) as file:
+            file.write(content.getbuffer())
+    except OSError as error:
+        rank_zero_warn(
+            f"cannot write features to {cache} ({error}), so every run computes them again: set LIGHTNING_FL_CACHE to a"
+            " writable folder."
+        )
+    return value
 
 
 class _Unreadable(ValueError):

@@ -1,9 +1,13 @@
-"""Files that users name: existence, links, paths in messages."""
+"""Files that users name (existence, links, paths in messages), and folders that ship with the package."""
 
 import os
 from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# A wheel has the folders inside the package, a source checkout next to it.
+_PLACES = (_PACKAGE / "_shipped", _PACKAGE.parent)
 
 
 def existing_file(path: str, argument: str = "path") -> Path:
@@ -34,3 +38,12 @@ def refuse_link_out(path: Path, folder: Path) -> Path:
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):  # resolve() fails on a circle
         raise ConfigurationError(f"{path} is a link that leads out of the run's folder: replace it by a copy.")
     return path
+
+
+def package_folder(name: str, content: str) -> Path:
+    """Find a folder that ships with the package; ``content`` names what it holds, for the message."""
+    folders = [place / name for place in _PLACES]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ConfigurationError(f"no {content} found in {' or '.join(map(str, folders))}: reinstall the package.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
-from lightning_fl.files.package_folders import package_folder
+from lightning_fl.files.user_file import package_folder
 
 #: The folder of the studies among the recipes.
 _STUDIES = "studies"

@@ -12,8 +12,7 @@ from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID, Partitioner
 from lightning_fl.data.partitioned import Partitioned
-from lightning_fl.data.silo_kinds import are_silos, is_splits
-from lightning_fl.data.silos import Silos
+from lightning_fl.data.silos import Silos, are_silos, is_splits
 from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
 from lightning_fl.trainer.arguments import _IS_INTERACTIVE, IN_NOTEBOOKS
 from lightning_fl.trainer.report import print_report

@@ -28,7 +28,7 @@ from lightning_fl.data.cards.card import Card, CardFile
 from lightning_fl.data.cards.images import ImageCard
 from lightning_fl.data.cards.molecules import MoleculeCard
 from lightning_fl.data.cards.tables import TableCard
-from lightning_fl.files.package_folders import package_folder
+from lightning_fl.files.user_file import package_folder
 from lightning_fl.files.yaml import read_yaml
 
 

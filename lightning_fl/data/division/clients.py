@@ -36,9 +36,7 @@ class DivisionSettings:
         if self.folds is not None and self.fold >= self.folds:
             raise ConfigurationError(f"fold={self.fold} with folds={self.folds}: must be from 0 to {self.folds - 1}.")
         if self.folds is not None and self.fractions[2] == 0:
-            raise ConfigurationError(
-                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0."
-            )
+            raise ConfigurationError(f"folds={self.folds} with {split}: the share of test must be above 0.")
         if self.folds == 2 and self.fractions[1] > 0:
             raise ConfigurationError(f"folds=2 with {split}: give at least 3 folds, or validation the share 0.")
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
@@ -58,8 +56,7 @@ class DivisionSettings:
     def check_parts(self, parts: Collection[Split]) -> None:
         if not self.is_default and len(parts) == len(SPLITS):
             raise ConfigurationError(
-                "validation and test samples are given by the data or the partitioner: leave out division, folds and"
-                " fold."
+                "all splits are given by the data or the partitioner: leave out division and folds."
             )
 
     @property
@@ -84,15 +81,9 @@ def divide_clients(
 ) -> ClientShares:
     """Cut the splits that have no data of their own from every client's training samples.
 
-    Args:
-        datasets: the data sets, the training data under "train".
-        parts: split -> every client's ascending indices; at least "train".
-        settings: settings of the division.
-        seed: seed of the partition.
-        names: names of the clients.
-        labels: classes of all training data, to keep their proportions; ``None`` to ignore classes.
-        identities: identity (molecule) of every training sample; ``None`` if it is not known.
-        together: keep a client's samples of one identity in one part.
+    ``parts`` are every client's ascending indices of each given split; ``labels`` the classes of all training data, if
+    their proportions are to be kept; ``identities`` the molecule of every training sample, if known, whose samples stay
+    in one part of a client if ``together``.
     """
     division = settings.division or RandomDivision()
     fractions = remaining_fractions(settings.fractions, list(parts))
@@ -136,6 +127,5 @@ def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, di
     if divided := int((counts > 1).sum()):
         raise DataError(
             f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
-            " into more than one part, against duplicates='together': correct the file, merge the copies, or use"
-            " duplicates: report."
+            " into several parts, against duplicates='together': correct the file, or use duplicates: report."
         )

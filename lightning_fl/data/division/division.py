@@ -103,7 +103,7 @@ class Division(Scheme, ABC):
 def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool = False) -> list[str]:
     """Read a column as texts; without a name, the row numbers of the samples, or their numbers from 0.
 
-    ``gaps`` accepts empty cells, as "", if the data set has a method ``cells(name)``; ``reader`` is named in errors.
+    ``gaps`` accepts empty cells, as "", of a data set with ``cells(name)``; ``reader`` is named in errors.
     """
     if column is not None and gaps and hasattr(dataset, "cells"):
         return [(value or "").strip() for value in dataset.cells(column)]
@@ -167,13 +167,8 @@ def fold_numbers(
 ) -> Tensor:
     """The fold 0..K-1 of every sample, int64 [n]; folds have equal sizes, as nearly as whole groups allow.
 
-    Args:
-        num_samples: n.
-        num_folds: K.
-        rng: generator of the draws.
-        groups: the group of every sample, [n]: from the largest on, each goes to the fold with the fewest samples (like
-            scikit-learn's ``GroupKFold``), ties in random order.
-        labels: classes of the samples, integers, [n], to keep their proportions in every fold; without ``groups``.
+    Groups [n], from the largest on, each go to the fold with the fewest samples (like scikit-learn's ``GroupKFold``),
+    ties in random order. Without groups, the proportions of ``labels`` [n] are kept in every fold.
     """
     folds = torch.empty(num_samples, dtype=torch.long)
     if groups is None:

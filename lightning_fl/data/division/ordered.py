@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import DataError
 from lightning_fl.data.division.division import Cut, Division, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.sizes import split_sizes
-from lightning_fl.files.text_table import list_rows
+from lightning_fl.files.text_table import read_numbers, refuse_values
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,21 +33,17 @@ class OrderDivision(Division):
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
         """The column as numbers; dates as seconds."""
-        texts = read_texts(dataset, self.column, "OrderDivision")
-        numbers = [_number(text) for text in texts]
-        dates = [_seconds(text) for text in texts]
-        for values in (numbers, dates):
-            if None not in values:
-                return [value for value in values if value is not None]
-        found = numbers if numbers.count(None) <= dates.count(None) else dates
-        kind = "numbers" if found is numbers else "dates"
-        wrong = [place for place, value in enumerate(found) if value is None]
-        rows = [int(row) for row in read_texts(dataset, None, "OrderDivision")]
-        shown = list_rows([rows[place] for place in wrong], [texts[place] for place in wrong])
-        raise DataError(
-            f"OrderDivision.column={self.column!r}: {len(wrong)} values are not {kind} like the others: {shown}."
-            " Give all as numbers, or all as dates in ISO format such as 2020-04-09."
-        )
+        import pandas as pd
+
+        texts = pd.Series(read_texts(dataset, self.column, "OrderDivision"), dtype=object)
+        numbers, _ = read_numbers(texts)
+        dates = texts.map(_seconds).astype(float)
+        found, kind = (numbers, "numbers") if numbers.count() >= dates.count() else (dates, "dates")
+        texts.index = read_texts(dataset, None, "OrderDivision")  # rows, for the message
+        remedy = "Give all as numbers, or all as dates in ISO format such as 2020-04-09"
+        wrong = texts[found.isna().to_numpy()]
+        refuse_values(wrong, f"OrderDivision.column={self.column!r}", f"are not {kind} like the others", remedy)
+        return found.tolist()
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
         times = torch.tensor(keys, dtype=torch.float64)
@@ -69,14 +64,6 @@ def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
     begins = torch.searchsorted(ordered, ranks)  # of the first with the same rank
     part = torch.searchsorted(ends, begins, right=True)
     return [(part == number).nonzero()[:, 0] for number in range(3)]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _seconds(text: str) -> float | None:

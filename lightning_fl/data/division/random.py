@@ -40,15 +40,10 @@ def cut_splits(
     own: Sequence[Split] = ("train",),
     labels: Tensor | None = None,
 ) -> dict[Split, Tensor]:
-    """Cut the splits without a data set of their own from a client's training samples.
+    """Cut the splits that are not in ``own`` from a client's samples ``train`` [n], n >= 1, of the training data.
 
-    Args:
-        train: the client's samples in the training data, int64, shape [n], n >= 1.
-        fractions: shares of train, val and test; those of the splits in ``own`` are ignored.
-        seed: seed of the partition.
-        client: number of the client.
-        own: splits with samples of their own, including "train"; the others are cut.
-        labels: classes of all training data, integers, to keep their proportions; ``None`` to ignore classes.
+    The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, if their proportions
+    are to be kept.
     """
     cut = Cut(
         size=len(train),

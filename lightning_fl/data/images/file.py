@@ -22,8 +22,14 @@ from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
-from lightning_fl.data.images.dataset import ImageDataset, convert_channels, resize_images
-from lightning_fl.data.images.npz import REMEDY, read_npz, read_npz_images
+from lightning_fl.data.images.dataset import (
+    REMEDY,
+    ImageDataset,
+    convert_channels,
+    read_npz,
+    read_npz_images,
+    resize_images,
+)
 from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
@@ -161,13 +167,9 @@ def unlabelled_images(
 ) -> Iterator[Unlabelled]:
     """Read images in chunks with the column ``file``, or ``array`` and ``index``.
 
-    Args:
-        source: a folder, whose image files at any depth are read in the order of their names, or a ``.npz`` file, whose
-            arrays with names that end in ``images`` are read.
-        reading: largest number of rows of a chunk.
-        shape: channels, height and width in the run.
-        size: resize images to it; ``None`` if the run did not resize.
-        channels: convert images to it; ``None`` if the run did not convert.
+    They are the image files below a folder in the order of their names, or the arrays of a ``.npz`` file whose names
+    end in ``images``. ``shape`` is the run's (channels, height, width); ``size`` and ``channels`` are what the run
+    converted to, or ``None``.
     """
     if reading.smiles_column is not None:
         raise ConfigurationError("smiles_column: the run's data are images, not molecules; omit it.")

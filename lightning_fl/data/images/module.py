@@ -12,9 +12,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data.cards.lookup import ImageCard, Source, file_sha256, load_card, rank_zero_warn, real_or_standin
-from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import unlabelled_images
-from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.reader import ImageReader
 from lightning_fl.data.images.sources import NpzImages, find_images
 from lightning_fl.data.images.standin import MAX_CLASSES, digits_standin
@@ -193,7 +192,7 @@ class ImageData(SharedImages):
 
     Args:
         name: name of a card of the package (``lightning-fl datasets`` lists them), or path of another card (``.yaml``)
-            or of a ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.npz.read_npz`).
+            or of a ``.npz`` file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`).
         source: ``"real"``: the card's images or an error. ``"auto"``: the images, else the stand-in with a warning.
             ``"standin"``: the stand-in.
         data_root: folder in which the images are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and

@@ -12,9 +12,8 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data.division import cut_splits
-from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import read_images, unlabelled_images, warn_of_unread_files
-from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import TransformedImages
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.sizes import check_fractions
@@ -26,7 +25,7 @@ class ImageFolders(TransformedImages):
 
     A silo's folder holds one folder per class, with image files of any size in any format that torchvision reads; or
     ``train``, ``val`` and ``test`` (also ``Training``, ``validation`` etc.), each with such folders; or one ``.npz``
-    file in MedMNIST's layout (:func:`~lightning_fl.data.images.npz.read_npz`). A split without data of its own is
+    file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its own is
     cut from the training images.
 
     Images are read on first access, in the process that hosts the client (client i in process ``i % world_size``).

@@ -52,8 +52,7 @@ class NpzImages(ImageReader):
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
         """Read the arrays; validation images are training images where the card joins these parts."""
-        from lightning_fl.data.images.dataset import ImageDataset
-        from lightning_fl.data.images.npz import read_npz
+        from lightning_fl.data.images.dataset import ImageDataset, read_npz
 
         labels = "coarse_labels" if coarse_labels else "labels"
         if self.card is None:

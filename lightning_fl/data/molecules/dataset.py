@@ -18,7 +18,6 @@ from torch_geometric.data import Data, InMemoryDataset
 from lightning_fl.core.errors import DataError, cut
 from lightning_fl.core.escaping import terminal
 from lightning_fl.core.validation import checked
-from lightning_fl.data.molecules.cache import load_or_compute
 from lightning_fl.data.molecules.codes import MAX_ATOMS, MAX_CHARACTERS, Codes, read_codes
 from lightning_fl.data.molecules.descriptors import (
     FeatureName,
@@ -30,6 +29,7 @@ from lightning_fl.data.molecules.descriptors import (
 from lightning_fl.data.molecules.featurizer import FEATURIZER_VERSION, encode_smiles, molecule_graphs, read_blocks
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows, read_smiles_column
+from lightning_fl.files.tensors import load_or_compute
 from lightning_fl.files.text_table import list_rows, require_columns
 
 if TYPE_CHECKING:
@@ -48,13 +48,9 @@ class MoleculeDataset(InMemoryDataset):
 
     A slice or a list as index gives a view; ``smiles``, ``targets``, ``rows`` and ``column`` follow it.
 
-    Args:
-        table: the molecules.
-        invalid: ``"refuse"`` SMILES that RDKit cannot read with an error, or ``"skip"`` their rows with a warning.
-        cache: folder of :func:`~lightning_fl.data.molecules.cache.load_or_compute`.
-        codes: the molecules' codes, if they are computed already.
-        features: kinds of descriptors, :data:`~lightning_fl.data.molecules.descriptors.FeatureName`, with which items
-            have ``descriptors [1, F]`` as well.
+    ``invalid`` SMILES are refused, or skipped with a warning. With ``features`` items have ``descriptors [1, F]`` as
+    well. ``cache`` is the folder of :func:`~lightning_fl.files.tensors.load_or_compute`; ``codes`` are those of the
+    molecules, if they are computed already.
     """
 
     @checked

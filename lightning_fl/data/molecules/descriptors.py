@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -23,15 +22,6 @@ _LEFT_OUT = ("Ipc", "AvgIpc")
 _LARGEST = 1e9
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Names of the descriptors of one kind, and the function that computes them, NaN for an undefined one."""
-
-    names: Sequence[str]
-    compute: Callable[[Any], Any]
-    dtype: torch.dtype
-
-
 def distinct_features(features: Sequence[FeatureName]) -> list[FeatureName]:
     """Return the kinds of descriptors as a list; refuse a text, and a kind named twice."""
     if isinstance(features, str) or len({*features}) < len(features):
@@ -41,7 +31,7 @@ def distinct_features(features: Sequence[FeatureName]) -> list[FeatureName]:
 
 def descriptor_names(kind: FeatureName) -> Sequence[str]:
     """Names of the descriptors of a kind."""
-    return _kind(kind).names
+    return list(_functions()) if kind == "rdkit" else [f"morgan_{bit}" for bit in range(_MORGAN_SIZE)]
 
 
 def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
@@ -56,16 +46,20 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
 
     from lightning_fl.data.molecules.codes import read_molecule
 
-    chosen = _kind(kind)
+    width, dtype = len(descriptor_names(kind)), torch.uint8 if kind == "morgan" else torch.float32
     rows = []
     with rdBase.BlockLogs(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which give NaN
         for text in smiles:
             molecule = read_molecule(text)
-            row = None if molecule is None else chosen.compute(molecule)
-            rows.append(torch.zeros(len(chosen.names)) if row is None else torch.as_tensor(row))
-            rows[-1] = rows[-1].to(chosen.dtype)
-    return torch.stack(rows) if rows else torch.zeros(0, len(chosen.names), dtype=chosen.dtype)
+            if molecule is None:
+                rows.append(torch.zeros(width, dtype=dtype))
+            elif kind == "morgan":
+                counts = _morgan_generator().GetCountFingerprintAsNumPy(molecule).clip(max=255)
+                rows.append(torch.from_numpy(counts.astype(np.uint8)))
+            else:
+                rows.append(torch.tensor([_number(function, molecule) for function in _functions().values()]))
+    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=dtype)
 
 
 def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
@@ -82,23 +76,17 @@ def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
 
 
 @cache
-def _kind(name: FeatureName) -> _Kind:
+def _functions() -> dict[str, Callable[[Any], float]]:
     from rdkit.Chem import Descriptors
+
+    return {name: function for name, function in Descriptors.descList if name not in _LEFT_OUT}
+
+
+@cache
+def _morgan_generator() -> Any:
     from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 
-    if name == "morgan":
-        generator = GetMorganGenerator(radius=_MORGAN_RADIUS, fpSize=_MORGAN_SIZE)
-        return _Kind(
-            [f"morgan_{bit}" for bit in range(_MORGAN_SIZE)],
-            lambda molecule: generator.GetCountFingerprintAsNumPy(molecule).clip(max=255).astype(np.uint8),
-            torch.uint8,
-        )
-    functions = {name: function for name, function in Descriptors.descList if name not in _LEFT_OUT}
-
-    def compute(molecule: Any) -> list[float]:
-        return [_number(function, molecule) for function in functions.values()]
-
-    return _Kind(list(functions), compute, torch.float32)
+    return GetMorganGenerator(radius=_MORGAN_RADIUS, fpSize=_MORGAN_SIZE)
 
 
 def _number(function: Callable[[Any], float], molecule: Any) -> float:

@@ -2,24 +2,18 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import DataError
 from lightning_fl.core.validation import checked
-from lightning_fl.data.division import ColumnDivision, Division, HashDivision, ListDivision
 from lightning_fl.data.module import Split
-from lightning_fl.data.molecules.cache import load_or_compute
 from lightning_fl.data.molecules.table import MoleculeTable
-from lightning_fl.data.partition import Partitioner
+from lightning_fl.files.tensors import load_or_compute
 from lightning_fl.files.text_table import list_rows
-
-if TYPE_CHECKING:
-    from lightning_fl.data.molecules.dataset import MoleculeDataset
 
 #: Criterion by which two molecules are the same.
 Identity = Literal["smiles", "inchikey_no_stereo"]
@@ -37,57 +31,18 @@ _COUNTS = {
 _REPORT_FROM = 5000
 
 
-@dataclass
-class DuplicateRows:
-    """Treatment of rows of the same molecule in a data module; the attributes are options of the module."""
-
-    identity: Identity
-    duplicates: Duplicates
-    partitioner: Partitioner
-    division: Division | None
-
-    def __post_init__(self) -> None:
-        self._names: dict[str, str] = {}
-        self._counts: dict[str, int] | None = None
-        if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
-            raise ConfigurationError(
-                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
-            )
-
-    def merge(self, table: MoleculeTable, cache: Path) -> MoleculeTable:
-        """Return the table to partition, merged if required, and record the identities of its molecules."""
-        identities = molecule_identities(table.smiles, self.identity, cache)
-        self._names = {text: name for text, name in zip(table.smiles, identities, strict=True) if name is not None}
-        if not self.duplicates.startswith("merge_"):
-            return table
-        # rows of different clients, or of different given splits, stay separate
-        given = self.division.column if isinstance(self.division, ColumnDivision) else None
-        within = [name for name in (getattr(self.partitioner, "column", None), given) if name in table.columns]
-        return merge_duplicates(table, identities, self.duplicates, within=within)
-
-    def identities(self, dataset: "MoleculeDataset") -> list[str]:
-        return [self._names[text] for text in dataset.smiles]
-
-    def report(self, dataset: "MoleculeDataset", shares: Sequence[Mapping[Split, Tensor]]) -> None:
-        """Count the duplicates between clients' splits and report them in one line, once."""
-        if self._counts is not None:
-            return
-        self._counts = counts = count_duplicates(self.identities(dataset), shares)
-        advice = []
-        if counts["train_and_test_in_a_client"]:
-            advice.append("duplicates: together keeps them in one split of a client")
-        if counts["train_and_test_across_clients"]:
-            advice.append("division: HashDivision keeps them in the same split at all clients")
-        if summary := ", ".join(f"{counts[name]:,} {words}" for name, words in _COUNTS.items() if counts[name]):
-            hint = f" ({'; '.join(advice)})" if advice and not isinstance(self.division, HashDivision) else ""
-            rank_zero_info(f"Same molecules by {self.identity}: {summary}{hint}.")
-
-    def describe(self) -> dict[str, Any]:
-        """The counts, and options other than the defaults, for the run's record."""
-        record: dict[str, Any] = {} if self._counts is None else {"duplicates": self._counts}
-        if (self.identity, self.duplicates) != ("smiles", "report"):
-            record["copies"] = {"identity": self.identity, "duplicates": self.duplicates}
-        return record
+def duplicates_report(counts: Mapping[str, int], identity: Identity, hashed: bool) -> str:
+    """Summarise the counts of :func:`count_duplicates`, with advice unless a hash divides the molecules."""
+    summary = ", ".join(f"{counts[name]:,} {words}" for name, words in _COUNTS.items() if counts[name])
+    if not summary:
+        return ""
+    advice = []
+    if counts["train_and_test_in_a_client"]:
+        advice.append("duplicates: together keeps them in one split of a client")
+    if counts["train_and_test_across_clients"]:
+        advice.append("division: HashDivision keeps them in the same split at all clients")
+    hint = f" ({'; '.join(advice)})" if advice and not hashed else ""
+    return f"Same molecules by {identity}: {summary}{hint}."
 
 
 @checked
@@ -96,13 +51,9 @@ def molecule_identities(
 ) -> list[str | None]:
     """Compute texts that are equal for equal molecules; ``None`` for SMILES that RDKit cannot read.
 
-    Args:
-        smiles: n SMILES strings.
-        identity: ``"smiles"``: RDKit's canonical SMILES, with stereochemistry, isotopes and charges.
-            ``"inchikey_no_stereo"``: the first block of the standard InChIKey (formula and connections), which
-            stereoisomers, many tautomers and isotopologues share; without an InChI, the canonical SMILES without
-            stereochemistry.
-        cache: folder of :func:`~lightning_fl.data.molecules.cache.load_or_compute`.
+    ``"smiles"`` is RDKit's canonical SMILES, with stereochemistry, isotopes and charges; ``"inchikey_no_stereo"`` the
+    first block of the standard InChIKey (formula and connections), which stereoisomers, many tautomers and
+    isotopologues share, or, without an InChI, the canonical SMILES without stereochemistry.
     """
     import rdkit
 

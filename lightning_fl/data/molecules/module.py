@@ -7,14 +7,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fl.core.errors import ConfigurationError, expect_extra
 from lightning_fl.core.validation import Positive, checked
 from lightning_fl.data.cards.lookup import cache_folder, file_sha256
+from lightning_fl.data.division import ColumnDivision, HashDivision, ListDivision
 from lightning_fl.data.module import Split
 from lightning_fl.data.molecules.descriptors import FeatureName, distinct_features
-from lightning_fl.data.molecules.duplicates import DuplicateRows, Duplicates, Identity
+from lightning_fl.data.molecules.duplicates import (
+    Duplicates,
+    Identity,
+    count_duplicates,
+    duplicates_report,
+    merge_duplicates,
+    molecule_identities,
+)
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, TargetTransform, Transform, read_table
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
@@ -74,8 +83,13 @@ class MoleculeDataModule(SharedDataModule):
         super().__init__(**kwargs)
         if graphs == "chemprop":
             expect_extra("chemprop", "chemprop", "graphs='chemprop'")
-        self._duplicate_rows = DuplicateRows(identity, duplicates, self.partitioner, self.division)
+        if duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
+            raise ConfigurationError(
+                f"duplicates={duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
+            )
         self._copies_together = duplicates == "together"
+        self._identity_of: dict[str, str] = {}
+        self._duplicate_counts: dict[str, int] | None = None
         self.identity: Identity = identity
         self.duplicates: Duplicates = duplicates
         self.features = distinct_features(features or [])
@@ -93,7 +107,7 @@ class MoleculeDataModule(SharedDataModule):
 
     def _open(self, *, allow_download: bool) -> OpenedData:
         read = self._open_table(allow_download=allow_download)
-        dataset = self._dataset_of(self._duplicate_rows.merge(read.datasets["train"], cache_folder() / "molecules"))
+        dataset = self._dataset_of(self._merged(read.datasets["train"]))
         own = {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
         return OpenedData({"train": dataset}, read.source, read.record | own)
 
@@ -111,11 +125,27 @@ class MoleculeDataModule(SharedDataModule):
         return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self.features)
 
     def _identities(self) -> list[str]:
-        return self._duplicate_rows.identities(self.dataset)
+        return [self._identity_of[text] for text in self.dataset.smiles]
+
+    def _merged(self, table: MoleculeTable) -> MoleculeTable:
+        """Merge rows of the same molecule if required, and record the identities of the molecules."""
+        identities = molecule_identities(table.smiles, self.identity, cache_folder() / "molecules")
+        pairs = zip(table.smiles, identities, strict=True)
+        self._identity_of = {text: name for text, name in pairs if name is not None}
+        if not self.duplicates.startswith("merge_"):
+            return table
+        # rows of different clients, or of different given splits, stay separate
+        given = self.division.column if isinstance(self.division, ColumnDivision) else None
+        within = [name for name in (getattr(self.partitioner, "column", None), given) if name in table.columns]
+        return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
-        self._duplicate_rows.report(self.dataset, self._shares)
+        if self._duplicate_counts is None:
+            self._duplicate_counts = count_duplicates(self._identities(), self._shares)
+            hashed = isinstance(self.division, HashDivision)
+            if report := duplicates_report(self._duplicate_counts, self.identity, hashed):
+                rank_zero_info(report)
 
     def client_data(self, client: int, split: Split) -> Subset | DataLoader | None:
         data = super().client_data(client, split)
@@ -170,12 +200,12 @@ class MoleculeDataModule(SharedDataModule):
         return self.dataset.target_units
 
     def describe(self) -> Mapping[str, Any]:
-        return {
-            **super().describe(),
-            "target_names": self.target_names,
-            "target_units": self.target_units,
-            **self._duplicate_rows.describe(),
-        }
+        record: dict[str, Any] = {"target_names": self.target_names, "target_units": self.target_units}
+        if self._duplicate_counts is not None:
+            record["duplicates"] = self._duplicate_counts
+        if (self.identity, self.duplicates) != ("smiles", "report"):
+            record["copies"] = {"identity": self.identity, "duplicates": self.duplicates}
+        return {**super().describe(), **record}
 
 
 class MoleculeCSV(MoleculeDataModule):
@@ -255,9 +285,8 @@ def chemprop_loader(
 ) -> DataLoader:
     """Make a loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
-    Chemprop's losses leave out NaN targets, and its bounded losses respect bounds. ``shuffle`` uses the loader's own
-    generator, which the engine seeds; ``keep_single`` keeps a last batch of one molecule, which batch normalisation
-    cannot train on. The only batch of a loader is always kept.
+    ``keep_single`` keeps a last batch of one molecule, which batch normalisation cannot train on. The only batch of a
+    loader is always kept.
     """
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 

@@ -103,17 +103,15 @@ def read_table(
     Args:
         path: the file.
         file_format: ``"csv"`` or ``"csv.gz"`` for any table that
-            :func:`~lightning_fl.files.table_file.read_table_file` reads, or ``"drugood-json"``: an object whose
-            ``split`` holds a list of records for each part; the name of the part becomes the column ``split``.
+            :func:`~lightning_fl.files.table_file.read_table_file` reads, or ``"drugood-json"``.
         smiles: column of SMILES.
-        targets: columns to predict, at least one; ``None`` for all columns with a value except ``smiles``, ``required``
-            and ``not_targets``.
+        targets: columns to predict; ``None`` for all with a value except ``smiles``, ``required`` and ``not_targets``.
         units: units of the targets; one text for all where ``targets`` is ``None``.
         required: other columns that must exist.
         parts: parts of a DrugOOD file to read, in this order; ``None`` for all.
         not_targets: see ``targets``.
-        select: column -> value that rows must have there; ``None`` for all rows.
-        censored: allow bounds such as "> 99.5" or "<= 0.05" as targets, which are otherwise refused.
+        select: column -> value that rows must have there.
+        censored: allow bounds such as "> 99.5" as targets.
         transforms: target -> transform of its values.
     """
     if targets is not None and (not targets or len(units) != len(targets)):

@@ -1,4 +1,4 @@
-"""Partitions of one data set among clients, one scheme per file.
+"""Partitions of one data set among clients.
 
 Every partition is a list with one int64 tensor per client: disjoint, ascending indices. They cover all samples unless
 the class says otherwise. The same arguments and seed give the same partition in every process. Arguments out of range
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from lightning_fl.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from lightning_fl.data.partition.by_size import IID as IID
+    from lightning_fl.data.partition.by_size import Quantity as Quantity
+    from lightning_fl.data.partition.by_size import Sizes as Sizes
     from lightning_fl.data.partition.dirichlet import Dirichlet as Dirichlet
     from lightning_fl.data.partition.flower import FromFlower as FromFlower
     from lightning_fl.data.partition.from_file import FromFile as FromFile
-    from lightning_fl.data.partition.given_sizes import Sizes as Sizes
-    from lightning_fl.data.partition.group_by import GroupBy as GroupBy
-    from lightning_fl.data.partition.iid import IID as IID
+    from lightning_fl.data.partition.groups import GroupBy as GroupBy
     from lightning_fl.data.partition.label_types import FedCollabLabelShift as FedCollabLabelShift
     from lightning_fl.data.partition.label_types import LabelTypes as LabelTypes
-    from lightning_fl.data.partition.lda import ScaffoldLDA as ScaffoldLDA
     from lightning_fl.data.partition.mixtures import Mixture as Mixture
     from lightning_fl.data.partition.mixtures import mixture_counts as mixture_counts
     from lightning_fl.data.partition.mixtures import mixture_shares as mixture_shares
     from lightning_fl.data.partition.partitioner import Partitioner as Partitioner
     from lightning_fl.data.partition.pathological import Pathological as Pathological
-    from lightning_fl.data.partition.quantity import Quantity as Quantity
     from lightning_fl.data.partition.scaffold import Scaffold as Scaffold
+    from lightning_fl.data.partition.scaffold import ScaffoldLDA as ScaffoldLDA
     from lightning_fl.data.partition.scaffold import murcko_scaffolds as murcko_scaffolds
     from lightning_fl.data.partition.shards import OneClassShards as OneClassShards
     from lightning_fl.data.sizes import apportion as apportion

@@ -18,11 +18,7 @@ def read_classes(
 ) -> dict[Split, Tensor]:
     """Read the class of every sample of every split, integers [n] each; real targets are put into common bins.
 
-    Args:
-        datasets: split -> data set.
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
-        remedy: advice for the error if there are several and none is chosen; by default, to choose one.
+    ``target`` is the column of several targets [n, T] to use, ``remedy`` what to do where none is chosen.
     """
     targets = [_target_column(dataset, target, remedy) for dataset in datasets.values()]
     together = torch.cat(targets)
@@ -49,9 +45,7 @@ def bin_targets(values: Tensor, num_bins: int) -> Tensor:
 def check_labels(labels: Tensor) -> Tensor:
     """Return labels [n] as int64 on the CPU; refuse labels that are not classes ``0, 1, ...``, or none at all."""
     if labels.is_complex() or len(labels) == 0:
-        raise DataError(
-            f"labels of shape {list(labels.shape)} and type {labels.dtype}: must be one integer class per sample, [n]."
-        )
+        raise DataError(f"labels of shape {list(labels.shape)} and type {labels.dtype}: must be integer classes [n].")
     if int(labels.min()) < 0:
         raise DataError(f"labels have a minimum of {int(labels.min())}: number the classes from 0.")
     return labels.cpu().long()
@@ -63,9 +57,7 @@ def _target_column(dataset: Dataset, target: int | None, remedy: str) -> Tensor:
     columns = targets.flatten(1) if targets.ndim > 1 else targets[:, None]
     if target is None and columns.shape[1] != 1:
         remedy = remedy or f"choose one of the {columns.shape[1]} columns with target=0..{columns.shape[1] - 1}"
-        raise DataError(
-            f"the targets have shape {list(targets.shape)}, so there is no single class per sample: {remedy}."
-        )
+        raise DataError(f"the targets have shape {list(targets.shape)}, not one class per sample: {remedy}.")
     column = target or 0
     if not 0 <= column < columns.shape[1]:
         raise DataError(f"target={column}: the targets have the columns 0..{columns.shape[1] - 1}.")
@@ -77,14 +69,12 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
 
     Each part in turn gets its share of the remaining samples of every class, by largest remainders. Ties are broken at
     random, so that small parts do not all favour the same class. Samples beyond the sum of the sizes stay unused.
-
-    Returns:
-        For every part its ascending positions in ``labels`` [n], int64, shape [size].
+    Returns the ascending positions of every part in ``labels`` [n].
     """
     check_classes(labels)
     if sum(sizes) > len(labels):
         raise DataError(
-            f"parts of sizes={list(sizes)} need {sum(sizes)} of {len(labels)} samples: use fewer or smaller parts."
+            f"parts of sizes={list(sizes)} need more than {len(labels)} samples: use fewer or smaller parts."
         )
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order
@@ -104,7 +94,4 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
 def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(
-            f"targets of shape {list(labels.shape)} and type {labels.dtype} are not classes: stratified needs one"
-            " integer class per sample, [n]; leave it out for other targets."
-        )
+        raise DataError(f"targets of shape {list(labels.shape)} and type {labels.dtype}: omit stratified.")

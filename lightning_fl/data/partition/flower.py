@@ -78,8 +78,7 @@ class FromFlower(Partitioner):
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
         if len(datasets) > 1:
             raise DataError(
-                f"FromFlower partitions one data set, these data have the parts {', '.join(datasets)}: join them with"
-                " pooled: true, so that every client's samples are divided inside the client."
+                f"FromFlower partitions one data set, not {', '.join(datasets)}: join them with pooled: true."
             )
         return super().partition_splits(datasets, seed)
 

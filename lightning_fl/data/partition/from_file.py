@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, listed
@@ -56,14 +57,12 @@ def read_split_file(path: Path) -> SplitFile:
         raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
     try:
         if content["format"] != _FORMAT:
-            raise DataError(
-                f"{path} has format {content['format']!r}, this version reads {_FORMAT}: use the version that wrote it."
-            )
+            raise DataError(f"{path} has format {content['format']!r}, but this version reads {_FORMAT}.")
         clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
         parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
         if not clients or not set(parts.values()) <= set(SPLITS):
             raise ValueError("no clients, or no parts")
-        return SplitFile(
+        file = SplitFile(
             place=path,
             by_rows={"rows": True, "samples from 0": False}[content["numbering"]],
             sums=sums_of(content["files"]),
@@ -73,20 +72,19 @@ def read_split_file(path: Path) -> SplitFile:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is not the splits.json of a run, or is damaged ({error}): check the file.") from error
+    _check_once(file)
+    return file
 
 
 def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The known SHA-256 sums of files."""
     found = [file.get("sha256") for file in files]
-    every = [list(entry.values()) if isinstance(entry, Mapping) else [entry] for entry in found]
-    return frozenset(entry for some in every for entry in some if isinstance(entry, str))
+    return frozenset(entry for entry in tree_leaves(found) if isinstance(entry, str))
 
 
 def _numbers(values: object) -> list[int]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError("must be numbers of samples")
-    if len(set(values)) < len(values):
-        raise ValueError("a sample is twice in one part")
     return values
 
 
@@ -104,7 +102,6 @@ class FromFile(Partitioner):
     @cached_property
     def _splits(self) -> SplitFile:
         file = read_split_file(existing_file(self.path, "FromFile.path"))
-        _check_once(file)
         self.names = file.names
         return file
 
@@ -113,8 +110,8 @@ class FromFile(Partitioner):
         known = self._splits.sums
         if known != now:
             raise DataError(
-                f"{self._splits.place} belongs to data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, "
-                f"these have {listed(sorted(now)) or 'none'}: give the same data file, or divide these by ListDivision."
+                f"{self._splits.place} is for data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, these"
+                f" have {listed(sorted(now)) or 'none'}: give the same data file, or divide these by ListDivision."
             )
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
@@ -133,8 +130,7 @@ class FromFile(Partitioner):
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
             raise DataError(
-                f"{file.place} belongs to data with the parts {listed(sorted(own))}, these have"
-                f" {listed(sorted(datasets))}: give the data as in that run."
+                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}."
             )
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
@@ -164,10 +160,7 @@ def _check_once(file: SplitFile) -> None:
     seen: set[tuple[Split, int]] = set()
     for name, of in zip(file.names, file.clients, strict=True):
         for split in SPLITS:
-            numbers = {(file.parts[split], number) for number in of[split]}
-            if both := numbers & seen:
-                raise DataError(
-                    f"{file.place} has sample {min(both)[1]} twice, the second time in the {split} samples of {name}:"
-                    " the file is damaged."
-                )
-            seen |= numbers
+            for number in of[split]:
+                if (file.parts[split], number) in seen:
+                    raise DataError(f"{file.place} has sample {number} twice, again in the {split} samples of {name}.")
+                seen.add((file.parts[split], number))

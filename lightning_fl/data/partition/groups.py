@@ -1,4 +1,4 @@
-"""Base classes of partitions by a key of the samples: assays, writers, molecular scaffolds."""
+"""Partitions by a key of the samples, such as a column: base classes, and whole groups by a column."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive
+from lightning_fl.core.validation import Count, Positive, Size
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.partitioner import JointPartitioner
+from lightning_fl.data.partition.partitioner import JointPartitioner, read_column
 from lightning_fl.data.sizes import apportion
 
 
@@ -88,9 +88,7 @@ class WholeGroups(KeyPartitioner):
 
     def _deal(self, sizes: Mapping[Hashable, int], num_clients: int, seed: int) -> dict[Hashable, int]:
         if num_clients > len(sizes):
-            raise DataError(
-                f"num_clients={num_clients}, but only {len(sizes)} {self._kind}: use at most {len(sizes)} clients."
-            )
+            raise DataError(f"num_clients={num_clients}: use at most {len(sizes)}, the number of {self._kind}.")
         rng = generator(seed, "partition", "groups")
         names = list(sizes)
         order = sorted(torch.randperm(len(names), generator=rng).tolist(), key=lambda i: -sizes[names[i]])
@@ -116,13 +114,53 @@ class WholeGroups(KeyPartitioner):
         return client_of
 
 
+@dataclass(kw_only=True, eq=False)
+class GroupBy(WholeGroups):
+    """Whole groups by a column of the data set, such as the assay or the writer.
+
+    Args:
+        column: name of the column, read with ``dataset.column(name)``.
+        num_clients: number of clients to deal the groups to; ``None``: each group is a client with its name.
+        ratios: the clients' shares of the samples, one per client; ``None`` for equal ones.
+        num_groups: number of groups to use, drawn at random; ``None`` for all.
+        min_samples: least number of (training) samples of a group; smaller groups stay unused.
+
+    Example:
+        >>> hundred_writers = GroupBy(column="writer", num_groups=100, min_samples=20)
+    """
+
+    column: str
+    num_groups: Count | None = None
+    min_samples: Size = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_groups is not None and self.num_groups < (self.num_clients or 1):
+            raise ConfigurationError(
+                f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}: must be no less, or null."
+            )
+
+    def keys(self, dataset: Dataset) -> Sequence[Hashable]:
+        return read_column(dataset, self.column, "GroupBy")
+
+    def _choose(self, groups: list[Any], train: Mapping[Any, int], seed: int) -> list[Any]:
+        large = [group for group in groups if train[group] >= self.min_samples]
+        if len(large) < (self.num_groups or 1):
+            raise DataError(
+                f"{len(large)} groups have min_samples={self.min_samples} training samples, {self.num_groups or 1} are"
+                " needed: lower num_groups or min_samples."
+            )
+        if self.num_groups is None:
+            return large
+        drawn = torch.randperm(len(large), generator=generator(seed, "partition", "chosen groups"))[: self.num_groups]
+        return [large[index] for index in drawn.sort().values.tolist()]
+
+
 def sorted_groups(keys: Sequence[Hashable]) -> list[Any]:
     """The distinct keys in ascending order, numbers before strings; refuses missing ones (``None`` or NaN)."""
     if len(keys) == 0:
         raise DataError("there are no samples to partition.")
     missing = [position for position, key in enumerate(keys) if key is None or key != key]  # NaN != NaN
     if missing:
-        raise DataError(
-            f"{len(missing)} samples have no group, the first at position {missing[0]}: fill in the column."
-        )
+        raise DataError(f"{len(missing)} samples have no group, the first at position {missing[0]}: fill the column.")
     return sorted(set(keys), key=lambda key: (isinstance(key, str), key))

@@ -76,13 +76,12 @@ class Mixture(JointPartitioner):
         by_class = self.column is None
         if by_class != (self.values_a is None) or (by_class and self.values_b is not None):
             raise ConfigurationError(
-                f"column={self.column!r}, values_a={self.values_a}, values_b={self.values_b}: give a column and its"
-                " values in D_A (values_b is optional), or none of them to use classes."
+                f"column={self.column!r}, values_a={self.values_a}, values_b={self.values_b}: give a column and"
+                " values_a, perhaps values_b, or none of them to use classes."
             )
         if not by_class and (self.classes_a is not None or self.classes_b is not None):
             raise ConfigurationError(
-                f"column={self.column!r} with classes_a={self.classes_a}, classes_b={self.classes_b}: define the"
-                " distributions by the column or by classes, not both."
+                f"column={self.column!r}, classes_a={self.classes_a}, classes_b={self.classes_b}: give one or other."
             )
         _check_disjoint("classes", self.classes_a, self.classes_b)
         _check_disjoint("values", self.values_a, self.values_b)
@@ -229,9 +228,7 @@ def by_mixture(
     inverted: Sequence[bool] = (False,),
     size: int | None = None,
 ) -> list[list[Tensor]]:
-    """Deal the samples of two distributions to clients of equal size, each in its mixture, in parts.
-
-    Within a distribution, samples (and so their classes) are drawn at random. Samples left over stay unused.
+    """Deal the samples of two distributions at random to clients of equal size: for every part, one tensor per client.
 
     Args:
         of_b: 0 for a sample of D_A, 1 for D_B, 2 for neither, integers, shape [n].
@@ -240,15 +237,12 @@ def by_mixture(
         fractions: shares of a client's samples in each of its parts, with sum 1.
         inverted: for every part, whether its mixture is the inverse.
         size: samples of a client, all parts together; ``None`` for the largest possible number.
-
-    Returns:
-        For every part, one ascending index tensor per client.
     """
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
         raise DataError(
-            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose values of both."
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: change its values."
         )
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
@@ -256,8 +250,8 @@ def by_mixture(
     needed = _needed(size, shares, fractions, inverted).tolist()
     if any(need > have for need, have in zip(needed, available, strict=True)):
         raise DataError(
-            f"{len(shares)} clients with {size} samples each need {needed[0]} samples of distribution A and {needed[1]}"
-            f" of B, there are {available[0]} and {available[1]}: {advice}."
+            f"{len(shares)} clients with {size} samples need {needed[0]} of distribution A and {needed[1]} of B, there"
+            f" are {available[0]} and {available[1]}: {advice}."
         )
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
     table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])

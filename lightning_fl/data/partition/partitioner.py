@@ -67,10 +67,9 @@ class Partitioner(Scheme, ABC):
     ) -> dict[Split, list[Tensor]]:
         """Every client's ascending samples of each split that the partitioner decides on; data modules call this.
 
-        By default :meth:`partition_splits`: data modules cut a split without data of its own from every client's
-        training samples. A partitioner with clients that differ between their splits overrides this and gives such
-        splits too, in the given shares of train, val and test, as indices of the training data that no other split
-        holds.
+        By default :meth:`partition_splits`, and data modules cut other splits from every client's training samples. A
+        partitioner with clients that differ between their splits gives such splits too, in the given shares of train,
+        val and test, as indices of the training data that no other split holds.
         """
         return self.partition_splits(datasets, seed)
 
@@ -147,9 +146,7 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
     if found is None:
         raise DataError(f"{type(base).__name__} {problem}.")
     if len(found) != len(base):
-        raise DataError(
-            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: give one per sample."
-        )
+        raise DataError(f"{type(base).__name__} has {len(base)} samples, but {len(found)} keys to partition by.")
     return found if indices is None else [found[index] for index in indices]
 
 
@@ -162,8 +159,8 @@ def draw_until_enough(
     """
     if num_clients * min_samples > num_samples:
         raise DataError(
-            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use at most"
-            f" {num_samples // min_samples} clients, or lower min_samples."
+            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use fewer clients or"
+            " lower min_samples."
         )
     smallest = -1
     for _ in range(_MAX_DRAWS):

@@ -53,8 +53,8 @@ class Pathological(LabelPartitioner):
         if (short := (sizes < num_holders).nonzero()).numel():
             label = int(short[0])
             raise DataError(
-                f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: use"
-                " fewer clients, or a smaller classes_per_client."
+                f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: use fewer"
+                " clients, or a smaller classes_per_client."
             )
         holders[num_holders == 0] = 1.0
         return holders / holders.sum(1, keepdim=True)

@@ -80,8 +80,8 @@ class OneClassShards(LabelPartitioner):
         available = sizes // shard_size
         if int(available.sum()) < self.num_shards:
             raise DataError(
-                f"num_shards={self.num_shards} of {shard_size} samples of one class each, but the {int(sizes.sum())}"
-                f" samples make only {int(available.sum())}: use fewer or smaller shards."
+                f"num_shards={self.num_shards} of {shard_size} samples of one class, but the data make only"
+                f" {int(available.sum())}: use fewer or smaller shards."
             )
         rng = generator(seed, "partition", "shards")
         classes = torch.arange(len(sizes)).repeat_interleave(available)

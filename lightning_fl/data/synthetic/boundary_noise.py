@@ -33,7 +33,7 @@ from torch import Tensor
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Fraction, Size, checked
 from lightning_fl.data.module import Split
-from lightning_fl.data.synthetic.module import SyntheticDataModule
+from lightning_fl.data.synthetic import SyntheticDataModule
 
 
 def boundary_samples(

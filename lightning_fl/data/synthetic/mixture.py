@@ -38,7 +38,7 @@ from lightning_fl.core.validation import Count, NonNegative, Positive, Size, che
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
-from lightning_fl.data.synthetic.module import SyntheticDataModule
+from lightning_fl.data.synthetic import SyntheticDataModule
 
 SyntheticTask = Literal["regression", "classification"]
 #: τ of FedSoft.

@@ -2,8 +2,7 @@ import numpy as np
 import torch
 from image_files import cycle, pictures, write_npz
 
-from lightning_fl.data.images.dataset import ImageDataset, convert_channels, resize_images
-from lightning_fl.data.images.npz import read_npz
+from lightning_fl.data.images.dataset import ImageDataset, convert_channels, read_npz, resize_images
 from lightning_fl.data.partition import GroupBy
 
 

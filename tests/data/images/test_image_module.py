@@ -9,8 +9,8 @@ from image_files import cycle, pictures, write_npz
 from image_module_tiny import fit
 
 from lightning_fl.core.errors import DataError
+from lightning_fl.data.images.dataset import read_npz
 from lightning_fl.data.images.module import ImageData
-from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.transform import channel_statistics, crop_at, flip_where
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Pathological

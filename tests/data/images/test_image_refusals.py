@@ -13,11 +13,10 @@ from PIL import Image
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.cards.lookup import load_card
-from lightning_fl.data.images.dataset import ImageDataset
+from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.domains import ImageDomains
 from lightning_fl.data.images.file import read_image_file
 from lightning_fl.data.images.module import ImageData, ImageOrigin
-from lightning_fl.data.images.npz import read_npz
 from lightning_fl.data.images.silos import ImageFolders
 from lightning_fl.data.images.sources import find_images
 from lightning_fl.data.images.standin import digits_domain

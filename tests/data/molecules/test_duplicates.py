@@ -143,7 +143,7 @@ def parts_of(data):
 
 def test_the_run_says_in_one_line_what_occurs_twice(csv, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("lightning_fl.data.molecules.duplicates.rank_zero_info", said.append)
+    monkeypatch.setattr("lightning_fl.data.molecules.module.rank_zero_info", said.append)
     data = split_up(csv)
     data.setup("test")  # reports nothing
     # number % 40 and number % 3 make 40 molecules that each laboratory has once
