@@ -168,7 +168,10 @@ class GroupedSplits(LightningDataModule):
         (lambda: ready({"train": numbered(10)}, partitioner=Lists([0, 1], [])), "client 1 of 2"),
         (lambda: Given({"train": numbered(9)}, partitioner=Lists([0], [2])).num_clients, "call prepare_data()"),
         (lambda: Given({"train": numbered(9)}, partitioner=TWO)._data, "call prepare_data()"),
-        (lambda: stratified_parts(LABELS, [60, 50], torch.Generator()), "sizes=[60, 50] need 110 of 100"),
+        (
+            lambda: stratified_parts(LABELS, [60, 50], torch.Generator()),
+            "sizes=[60, 50] need 110 samples, there are 100",
+        ),
         (lambda: check_classes(torch.zeros(4)), "targets of shape [4]"),
         (lambda: check_classes(torch.zeros(4, 2, dtype=torch.long)), "targets of shape [4, 2]"),
         (lambda: check_classes(torch.zeros(4) > 0), "torch.bool"),

@@ -54,7 +54,9 @@ class SizePartitioner(JointPartitioner):
 
     def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
         if sum(sizes) > len(dataset):
-            raise DataError(f"sizes={list(sizes)} need more than {len(dataset)} samples: use fewer or smaller ones.")
+            raise DataError(
+                f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller ones."
+            )
         if not self.stratified:
             order = torch.randperm(len(dataset), generator=generator(seed, "partition", "quantity"))
             return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]

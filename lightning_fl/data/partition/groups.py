@@ -88,7 +88,9 @@ class WholeGroups(KeyPartitioner):
 
     def _deal(self, sizes: Mapping[Hashable, int], num_clients: int, seed: int) -> dict[Hashable, int]:
         if num_clients > len(sizes):
-            raise DataError(f"num_clients={num_clients}: use at most {len(sizes)}, the number of {self._kind}.")
+            raise DataError(
+                f"num_clients={num_clients}, but only {len(sizes)} {self._kind}: use at most {len(sizes)} clients."
+            )
         rng = generator(seed, "partition", "groups")
         names = list(sizes)
         order = sorted(torch.randperm(len(names), generator=rng).tolist(), key=lambda i: -sizes[names[i]])

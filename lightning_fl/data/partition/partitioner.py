@@ -159,8 +159,8 @@ def draw_until_enough(
     """
     if num_clients * min_samples > num_samples:
         raise DataError(
-            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use fewer clients or"
-            " lower min_samples."
+            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use at most"
+            f" {num_samples // min_samples} clients, or lower min_samples."
         )
     smallest = -1
     for _ in range(_MAX_DRAWS):

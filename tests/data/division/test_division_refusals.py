@@ -74,7 +74,7 @@ def test_all_splits_are_given_already(options):
     rows = letters("ab" * 30)
     mixture = Mixture(num_clients=2, column="group", values_a=["a"], values_b=["b"], mixture="50:50")
     for data, partitioner in ((rows, mixture), (dict.fromkeys(SPLITS, rows), IID(num_clients=1))):
-        with pytest.raises(ConfigurationError, match="division, folds"):
+        with pytest.raises(ConfigurationError, match="division"):
             ready(data, partitioner=partitioner, **options)
 
 
@@ -200,7 +200,7 @@ def test_other_data(path, rows):
         ready(rows, partitioner=again, sha256="00aa")
     with pytest.raises(DataError, match="1 rows that the data do not have: 61"):
         ready(Rows({"group": ["g"] * 59}), partitioner=again)
-    with pytest.raises(DataError, match="the parts train, these have test, train"):
+    with pytest.raises(DataError, match="the parts train, not test, train"):
         ready({"train": rows, "test": rows}, partitioner=again)
     with pytest.raises(DataError, match="numbers rows, and these data do not"):
         ready(letters("a" * 60).without_rows(), partitioner=again)
