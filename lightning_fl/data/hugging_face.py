@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, cut, expect_extra, listed
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count
 from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.files.text_table import require_columns
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
@@ -41,38 +42,31 @@ class HFDataset(SharedDataModule):
         size: height and width that images are scaled to; needed if they differ.
         channels: 1 for grey, 3 for colour; ``None`` for the images' own.
         normalize: subtract the mean and divide by the standard deviation of the training samples, by channel or column.
-        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        path: str,
-        target: str,
-        config: str | None = None,
-        revision: str | None = None,
-        image: str | None = None,
-        columns: list[str] | None = None,
-        drop: list[str] | None = None,
-        parts: dict[str, str] | None = None,
-        pooled: bool = False,
-        size: tuple[Count, Count] | None = None,
-        channels: Literal[1, 3] | None = None,
-        normalize: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
+    path: str
+    target: str
+    config: str | None = None
+    revision: str | None = None
+    image: str | None = None
+    columns: list[str] | None = None
+    drop: list[str] | None = None
+    parts: dict[str, str] | None = None
+    pooled: bool = False
+    size: tuple[Count, Count] | None = None
+    channels: Literal[1, 3] | None = None
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts, columns, others = self.parts, self.columns, (self.drop, self.image)
         if parts is not None and not ({"train"} <= set(parts) <= set(SPLITS)):
             raise ConfigurationError(f"HFDataset.parts={parts}: must have the keys train and, if any, val and test.")
-        if columns is not None and (drop is not None or image is not None or not columns or target in columns):
+        if columns is not None and (others != (None, None) or not columns or self.target in columns):
             raise ConfigurationError(
                 f"HFDataset.columns={columns}: give input columns without the target, and neither drop nor image."
             )
         expect_extra("datasets", "hf", "HFDataset")
-        self.path, self.config, self.revision, self.target = path, config, revision, target
-        self.image, self.columns, self.drop, self.parts = image, columns, drop, parts
-        self.pooled, self.size, self.channels, self.normalize = pooled, size, channels, normalize
         self._statistics: dict[str, list[float]] = {}
 
     @property

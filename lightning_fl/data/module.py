@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import printable
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, check_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
@@ -32,6 +33,7 @@ _OPENED: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FederatedDataModule(LightningDataModule, ABC):
     """Data of several clients, each opened only on the rank that hosts it.
 
@@ -39,6 +41,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     shuffled by the engine), or a ``DataLoader`` or any other iterable of batches (used unchanged), or a list, tuple or
     dict of them (combined as in Lightning: in training at once, else one after another). Lightning's hooks keep their
     meaning: ``prepare_data`` runs in one process per machine (download, convert, cache), ``setup`` in every process.
+    A subclass is a dataclass of its options, too, or has a constructor that calls this one.
 
     Args:
         batch_size: samples in a local training step.
@@ -49,24 +52,19 @@ class FederatedDataModule(LightningDataModule, ABC):
     """
 
     #: Whether client i belongs to rank ``i % world_size``, so that no other rank opens its data.
-    pinned: bool = False
+    pinned = False
     #: Origin of the data: "measured", "stand-in", or the user's own text. Shown with every figure.
-    source: str = "user"
+    source = "user"
 
-    @checked
-    def __init__(
-        self,
-        *,
-        batch_size: Count = 32,
-        eval_batch_size: Count | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-    ) -> None:
-        super().__init__()
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size or 4 * batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
+    batch_size: Count = 32
+    eval_batch_size: Count | None = None
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        LightningDataModule.__init__(self)
+        check_fields(self, f"{type(self).__name__}.")
+        self.eval_batch_size = self.eval_batch_size or 4 * self.batch_size
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Escape control characters in names, which come from data: they could act on a terminal."""

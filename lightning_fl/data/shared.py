@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Fraction, Seed, Size, checked
+from lightning_fl.core.validation import Fraction, Seed, Size
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
@@ -36,6 +36,7 @@ class OpenedData:
     record: dict[str, Any]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SharedDataModule(FederatedDataModule):
     """Samples of one data set, partitioned among clients and then divided inside each client.
 
@@ -62,36 +63,26 @@ class SharedDataModule(FederatedDataModule):
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
         unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
             training begins, or "leave_out" such clients with a warning.
-        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        partitioner: Partitioner,
-        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Seed | None = None,
-        division: Division | None = None,
-        folds: Folds | None = None,
-        fold: Size = 0,
-        stratified: bool = False,
-        train_shares: list[Annotated[float, Gt(0), Le(1)]] | None = None,
-        unlabelled: Literal["refuse", "leave_out"] = "refuse",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self._settings = DivisionSettings(division, split, folds, fold, stratified)
-        self._settings.check_partitioner(partitioner)
-        if partitioner.exact and train_shares is not None:
-            raise ConfigurationError(f"train_shares={train_shares}: leave it out with {type(partitioner).__name__}.")
-        self.partitioner = partitioner
-        self.split = split
-        self.split_seed = split_seed
-        self.division = division
-        self.stratified = stratified
-        self.train_shares = train_shares
-        self.unlabelled = unlabelled
+    partitioner: Partitioner
+    split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1)
+    split_seed: Seed | None = None
+    division: Division | None = None
+    folds: Folds | None = None
+    fold: Size = 0
+    stratified: bool = False
+    train_shares: list[Annotated[float, Gt(0), Le(1)]] | None = None
+    unlabelled: Literal["refuse", "leave_out"] = "refuse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._settings = DivisionSettings(self.division, self.split, self.folds, self.fold, self.stratified)
+        self._settings.check_partitioner(self.partitioner)
+        if self.partitioner.exact and self.train_shares is not None:
+            raise ConfigurationError(
+                f"train_shares={self.train_shares}: leave it out with {type(self.partitioner).__name__}."
+            )
         self._left_out: list[str] = []
         self._opened: OpenedData | None = None
         self._held: dict[Split, Dataset] = {}
@@ -112,7 +103,7 @@ class SharedDataModule(FederatedDataModule):
         return datasets
 
     #: Whether a client's samples of one identity stay in one part.
-    _copies_together: bool = False
+    _copies_together = False
 
     def _identities(self) -> Sequence[str] | None:
         """Identity (such as the molecule) of every training sample; ``None`` if not known."""

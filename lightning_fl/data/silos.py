@@ -57,7 +57,7 @@ class Silos(FederatedDataModule):
     """
 
     #: Client i belongs to process ``i % world_size``, whatever its size.
-    pinned: bool = True
+    pinned = True
 
     @checked
     def __init__(

@@ -72,7 +72,7 @@ class Predictor:
     ) -> None:
         if not is_overridden("predict_step", module) and not is_overridden("forward", module):
             raise ConfigurationError(f"{type(module).__name__} must define predict_step or forward for predictions.")
-        self.batch_size = batch_size or data.eval_batch_size
+        self.batch_size = batch_size or data.loader_options("test")["batch_size"]
         self._takes_index = takes_batch_index(module, "predict_step")
         fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
         self.device = fabric.device

@@ -1,7 +1,7 @@
 """Federated data module of one set of labelled images, from a card or from the user's ``.npz`` file."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -85,19 +85,15 @@ class ImageOrigin:
         return OpenedData(parts, "user" if self.card is None else "measured", own | found.record())
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SharedImages(TransformedImages, SharedDataModule):
-    """Images in memory, partitioned among clients.
-
-    Args:
-        **kwargs: arguments of :class:`~lightning_fl.data.images.transform.TransformedImages` and of
-            :class:`~lightning_fl.data.shared.SharedDataModule`.
-    """
+    """Images in memory, partitioned among clients."""
 
     #: Height and width in pixels, and channels, to which images are converted; ``None`` to keep theirs.
-    size: int | None = None
-    channels: int | None = None
+    size: int | None = field(default=None, init=False)
+    channels: int | None = field(default=None, init=False)
     #: Whether to learn the superclasses.
-    coarse_labels: bool = False
+    coarse_labels: bool = field(default=False, init=False)
 
     def _opened_images(
         self, parts: Mapping[Split, ImageDataset], basis: ImageDataset, source: str, record: Mapping[str, Any]
@@ -114,7 +110,7 @@ class SharedImages(TransformedImages, SharedDataModule):
             "classes": first.classes,
             "images": {split: len(part) for split, part in parts.items()},
             "normalization": {"mean": mean, "std": std},
-            "augment": list(self.augment),
+            "augment": list(self.augment or []),
         }
         return OpenedData(dict(parts), source, {**record, **own})
 

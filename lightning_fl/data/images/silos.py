@@ -1,6 +1,7 @@
 """Image folders of separate clients, each opened only where the client lives."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, Seed, checked
+from lightning_fl.core.validation import Count, Fraction, Seed
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import read_images, unlabelled_images, warn_of_unread_files
@@ -20,6 +21,7 @@ from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ImageFolders(TransformedImages):
     """Clients with a folder of images each: ``root/SILO/CLASS/*.png``, or ``root/SILO/FILE.npz``.
 
@@ -43,43 +45,29 @@ class ImageFolders(TransformedImages):
             data for, in proportion.
         split_seed: seed of the division; ``None`` for the run's seed.
         stratified: keep the proportions of the classes in the division as nearly as integers allow.
-        **kwargs: arguments of :class:`~lightning_fl.data.images.transform.TransformedImages`.
     """
 
     #: Client i lives in process ``i % world_size``, whatever its size.
-    pinned: bool = True
+    pinned = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        root: str,
-        size: Count,
-        channels: Literal[1, 3] = 3,
-        silos: list[str] | None = None,
-        classes: list[str] | None = None,
-        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Seed | None = None,
-        stratified: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_fractions(split)
+    root: str
+    size: Count
+    channels: Literal[1, 3] = 3
+    silos: list[str] | None = None
+    classes: list[str] | None = None
+    split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1)
+    split_seed: Seed | None = None
+    stratified: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fractions(self.split)
         own = [0.5] if self.normalize else None
-        self._transform_with(self.mean or own, self.std or own, channels)
-        for name, values, least in (("silos", silos, 1), ("classes", classes, 2)):
+        self._transform_with(self.mean or own, self.std or own, self.channels)
+        for name, values, least in (("silos", self.silos, 1), ("classes", self.classes, 2)):
             if values is not None and (len(values) < least or len(set(values)) < len(values)):
                 raise ConfigurationError(f"{name}={values}: give at least {least}, all distinct, or omit it.")
-        self.root = root
-        self.size = size
-        self.channels = channels
-        self.silos = silos
-        self.classes = classes
-        self.split = split
-        self.split_seed = split_seed
-        self.stratified = stratified
-        self._names: list[str] | None = silos
-        self._classes: list[str] | None = classes
+        self._names, self._classes = self.silos, self.classes
         self._opened: dict[int, dict[Split, Subset]] = {}
 
     def setup(self, stage: str | None = None) -> None:
@@ -202,7 +190,7 @@ class ImageFolders(TransformedImages):
             "image_shape": list(self.image_shape),
             "split": list(self.split),
             "stratified": self.stratified,
-            "augment": list(self.augment),
+            "augment": list(self.augment or []),
         }
 
 

@@ -8,7 +8,8 @@ device nor on the previous client.
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -17,7 +18,7 @@ from torch.nn.functional import pad
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
-from lightning_fl.core.validation import NonNegative, Positive, checked
+from lightning_fl.core.validation import NonNegative, Positive
 from lightning_fl.data.module import FederatedDataModule
 
 Augmentation = Literal["crop", "flip"]
@@ -104,6 +105,7 @@ def transform_batch(
     return [transform(images, training), *others]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TransformedImages(FederatedDataModule):
     """Data module with images in memory as bytes; batches are converted to normalised floats, augmented in training.
 
@@ -116,39 +118,30 @@ class TransformedImages(FederatedDataModule):
         std: standard deviation of each channel; ``None`` to compute it (in ``ImageFolders`` 0.5).
         augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
             an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
-        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
+    normalize: bool = True
+    mean: list[NonNegative] | None = None
+    std: list[Positive] | None = None
+    augment: list[Augmentation] | None = None
     #: Made when the channels are known.
-    _transform: ImageTransform
+    _transform: ImageTransform = field(init=False)
 
-    @checked
-    def __init__(
-        self,
-        *,
-        normalize: bool = True,
-        mean: list[NonNegative] | None = None,
-        std: list[Positive] | None = None,
-        augment: list[Augmentation] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if len(set(augment or [])) < len(augment or []):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mean, std, augment = self.mean, self.std, self.augment or []
+        if len(set(augment)) < len(augment):
             raise ConfigurationError(f"augment={augment}: name each augmentation once.")
         if len(mean or []) != len(std or []) or (mean is not None and len(mean) not in (1, 3)):
             raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
-        if mean is not None and not normalize:
+        if mean is not None and not self.normalize:
             raise ConfigurationError(f"mean={mean} has no effect with normalize=False: omit it, or normalise.")
-        self.normalize = normalize
-        self.mean = mean
-        self.std = std
-        self.augment: list[Augmentation] = augment or []
 
     def _transform_with(self, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
         """Make the transform; refuse statistics of another number of channels."""
         if mean is not None and len(mean) not in (1, channels):
             raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
-        self._transform = ImageTransform(mean, std, self.augment)
+        self._transform = ImageTransform(mean, std, self.augment or [])
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """Laboratories that measure different targets: one file each, opened only where its data may be."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, Seed, checked
+from lightning_fl.core.validation import Count, Fraction, Seed
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateTargets(FederatedDataModule):
     """A CSV file of molecules for each laboratory, with target columns of its own.
 
@@ -42,45 +43,33 @@ class PrivateTargets(FederatedDataModule):
         split_seed: seed of the split; ``None`` for the run's seed.
         invalid: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
         features: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.
-        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
     pinned = True
 
-    @checked
-    def __init__(
-        self,
-        *,
-        files: dict[str, str],
-        num_targets: Count,
-        target_columns: dict[str, list[str]] | None = None,
-        other_columns: list[str] | None = None,
-        smiles_column: str = "smiles",
-        split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1),
-        split_seed: Seed | None = None,
-        invalid: Invalid = "refuse",
-        features: list[FeatureName] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_fractions(split)
-        if not files:
+    files: dict[str, str]
+    num_targets: Count
+    target_columns: dict[str, list[str]] | None = None
+    other_columns: list[str] | None = None
+    smiles_column: str = "smiles"
+    split: tuple[Fraction, Fraction, Fraction] = (0.8, 0.1, 0.1)
+    split_seed: Seed | None = None
+    invalid: Invalid = "refuse"
+    features: list[FeatureName] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fractions(self.split)
+        if not self.files:
             raise ConfigurationError("files={}: give a file for each laboratory, {name: path}.")
-        for name, columns in (target_columns or {}).items():
-            if name not in files or not 0 < len(columns) <= num_targets:
+        self._public_targets = self.target_columns or {}
+        for name, columns in self._public_targets.items():
+            if name not in self.files or not 0 < len(columns) <= self.num_targets:
                 raise ConfigurationError(
-                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(files)}) and 1 to"
-                    f" num_targets={num_targets} of its columns."
+                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(self.files)}) and 1 to"
+                    f" num_targets={self.num_targets} of its columns."
                 )
-        self.files = dict(files)
-        self.num_targets = num_targets
-        self.target_columns = target_columns or {}
-        self.other_columns = other_columns or []
-        self.smiles_column = smiles_column
-        self.split = tuple(split)
-        self.split_seed = split_seed
-        self.invalid = invalid
-        self.features = distinct_features(features or [])
+        self._features = distinct_features(self.features or [])
         self._parts: dict[int, dict[Split, Subset]] = {}
         self._names: dict[int, list[str]] = {}
 
@@ -94,7 +83,7 @@ class PrivateTargets(FederatedDataModule):
     @property
     def descriptor_dim(self) -> int:
         """Number F of descriptors of every molecule; 0 without ``features``."""
-        return sum(len(descriptor_names(kind)) for kind in self.features)
+        return sum(len(descriptor_names(kind)) for kind in self._features)
 
     @property
     def target_names(self) -> list[str]:
@@ -115,10 +104,10 @@ class PrivateTargets(FederatedDataModule):
             **super().describe(),
             "client_names": self.client_names(),
             "num_targets": self.num_targets,
-            "target_names": {name: list(columns) for name, columns in self.target_columns.items()},
+            "target_names": {name: list(columns) for name, columns in self._public_targets.items()},
             "split": list(self.split),
             "split_seed": run_seed() if self.split_seed is None else self.split_seed,
-            "features": list(self.features),
+            "features": list(self._features),
         }
 
     def _open(self, client: int) -> dict[Split, Subset]:
@@ -137,14 +126,14 @@ class PrivateTargets(FederatedDataModule):
     def _read(self, client: int, path: Path) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        columns = self.target_columns.get(self.client_names()[client])
+        columns = self._public_targets.get(self.client_names()[client])
         table = read_table(
             path,
             file_format="csv",
             smiles=self.smiles_column,
             targets=columns,
             units="not given" if columns is None else ["not given"] * len(columns),
-            not_targets=self.other_columns,
+            not_targets=self.other_columns or [],
         )
         self._names[client] = table.target_names
         if len(table.target_names) > self.num_targets:
@@ -157,7 +146,7 @@ class PrivateTargets(FederatedDataModule):
             replace(table, targets=torch.cat([table.targets, missing], dim=1)),
             invalid=self.invalid,
             cache=cache_folder() / "molecules",
-            features=self.features,
+            features=self._features,
         )
         dataset.target_names = self.target_names
         return dataset

@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Graphs = Literal["pyg", "chemprop"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MoleculeDataModule(SharedDataModule):
     """Molecules of one table, partitioned among clients and split inside each client.
 
@@ -55,50 +56,41 @@ class MoleculeDataModule(SharedDataModule):
         features: descriptors of every molecule besides its graph, in ``descriptors`` [G, F] of batches: ``"rdkit"``,
             RDKit's two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to
             2,048. A :class:`~lightning_fl.models.molecule.MoleculeModel` uses them without further settings.
-        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 
     #: Column of SMILES.
-    smiles_column: str = "smiles"
+    smiles_column = "smiles"
     #: Whether targets may be bounds.
-    censored: bool = False
-    #: Target column -> transform of its values.
-    transforms: Mapping[str, TargetTransform] = MappingProxyType({})
+    censored = False
 
-    @checked
-    def __init__(
-        self,
-        *,
-        invalid: Invalid = "refuse",
-        graphs: Graphs = "pyg",
-        identity: Identity = "smiles",
-        duplicates: Duplicates = "report",
-        features: list[FeatureName] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    invalid: Invalid = "refuse"
+    graphs: Graphs = "pyg"
+    identity: Identity = "smiles"
+    duplicates: Duplicates = "report"
+    features: list[FeatureName] | None = None
+    #: Target column -> transform of its values.
+    transforms: Mapping[str, TargetTransform] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
         # Not at the top: RDKit and PyG load slowly, and every run imports this class. Not later: forked processes
         # should share them.
         import lightning_fl.data.molecules.dataset  # noqa: F401
 
-        super().__init__(**kwargs)
-        if graphs == "chemprop":
+        super().__post_init__()
+        if self.graphs == "chemprop":
             expect_extra("chemprop", "chemprop", "graphs='chemprop'")
-        if duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
+        if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
             raise ConfigurationError(
-                f"duplicates={duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
+                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
             )
-        self._copies_together = duplicates == "together"
+        self._copies_together = self.duplicates == "together"
         self._identity_of: dict[str, str] = {}
         self._duplicate_counts: dict[str, int] | None = None
-        self.identity: Identity = identity
-        self.duplicates: Duplicates = duplicates
-        self.features = distinct_features(features or [])
-        if self.features and graphs == "chemprop":
+        self._features = distinct_features(self.features or [])
+        if self._features and self.graphs == "chemprop":
             raise ConfigurationError(
                 f"features={self.features}: only with graphs='pyg'; chemprop's modules have descriptors of their own."
             )
-        self.invalid = invalid
-        self.graphs: Graphs = graphs
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
 
     @abstractmethod
@@ -108,7 +100,7 @@ class MoleculeDataModule(SharedDataModule):
     def _open(self, *, allow_download: bool) -> OpenedData:
         read = self._open_table(allow_download=allow_download)
         dataset = self._dataset_of(self._merged(read.datasets["train"]))
-        own = {"molecules": len(dataset)} | ({"features": self.features} if self.features else {})
+        own = {"molecules": len(dataset)} | ({"features": self._features} if self._features else {})
         return OpenedData({"train": dataset}, read.source, read.record | own)
 
     def _read(
@@ -122,7 +114,7 @@ class MoleculeDataModule(SharedDataModule):
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
         cache = cache_folder() / "molecules"
-        return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self.features)
+        return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self._features)
 
     def _identities(self) -> list[str]:
         return [self._identity_of[text] for text in self.dataset.smiles]
@@ -168,10 +160,10 @@ class MoleculeDataModule(SharedDataModule):
         from lightning_fl.data.molecules.dataset import MoleculeDataset, unlabelled_molecules
 
         def make(table: MoleculeTable, codes: "Codes") -> Any:
-            dataset = MoleculeDataset(table, codes=codes, features=self.features)
+            dataset = MoleculeDataset(table, codes=codes, features=self._features)
             if self.graphs == "pyg":
                 return dataset
-            return chemprop_loader(dataset, range(len(dataset)), batch_size=self.eval_batch_size)
+            return chemprop_loader(dataset, range(len(dataset)), batch_size=self.loader_options("test")["batch_size"])
 
         return unlabelled_molecules(source, record, reading, self.smiles_column, make)
 

@@ -2,32 +2,30 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Seed, checked
+from lightning_fl.core.validation import Seed
 from lightning_fl.data.module import FederatedDataModule, Split
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SyntheticDataModule(FederatedDataModule):
     """Clients whose samples are drawn, the same at every call.
 
     Args:
         data_seed: seed of all draws; ``None`` for the run's seed.
-        **kwargs: arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
     source = "synthetic"
     #: Number of classes of a classification.
-    num_classes: int = 2
+    num_classes = 2
 
-    @checked
-    def __init__(self, *, data_seed: Seed | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.data_seed = data_seed
+    data_seed: Seed | None = None
 
     @abstractmethod
     def count(self, client: int, split: Split) -> int:

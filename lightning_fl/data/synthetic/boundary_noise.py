@@ -25,13 +25,14 @@ where I is wide or most of its labels are wrong.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Fraction, Size, checked
+from lightning_fl.core.validation import Count, Fraction, Size
 from lightning_fl.data.module import Split
 from lightning_fl.data.synthetic import SyntheticDataModule
 
@@ -49,6 +50,7 @@ def boundary_samples(
     return x, ((x[:, 0] > 0) ^ wrong).long()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BoundaryNoise(SyntheticDataModule):
     """Two clients of Wu et al.'s Example 1: batches ``(x, y)``, float32 [B, d] and int64 [B].
 
@@ -59,30 +61,21 @@ class BoundaryNoise(SyntheticDataModule):
         train_samples: training samples of each client.
         val_samples: validation samples of each client, with wrong labels at the second.
         test_samples: test samples of each client, with right labels.
-        **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_features: Count = 2,
-        flip_probability: Fraction = 0.6,
-        width: Fraction = 0.5,
-        train_samples: Count = 1000,
-        val_samples: Size = 200,
-        test_samples: Size = 2000,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.num_features = num_features
-        self.flip_probability = flip_probability
-        self.width = width
-        self.sizes: dict[Split, int] = {"train": train_samples, "val": val_samples, "test": test_samples}
+    num_clients = 2
+
+    num_features: Count = 2
+    flip_probability: Fraction = 0.6
+    width: Fraction = 0.5
+    train_samples: Count = 1000
+    val_samples: Size = 200
+    test_samples: Size = 2000
 
     @property
-    def num_clients(self) -> int:
-        return 2
+    def sizes(self) -> dict[Split, int]:
+        """Samples of each client by split."""
+        return {"train": self.train_samples, "val": self.val_samples, "test": self.test_samples}
 
     def client_names(self) -> list[str]:
         return ["clean", "noisy"]
@@ -102,5 +95,5 @@ class BoundaryNoise(SyntheticDataModule):
             "num_features": self.num_features,
             "flip_probability": self.flip_probability,
             "width": self.width,
-            "samples": dict(self.sizes),
+            "samples": self.sizes,
         }

@@ -27,6 +27,7 @@ either. FedSoft draws samples from a pool, so that clients may share some, and t
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, NonNegative, Positive, Size, checked
+from lightning_fl.core.validation import Count, NonNegative, Positive, Size
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
@@ -60,6 +61,7 @@ def linear_samples(
     return x, (x * coefficients[origin]).sum(1) + noise
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SyntheticMixture(SyntheticDataModule):
     """Clients with samples of two linear models, for regression or classification: batches ``(x, y)``.
 
@@ -82,7 +84,6 @@ class SyntheticMixture(SyntheticDataModule):
         noise_std: σ, standard deviation of the noise.
         invert_test: give the test samples the inverse mixture, 1 - a of D_A where the training samples have a.
         invert_validation: give the validation samples the inverse mixture; ``None`` for the value of ``invert_test``.
-        **kwargs: ``data_seed``, and arguments of :class:`~lightning_fl.data.module.FederatedDataModule`.
 
     Example:
         >>> data = SyntheticMixture(num_clients=4, mixture="30:70", data_seed=0)
@@ -90,43 +91,26 @@ class SyntheticMixture(SyntheticDataModule):
         [100, 100, 100, 100]
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        num_clients: Count = 100,
-        task: SyntheticTask = "classification",
-        mixture: str = "10:90",
-        num_features: Count = 10,
-        min_samples: Count = 100,
-        max_samples: Count = 200,
-        val_samples: Size = 50,
-        test_samples: Size = 100,
-        coefficient_std: Positive = _FEDSOFT_STD,
-        noise_std: NonNegative = 1.0,
-        invert_test: bool = False,
-        invert_validation: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_mixture(mixture)
-        if min_samples > max_samples:
-            raise ConfigurationError(f"min_samples={min_samples} must be at most max_samples={max_samples}.")
-        self.task = task
-        self.mixture = mixture
-        self.num_features = num_features
-        self.min_samples = min_samples
-        self.max_samples = max_samples
-        self.eval_samples: dict[Split, int] = {"val": val_samples, "test": test_samples}
-        self.coefficient_std = coefficient_std
-        self.noise_std = noise_std
-        self.invert_test = invert_test
-        self.invert_validation = invert_test if invert_validation is None else invert_validation
-        self._num_clients = num_clients
+    num_clients: Count = 100
+    task: SyntheticTask = "classification"
+    mixture: str = "10:90"
+    num_features: Count = 10
+    min_samples: Count = 100
+    max_samples: Count = 200
+    val_samples: Size = 50
+    test_samples: Size = 100
+    coefficient_std: Positive = _FEDSOFT_STD
+    noise_std: NonNegative = 1.0
+    invert_test: bool = False
+    invert_validation: bool | None = None
 
-    @property
-    def num_clients(self) -> int:
-        return self._num_clients
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mixture(self.mixture)
+        if self.min_samples > self.max_samples:
+            raise ConfigurationError(f"min_samples={self.min_samples} must be at most max_samples={self.max_samples}.")
+        if self.invert_validation is None:
+            self.invert_validation = self.invert_test
 
     @property
     def coefficients(self) -> Tensor:
@@ -140,14 +124,14 @@ class SyntheticMixture(SyntheticDataModule):
 
     def count(self, client: int, split: Split) -> int:
         if split != "train":
-            return self.eval_samples[split]
+            return self.val_samples if split == "val" else self.test_samples
         rng = generator(self.seed, "synthetic", "size", client)
         return int(torch.randint(self.min_samples, self.max_samples + 1, (), generator=rng))
 
     def client_counts(self, client: int, split: Split) -> tuple[int, int]:
         """How many of a client's samples in a split are of D_A and of D_B."""
         size = self.count(client, split)
-        inverted = {"train": False, "val": self.invert_validation, "test": self.invert_test}[split]
+        inverted = {"train": False, "val": bool(self.invert_validation), "test": self.invert_test}[split]
         share = mixture_share(self.mixture, client, self.num_clients, self.seed)
         of_a, of_b = mixture_counts(torch.tensor([share], dtype=torch.float64), [size], [inverted]).flatten().tolist()
         return of_a, of_b

@@ -1,6 +1,7 @@
 """Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
-from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.lookup import file_sha256, find_file, load_card
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableData(SharedDataModule):
     """Rows of a table with a target each.
 
@@ -48,60 +49,50 @@ class TableData(SharedDataModule):
         categorical: input columns of categories; ``None`` for the card's, and in the user's file for the columns where
             at most half of the values are numbers. Where most are, the other values are refused.
         incomplete: "keep" or "leave_out" rows without a value in an input column.
-        **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
 
     Example:
         >>> from lightning_fl.data.partition import GroupBy
         >>> data = TableData(name="adult", partitioner=GroupBy(column="doctorate"))
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        name: str | None = None,
-        path: str | None = None,
-        data_root: str | None = None,
-        target: str | None = None,
-        task: Literal["classification", "regression"] = "classification",
-        event: str | None = None,
-        columns: list[str] | None = None,
-        drop: list[str] | None = None,
-        categorical: list[str] | None = None,
-        incomplete: Literal["keep", "leave_out"] = "keep",
-        **kwargs: Any,
-    ) -> None:
+    name: str | None = None
+    path: str | None = None
+    data_root: str | None = None
+    target: str | None = None
+    task: Literal["classification", "regression"] = "classification"
+    event: str | None = None
+    columns: list[str] | None = None
+    drop: list[str] | None = None
+    categorical: list[str] | None = None
+    incomplete: Literal["keep", "leave_out"] = "keep"
+
+    def __post_init__(self) -> None:
         # Not at the top: pandas loads slowly, and every run imports this class. Not later: forked processes should
         # share it.
         import lightning_fl.data.tables.dataset  # noqa: F401
 
-        super().__init__(**kwargs)
+        super().__post_init__()
+        name, path, target, columns = self.name, self.path, self.target, self.columns
         if (name is None) == (path is None):
             raise ConfigurationError(f"name={name!r}, path={path!r}: give exactly one of them, such as name='adult'.")
         if path is not None:
-            if data_root is not None:
-                raise ConfigurationError(f"data_root={data_root!r} has no effect with path={path!r}: omit it.")
+            if self.data_root is not None:
+                raise ConfigurationError(f"data_root={self.data_root!r} has no effect with path={path!r}: omit it.")
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
-        if columns is not None and (drop is not None or not columns or target in columns):
+        if columns is not None and (self.drop is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"columns={columns}, drop={drop}, target={target!r}: give inputs without the target, or some to drop."
+                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs without the target, or some to"
+                " drop."
             )
         self.card = None if name is None else load_card(name, TableCard)
-        self.path = path
-        self.data_root = data_root
-        self.target = target if self.card is None or target is not None else self.card.target
-        own_task = self.card is not None and self.target == self.card.target
-        self.event = self.card.event if self.card is not None and own_task and event is None else event
-        if task == "regression" and self.event is not None:
-            raise ConfigurationError(f"task={task!r} and event={self.event!r}: give only one of them.")
-        self._has_classes = task == "classification" and self.event is None
+        if self.card is not None and target in (None, self.card.target):
+            self.target, self.event = self.card.target, self.event or self.card.event
+        if self.task == "regression" and self.event is not None:
+            raise ConfigurationError(f"task={self.task!r} and event={self.event!r}: give only one of them.")
+        self._has_classes = self.task == "classification" and self.event is None
         if columns is not None and self.event in columns:
             raise ConfigurationError(f"columns={columns}: {self.event!r} is the event to predict; omit it.")
-        self.incomplete = incomplete
-        self.columns = columns
-        self.drop = drop
-        self.categorical = categorical
         self._standardization: dict[str, list[float]] = {}
 
     @property
