@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
-from lightning_fl.data.cards.lookup import Source, rank_zero_warn
+from lightning_fl.data.cards.lookup import Source
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.module import ImageOrigin, SharedImages
 from lightning_fl.data.images.standin import RENDERINGS, digits_domain

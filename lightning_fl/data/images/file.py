@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from filelock import FileLock
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data.cards.lookup import dataset_cache, rank_zero_info, rank_zero_warn
+from lightning_fl.data.cards.lookup import dataset_cache
 from lightning_fl.data.images.dataset import (
     REMEDY,
     ImageDataset,

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, checked
-from lightning_fl.data.cards.lookup import ImageCard, Source, file_sha256, load_card, rank_zero_warn, real_or_standin
+from lightning_fl.data.cards.lookup import ImageCard, Source, file_sha256, load_card, real_or_standin
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import unlabelled_images
 from lightning_fl.data.images.reader import ImageReader

@@ -1,6 +1,5 @@
 """What divisions and split files refuse: the exception and the option or thing at fault."""
 
-import json
 import re
 
 import pytest
@@ -10,7 +9,6 @@ from division_tiny import Rows, letters, ready
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import (
     ColumnDivision,
-    FromFile,
     GroupDivision,
     HashDivision,
     ListDivision,
@@ -21,8 +19,7 @@ from lightning_fl.data import (
 from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.hashed import hash_shares
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Mixture
-from lightning_fl.data.partition.from_file import read_split_file, split_file_text
+from lightning_fl.data.partition import IID, GroupBy, Mixture
 
 
 @pytest.mark.parametrize(
@@ -142,71 +139,3 @@ def test_files_of_lists(tmp_path, file, text, error, name):
     (tmp_path / file).write_text(text)
     with pytest.raises(error, match=name):
         ready(letters("ab"), division=ListDivision(path=str(tmp_path / file)))
-
-
-# ---- split files
-
-
-@pytest.fixture
-def rows():
-    return Rows({"group": [f"g{number % 11}" for number in range(60)]}, labels=[n % 3 for n in range(60)])
-
-
-@pytest.fixture
-def path(tmp_path, rows):
-    data = ready(rows, partitioner=Dirichlet(num_clients=3, alpha=0.5))
-    path = tmp_path / "splits.json"
-    path.write_text(split_file_text(data, range(3)))
-    return path
-
-
-def change(path, edit):
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("edit", "name"),
-    [
-        (lambda c: c.update(format=2), "format 2"),
-        (lambda c: c.pop("clients"), "'clients'"),
-        (lambda c: c["clients"][0].update(val=["x"]), "numbers"),
-        (lambda c: c["clients"][0].update(val=[5, 5]), "twice"),
-        (lambda c: c.update(numbering="x"), "splits.json"),
-    ],
-)
-def test_damaged_files(path, edit, name):
-    change(path, edit)
-    with pytest.raises(DataError, match=name):
-        read_split_file(path)
-
-
-def test_a_file_that_is_not_json(tmp_path):
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(DataError, match=r"x\.json cannot be read as JSON"):
-        read_split_file(tmp_path / "x.json")
-
-
-def test_a_sample_of_two_clients(path, rows):
-    change(path, lambda c: c["clients"][1].update(test=c["clients"][0]["train"][:1]))
-    with pytest.raises(DataError, match=r"sample \d+ twice, .* test samples of client_1"):
-        ready(rows, partitioner=FromFile(path=str(path)))
-
-
-def test_other_data(path, rows):
-    again = FromFile(path=str(path))
-    with pytest.raises(DataError, match="sum 00ff, these have 00aa"):
-        ready(rows, partitioner=again, sha256="00aa")
-    with pytest.raises(DataError, match="1 rows that the data do not have: 61"):
-        ready(Rows({"group": ["g"] * 59}), partitioner=again)
-    with pytest.raises(DataError, match="the parts train, not test, train"):
-        ready({"train": rows, "test": rows}, partitioner=again)
-    with pytest.raises(DataError, match="numbers rows, and these data do not"):
-        ready(letters("a" * 60).without_rows(), partitioner=again)
-
-
-@pytest.mark.parametrize("options", [{"folds": 3}, {"division": RandomDivision()}, {"train_shares": [1.0] * 3}])
-def test_nothing_else_divides(path, rows, options):
-    with pytest.raises(ConfigurationError, match="FromFile"):
-        ready(rows, partitioner=FromFile(path=str(path)), **options)

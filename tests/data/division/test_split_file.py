@@ -2,13 +2,14 @@ import json
 
 import pytest
 import torch
-from division_tiny import Rows, held, ready
+from division_tiny import Rows, held, letters, ready
 from torch.utils.data import TensorDataset
 
-from lightning_fl.data import FromFile, GroupDivision, Silos
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.data import FromFile, GroupDivision, RandomDivision, Silos
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet
-from lightning_fl.data.partition.from_file import split_file_text
+from lightning_fl.data.partition.from_file import read_split_file, split_file_text
 
 
 @pytest.fixture
@@ -74,3 +75,60 @@ def test_data_without_numbers_leave_no_file():
     silos = Silos([TensorDataset(torch.zeros(4), torch.zeros(4))])
     silos.setup("fit")
     assert split_file_text(silos, [0]) is None
+
+
+# ---- refusals: the exception and the thing at fault
+
+
+def change(saved, edit):
+    path = saved[1]
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (lambda c: c.update(format=2), "format 2"),
+        (lambda c: c.pop("clients"), "'clients'"),
+        (lambda c: c["clients"][0].update(val=["x"]), "numbers"),
+        (lambda c: c["clients"][0].update(val=[5, 5]), "twice"),
+        (lambda c: c.update(numbering="x"), "splits.json"),
+    ],
+)
+def test_damaged_files(saved, edit, name):
+    path = change(saved, edit)
+    with pytest.raises(DataError, match=name):
+        read_split_file(path)
+
+
+def test_a_file_that_is_not_json(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(DataError, match=r"x\.json cannot be read as JSON"):
+        read_split_file(tmp_path / "x.json")
+
+
+def test_a_sample_of_two_clients(saved, rows):
+    path = change(saved, lambda c: c["clients"][1].update(test=c["clients"][0]["train"][:1]))
+    with pytest.raises(DataError, match=r"sample \d+ twice, .* test samples of client_1"):
+        ready(rows, partitioner=FromFile(path=str(path)))
+
+
+def test_other_data(saved, rows):
+    again = FromFile(path=str(saved[1]))
+    with pytest.raises(DataError, match="sum 00ff, these have 00aa"):
+        ready(rows, partitioner=again, sha256="00aa")
+    with pytest.raises(DataError, match="1 rows that the data do not have: 61"):
+        ready(Rows({"group": ["g"] * 59}), partitioner=again)
+    with pytest.raises(DataError, match="the parts train, not test, train"):
+        ready({"train": rows, "test": rows}, partitioner=again)
+    with pytest.raises(DataError, match="numbers rows, and these data do not"):
+        ready(letters("a" * 60).without_rows(), partitioner=again)
+
+
+@pytest.mark.parametrize("options", [{"folds": 3}, {"division": RandomDivision()}, {"train_shares": [1.0] * 3}])
+def test_nothing_else_divides(saved, rows, options):
+    with pytest.raises(ConfigurationError, match="FromFile"):
+        ready(rows, partitioner=FromFile(path=str(saved[1])), **options)
