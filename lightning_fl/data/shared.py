@@ -18,7 +18,7 @@ from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
 from lightning_fl.data.partition import Partitioner
-from lightning_fl.data.partition.classes import check_classes, stratified_parts
+from lightning_fl.data.partition.classes import check_classes, random_parts
 from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
 from lightning_fl.data.targets import dataset_targets
 
@@ -170,10 +170,7 @@ class SharedDataModule(FederatedDataModule):
     def _keep(self, train: Tensor, labels: Tensor | None, share: float, client: int) -> Tensor:
         size = max(1, round(share * len(train)))
         rng = generator(self._seed, "train_shares", client)
-        if labels is None:
-            chosen = torch.randperm(len(train), generator=rng)[:size].sort().values
-        else:
-            (chosen,) = stratified_parts(labels[train], [size], rng)
+        (chosen,) = random_parts(len(train), [size], rng, None if labels is None else labels[train])
         return train[chosen]
 
     def _leave_out_unlabelled(self, shares: ClientShares, targets: Tensor) -> ClientShares:

@@ -11,7 +11,7 @@ import lightning_fl
 from lightning_fl.cli import COMMANDS
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.lookup import available_cards
-from lightning_fl.files import package_folders
+from lightning_fl.files import user_file
 from lightning_fl.recipe import shipped
 from lightning_fl.recipe.shipped import available_recipes, recipe_headline
 
@@ -188,7 +188,7 @@ def test_datasets_shows_folders_as_published(command, monkeypatch, tmp_path):
 
 
 def test_an_installation_without_recipes_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path / "a", tmp_path / "b"))
+    monkeypatch.setattr(user_file, "_PLACES", (tmp_path / "a", tmp_path / "b"))
     with pytest.raises(ConfigurationError, match=r"no recipes found in .*/a/recipes or .*/b/recipes"):
         available_recipes()
 
@@ -198,7 +198,7 @@ def test_recipes_in_folders_are_named_with_them(monkeypatch, tmp_path):
     (folder / "folder").mkdir(parents=True)
     (folder / "folder" / "deep.yaml").write_text("# What it does.\n# More.\nseed_everything: 0\n")
     (folder / "bare.yaml").write_text("seed_everything: 0\n")
-    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path,))
+    monkeypatch.setattr(user_file, "_PLACES", (tmp_path,))
     recipes = available_recipes()
     assert list(recipes) == ["bare", "folder/deep"]
     assert [recipe_headline(path) for path in recipes.values()] == ["", "What it does."]

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.classes import stratified_parts
+from lightning_fl.data.partition.classes import random_parts
 from lightning_fl.data.partition.partitioner import Scheme, read_column, sample_rows
 from lightning_fl.data.sizes import apportion
 
@@ -174,12 +174,7 @@ def fold_numbers(
     if groups is None:
         _check_units(num_samples, num_folds, "samples")
         sizes = apportion(num_samples, [1.0] * num_folds)
-        parts = (
-            torch.randperm(num_samples, generator=rng).split(sizes)
-            if labels is None
-            else stratified_parts(labels, sizes, rng)
-        )
-        for fold, part in enumerate(parts):
+        for fold, part in enumerate(random_parts(num_samples, sizes, rng, labels)):
             folds[part] = fold
         return folds
     names, counts = groups.unique(return_counts=True)

@@ -17,7 +17,7 @@ from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.module import ImageOrigin, SharedImages
 from lightning_fl.data.images.standin import RENDERINGS, digits_domain
 from lightning_fl.data.partition import Partitioner, apportion
-from lightning_fl.data.partition.classes import stratified_parts
+from lightning_fl.data.partition.classes import random_parts
 from lightning_fl.data.shared import OpenedData
 
 
@@ -41,11 +41,8 @@ class DomainPartition(Partitioner):
             own = torch.tensor([index for index, name in enumerate(domains) if name == domain])
             sizes = apportion(len(own), [1.0] * count)
             rng = generator(seed, "domain", domain)
-            if self.stratified:
-                shares = stratified_parts(dataset.targets[own], sizes, rng)
-            else:
-                shares = list(torch.randperm(len(own), generator=rng).split(sizes))
-            parts += [own[share].sort().values for share in shares]
+            labels = dataset.targets[own] if self.stratified else None
+            parts += [own[part] for part in random_parts(len(own), sizes, rng, labels)]
             self.names += [f"{domain}_{client}" for client in range(count)]
         return parts
 
@@ -176,10 +173,7 @@ class ImageDomains(SharedImages):
                     f" samples_per_client={self.samples_per_client} need {wanted:,}: decrease it."
                 )
             rng = generator(self.partition_seed, "samples_per_client", domain)
-            if self.stratified:
-                (chosen,) = stratified_parts(part.targets, [wanted], rng)
-            else:
-                chosen = torch.randperm(len(part), generator=rng)[:wanted].sort().values
+            (chosen,) = random_parts(len(part), [wanted], rng, part.targets if self.stratified else None)
             part = part.select(chosen)
         part = self._converted(part)
         return replace(part, classes=classes, columns={"domain": [domain] * len(part)})

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -13,7 +12,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Positive
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.classes import check_labels, read_classes, stratified_parts
+from lightning_fl.data.partition.classes import check_labels, random_parts, read_classes, stratified_parts
 from lightning_fl.data.partition.partitioner import Concentration, JointPartitioner, draw_until_enough, name_split
 from lightning_fl.data.sizes import apportion
 from lightning_fl.functional.dirichlet import sample_dirichlet
@@ -58,8 +57,7 @@ class SizePartitioner(JointPartitioner):
                 f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller ones."
             )
         if not self.stratified:
-            order = torch.randperm(len(dataset), generator=generator(seed, "partition", "quantity"))
-            return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
+            return random_parts(len(dataset), sizes, generator(seed, "partition", "quantity"))
         remedy = "set stratified to false, or give one class per sample"
         labels = check_labels(read_classes({"train": dataset}, num_bins=_NUM_BINS, remedy=remedy)["train"])
         return stratified_parts(labels, sizes, generator(seed, "partition", "stratified"))

@@ -91,6 +91,14 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     return parts
 
 
+def random_parts(count: int, sizes: Sequence[int], rng: torch.Generator, labels: Tensor | None = None) -> list[Tensor]:
+    """Divide ``count`` samples at random into ascending parts of given sizes; with labels [n], stratified."""
+    if labels is not None:
+        return stratified_parts(labels, sizes, rng)
+    order = torch.randperm(count, generator=rng)
+    return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
+
+
 def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -8,7 +8,7 @@ from card_files import CARD, COLUMNS, FILE, FOLDER, LEAF, TORCHVISION, without, 
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.lookup import MoleculeCard, available_cards, load_card
-from lightning_fl.files import package_folders
+from lightning_fl.files import user_file
 
 TABLE = {
     **{key: CARD[key] for key in ("name", "title", "standin", "licence", "citation", "note")},
@@ -160,7 +160,7 @@ def test_unknown_cards_are_refused(tmp_path, monkeypatch):
     assert load_card("esol", MoleculeCard).name == "esol"
     with pytest.raises(ConfigurationError, match="'mnist' .*ImageData"):
         load_card("mnist", MoleculeCard)
-    monkeypatch.setattr(package_folders, "_PLACES", (tmp_path / "none",))
+    monkeypatch.setattr(user_file, "_PLACES", (tmp_path / "none",))
     with pytest.raises(ConfigurationError, match="none/datasets"):
         available_cards()
 

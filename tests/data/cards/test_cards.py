@@ -15,7 +15,7 @@ from lightning_fl.data.cards.lookup import (
     load_card,
 )
 from lightning_fl.data.cards.molecules import CardTarget
-from lightning_fl.files import package_folders
+from lightning_fl.files import user_file
 
 
 def test_every_shipped_card_reads_and_is_named_after_its_file():
@@ -58,7 +58,7 @@ def test_cards_in_the_package_go_before_those_beside_it(tmp_path, monkeypatch):
     inside, beside = tmp_path / "inside" / "datasets", tmp_path / "beside" / "datasets"
     beside.mkdir(parents=True)
     write(beside)
-    monkeypatch.setattr(package_folders, "_PLACES", (inside.parent, beside.parent))
+    monkeypatch.setattr(user_file, "_PLACES", (inside.parent, beside.parent))
     assert available_cards() == {"mine": beside / "mine.yaml"}
     inside.mkdir(parents=True)
     write(inside)

@@ -74,7 +74,6 @@ def offline(monkeypatch):
         (folders, {"size": 0}, "ImageFolders.size=0"),
         (folders, {"channels": 2}, "ImageFolders.channels=2"),
         (folders, {"split": (0.5, 0.5, 0.5)}, "split="),
-        (folders, {"split_seed": -1}, "ImageFolders.split_seed=-1"),
         (folders, {"silos": []}, "silos=[]"),
         (folders, {"silos": ["a", "a"]}, "silos"),
         (folders, {"classes": ["a"]}, "classes=['a']"),
