@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ from lightning_fl.data.molecules.standin import (
 )
 
 
-def made(name, count=1):
+def make(name, count=1):
     names = [f"task {number}" for number in range(count)]
     return make_standin(name, target_names=names, target_units=["u"] * count)
+
+
+made = cache(make)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ def test_nine_laboratories_differ_as_declared():
 
 @pytest.mark.parametrize("name", ["bbbp", "aqsoldb"])
 def test_they_are_the_same_every_time(name):
-    first, second = made(name), made(name)
+    first, second = made(name), make(name)
     assert (first.smiles, first.columns) == (second.smiles, second.columns)
     assert torch.equal(first.targets, second.targets)
 
