@@ -216,8 +216,6 @@ def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: 
     names, domains = arrays.get("domain_names"), columns.get("domains")
     if names is not None and domains is not None:
         if not {*domains} <= {*range(len(names))}:
-            raise DataError(
-                f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, counted from 0."
-            )
+            raise DataError(f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, from 0.")
         columns["domains"] = [str(names[int(number)]) for number in domains]
     return columns

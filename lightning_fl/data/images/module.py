@@ -255,9 +255,7 @@ class ImageData(SharedImages):
             return parts
         sizes = apportion(self.max_samples, lengths)
         if 0 in sizes:
-            raise DataError(
-                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: increase it."
-            )
+            raise DataError(f"max_samples={self.max_samples} leaves none for {list(parts)[sizes.index(0)]}: raise it.")
         chosen: dict[Split, ImageDataset] = {}
         for (split, part), size in zip(parts.items(), sizes, strict=True):
             rng = generator(self.partition_seed, "max_samples", split)

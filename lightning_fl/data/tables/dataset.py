@@ -237,9 +237,7 @@ def class_names(column: pd.Series, place: str) -> list[str]:
             " are not classes. Choose a column of classes, or put the values into classes first."
         )
     if len(values) < 2:
-        raise DataError(
-            f"{place}, target column {column.name!r} has {len(values)} different values: choose another column."
-        )
+        raise DataError(f"{place}, target column {column.name!r} has {len(values)} different values: choose another.")
     _warn_of_texts(numbers[finite], given[~finite], f"{place}, target column {column.name!r}", "classes")
     return sorted(values, key=float) if finite.all() and whole else sorted(values)
 
