@@ -102,8 +102,7 @@ class LabelPermutation(Shift):
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if len(self.permutations[0]) != num_classes:
             raise ConfigurationError(
-                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels: give one for each of the"
-                f" {num_classes} classes."
+                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels for {num_classes} classes."
             )
 
 

@@ -49,8 +49,7 @@ def _find_targets(dataset: Any) -> Tensor:
         rows = [batch_targets(sample) for sample in dataset]
         if any(row.shape != rows[0].shape for row in rows):
             raise DataError(
-                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}:"
-                " all must be equal."
+                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}."
             )
         # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])

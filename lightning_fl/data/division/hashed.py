@@ -57,10 +57,7 @@ class HashDivision(Division):
         if self.by == "scaffold":
             return read_scaffolds(dataset, "HashDivision")
         if identities is None:
-            raise DataError(
-                f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"
-                " them."
-            )
+            raise DataError(f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column.")
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:

@@ -53,10 +53,7 @@ class ImageDataset(Dataset):
             )
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
-            raise DataError(
-                f"{place}: the labels go from {lowest} to {highest}, but with {len(classes)} classes must be in"
-                f" 0..{len(classes) - 1}."
-            )
+            raise DataError(f"{place}: the labels go from {lowest} to {highest}, but there are {len(classes)} classes.")
         for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")

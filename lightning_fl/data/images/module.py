@@ -124,10 +124,7 @@ class SharedImages(TransformedImages, SharedDataModule):
         images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
-            raise DataError(
-                f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
-                " convert them first."
-            )
+            raise DataError(f"{path}: the images have the shape {shape} [C, H, W], those of the run {expected}.")
         self._normalize_as(record)
         return images.tensors()
 

@@ -179,8 +179,7 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
             cells = [text.strip() for text in content.split(",")]
             if len(cells) != len(columns):
                 raise DataError(
-                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}:"
-                    " correct it."
+                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}."
                 )
             rows[number] = [None if cell in ("", MISSING) else cell for cell in cells]
     if not rows:

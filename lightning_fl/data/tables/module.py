@@ -82,8 +82,7 @@ class TableData(SharedDataModule):
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (self.drop is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs without the target, or some to"
-                " drop."
+                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs but the target, or drop some."
             )
         self.card = None if name is None else load_card(name, TableCard)
         if self.card is not None and target in (None, self.card.target):
