@@ -83,7 +83,7 @@ def checked_fields(cls: type[T]) -> type[T]:
 
 def check_fields(record: Any, owner: str = "") -> None:
     """Check a dataclass's fields like :func:`checked`, in ``__post_init__``; ``owner`` precedes names: "trainer."."""
-    _raise(faults_of({one.name: one.type for one in fields(record) if one.init}, vars(record), owner))
+    _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
 
 
 def number_or_share(name: str, value: float) -> float:

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, cut, expect_extra, listed
-from lightning_fl.core.validation import Count
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.cards.lookup import is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.files.text_table import require_columns
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 

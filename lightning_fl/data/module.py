@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import printable
-from lightning_fl.core.validation import Count, check_fields
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
@@ -33,7 +32,7 @@ _OPENED: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class FederatedDataModule(LightningDataModule, ABC):
     """Data of several clients, each opened only on the rank that hosts it.
 
@@ -63,7 +62,6 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def __post_init__(self) -> None:
         LightningDataModule.__init__(self)
-        check_fields(self, f"{type(self).__name__}.")
         self.eval_batch_size = self.eval_batch_size or 4 * self.batch_size
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

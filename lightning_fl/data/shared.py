@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator, run_seed
-from lightning_fl.core.validation import Fraction, Seed, Size
+from lightning_fl.core.validation import Fraction, Seed, Size, checked_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
@@ -36,7 +36,7 @@ class OpenedData:
     record: dict[str, Any]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class SharedDataModule(FederatedDataModule):
     """Samples of one data set, partitioned among clients and then divided inside each client.
 

@@ -6,7 +6,6 @@ training and testing, when the data are partitioned. (To corrupt training labels
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -16,7 +15,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.core.validation import Count, Size, checked, checked_fields
 from lightning_fl.data.partition.partitioner import Scheme
 
 
@@ -39,7 +38,7 @@ class Shift(Scheme):
         """Refuse numbers of clients and classes that the shift does not fit, with ``ConfigurationError``."""
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Rotation(Shift):
     """Feature shift: rotate images, by an angle for each block of clients.
 
@@ -69,7 +68,7 @@ class Rotation(Shift):
         _check_blocks(self, len(self.degrees), self.clients_per_value, num_clients)
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class LabelPermutation(Shift):
     """Concept shift: renumber labels, by a permutation for each block of clients.
 
@@ -153,7 +152,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     return [kept, moved, *([num_classes - 1 - label for label in labels] for labels in (kept, moved))]
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Inversion(Shift):
     """Feature shift: invert the images of some clients (value v becomes 255 - v).
 

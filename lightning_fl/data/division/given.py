@@ -1,7 +1,7 @@
 """Published divisions: by a column with train, val or test, or by lists of identifiers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.errors import cut as shortened
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.division.random import RandomDivision
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
@@ -60,7 +61,7 @@ class _GivenDivision(Division):
         return {split: parts[split] for split in SPLITS}
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class ColumnDivision(_GivenDivision):
     """Division by a column of the file with train, val or test, such as a published split.
 
@@ -111,7 +112,7 @@ class ColumnDivision(_GivenDivision):
         return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class ListDivision(_GivenDivision):
     """Division by lists of identifiers in a file.
 

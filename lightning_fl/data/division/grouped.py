@@ -1,13 +1,13 @@
 """Divisions by groups that are never cut: scaffolds, or a column such as the patient."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.division.division import Cut, Division, fold_numbers, group_numbers, grouped_parts, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
@@ -28,7 +28,7 @@ class _WholeGroups(Division):
         return cut.by_fractions(grouped_parts(groups, cut.fractions, rng, balanced=self.balanced))
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class GroupDivision(_WholeGroups):
     """Division by a column with groups that are never cut: the patient, the batch, a cluster of molecules.
 
@@ -48,7 +48,7 @@ class GroupDivision(_WholeGroups):
         return read_texts(dataset, self.column, type(self).__name__)
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class ScaffoldDivision(_WholeGroups):
     """Division by Bemis-Murcko scaffold, so that test molecules have other scaffolds than training molecules.
 

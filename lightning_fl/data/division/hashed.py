@@ -1,7 +1,6 @@
 """Division by a keyed hash: a molecule is in the same part at every client, without sharing any data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.scaffold import read_scaffolds
@@ -23,7 +23,7 @@ def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
     return torch.tensor([known[key] for key in keys], dtype=torch.float64).clamp_(max=1 - 2**-53)
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class HashDivision(Division):
     """Division by a hash of the molecule and the seed: no client trains on a molecule that another one tests on.
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.division.division import Cut, Division, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.sizes import split_sizes
 from lightning_fl.files.text_table import read_numbers, refuse_values
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class OrderDivision(Division):
     """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
 

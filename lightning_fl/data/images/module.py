@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, checked
+from lightning_fl.core.validation import Count, checked, checked_fields
 from lightning_fl.data.cards.lookup import ImageCard, Source, file_sha256, load_card, real_or_standin
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import unlabelled_images
@@ -86,7 +86,7 @@ class ImageOrigin:
         return OpenedData(parts, "user" if self.card is None else "measured", own | found.record())
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class SharedImages(TransformedImages, SharedDataModule):
     """Images in memory, partitioned among clients."""
 

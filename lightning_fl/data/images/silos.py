@@ -1,7 +1,6 @@
 """Image folders of separate clients, each opened only where the client lives."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, Seed
+from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import read_images, unlabelled_images, warn_of_unread_files
@@ -21,7 +20,7 @@ from lightning_fl.data.sizes import check_fractions
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class ImageFolders(TransformedImages):
     """Clients with a folder of images each: ``root/SILO/CLASS/*.png``, or ``root/SILO/FILE.npz``.
 

@@ -8,7 +8,7 @@ device nor on the previous client.
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
-from lightning_fl.core.validation import NonNegative, Positive
+from lightning_fl.core.validation import NonNegative, Positive, checked_fields
 from lightning_fl.data.module import FederatedDataModule
 
 Augmentation = Literal["crop", "flip"]
@@ -105,7 +105,7 @@ def transform_batch(
     return [transform(images, training), *others]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class TransformedImages(FederatedDataModule):
     """Data module with images in memory as bytes; batches are converted to normalised floats, augmented in training.
 
@@ -125,7 +125,7 @@ class TransformedImages(FederatedDataModule):
     std: list[Positive] | None = None
     augment: list[Augmentation] | None = None
     #: Made when the channels are known.
-    _transform: ImageTransform = field(init=False)
+    _transform: ImageTransform = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Laboratories that measure different targets: one file each, opened only where its data may be."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Fraction, Seed
+from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.division import cut_splits
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.molecules.dataset import MoleculeDataset
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class PrivateTargets(FederatedDataModule):
     """A CSV file of molecules for each laboratory, with target columns of its own.
 

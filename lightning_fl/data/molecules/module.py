@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fl.core.errors import ConfigurationError, expect_extra
-from lightning_fl.core.validation import Positive, checked
+from lightning_fl.core.validation import Positive, checked, checked_fields
 from lightning_fl.data.cards.lookup import cache_folder, file_sha256
 from lightning_fl.data.division import ColumnDivision, HashDivision, ListDivision
 from lightning_fl.data.module import Split
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Graphs = Literal["pyg", "chemprop"]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class MoleculeDataModule(SharedDataModule):
     """Molecules of one table, partitioned among clients and split inside each client.
 

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive
+from lightning_fl.core.validation import Count, Positive, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import check_labels, random_parts, read_classes, stratified_parts
 from lightning_fl.data.partition.partitioner import Concentration, JointPartitioner, draw_until_enough, name_split
@@ -59,7 +58,7 @@ class SizePartitioner(JointPartitioner):
         return stratified_parts(labels, sizes, generator(seed, "partition", "stratified"))
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class IID(SizePartitioner):
     """Random parts of sizes that differ by at most one.
 
@@ -69,14 +68,14 @@ class IID(SizePartitioner):
             ten bins between quantiles).
     """
 
-    num_clients: Count = field()
+    num_clients: Count
     stratified: bool = False
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:
         return [1.0] * self.num_clients
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Sizes(SizePartitioner):
     """Parts of given numbers of training samples; the remaining training samples stay unused.
 
@@ -104,7 +103,7 @@ class Sizes(SizePartitioner):
         return self.train if split == "train" else super().client_sizes(split, num_samples, ratios)
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Quantity(SizePartitioner):
     """Random parts of unequal size: in given ratios, or in ratios drawn from Dir(alpha, ..., alpha).
 

@@ -1,17 +1,15 @@
 """Label shift with class shares drawn from a Dirichlet distribution."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Size
+from lightning_fl.core.validation import Count, Size, checked_fields
 from lightning_fl.data.partition.labels import LabelPartitioner, share_counts
 from lightning_fl.data.partition.partitioner import Concentration, draw_until_enough
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Dirichlet(LabelPartitioner):
     """Label shift with class shares drawn from a Dirichlet distribution.
 
@@ -28,7 +26,7 @@ class Dirichlet(LabelPartitioner):
         min_samples: least number of (training) samples of a client.
     """
 
-    num_clients: Count = field()
+    num_clients: Count
     alpha: Concentration
     num_bins: Count = 10
     target: Size | None = None

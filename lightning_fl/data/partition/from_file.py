@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError, listed
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition.partitioner import Partitioner, sample_rows
 from lightning_fl.files.user_file import existing_file
@@ -88,7 +89,7 @@ def _numbers(values: object) -> list[int]:
     return values
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class FromFile(Partitioner):
     """Partition and division of another run, sample for sample, independent of the seed and the version.
 

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive, Size
+from lightning_fl.core.validation import Count, Positive, Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import JointPartitioner, read_column
 from lightning_fl.data.sizes import apportion
@@ -43,7 +42,7 @@ class KeyPartitioner(JointPartitioner):
         return parts
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class WholeGroups(KeyPartitioner):
     """Base class of partitions that divide no group.
 
@@ -116,7 +115,7 @@ class WholeGroups(KeyPartitioner):
         return client_of
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class GroupBy(WholeGroups):
     """Whole groups by a column of the data set, such as the assay or the writer.
 

@@ -1,13 +1,12 @@
 """Label shift between types of clients, such as FedCollab's."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.validation import Count, Fraction, Size
+from lightning_fl.core.validation import Count, Fraction, Size, checked_fields
 from lightning_fl.data.partition.labels import SUM_TOLERANCE, LabelPartitioner
 
 #: FedCollab's four types of clients: the share of every class's samples that a type holds, over ten classes.
@@ -19,7 +18,7 @@ _FEDCOLLAB_SHARES = [
 ]
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class LabelTypes(LabelPartitioner):
     """Label shift between types of clients: a type's share of a class is split evenly among its clients.
 

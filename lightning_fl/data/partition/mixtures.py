@@ -1,7 +1,6 @@
 """Mixtures of two distributions: every client holds a share of D_A and the rest of D_B, all clients equally much."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Size, checked
+from lightning_fl.core.validation import Count, Size, checked, checked_fields
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.labels import deal_classes
@@ -21,7 +20,7 @@ from lightning_fl.data.sizes import remaining_fractions, split_sizes
 _TOLERANCE = 1e-9
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Mixture(JointPartitioner):
     """Clients of equal size that each hold a mixture of two distributions, D_A and D_B.
 
@@ -59,7 +58,7 @@ class Mixture(JointPartitioner):
         >>> letters = Mixture(num_clients=100, mixture="30:70", classes_a=list(range(26)), invert_test=True)
     """
 
-    num_clients: Count = field()
+    num_clients: Count
     mixture: str = "10:90"
     classes_a: list[Size] | None = None
     classes_b: list[Size] | None = None

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.validation import check_fields
 from lightning_fl.data.module import Split
 
 T = TypeVar("T")
@@ -22,10 +21,10 @@ _MAX_DRAWS = 1000
 
 
 class Scheme:
-    """Base class of dataclasses whose fields are options: checked by their annotations, and written to the record."""
+    """Base class of records whose fields are options: checked by their annotations, and written to the record."""
 
     def __post_init__(self) -> None:
-        check_fields(self, f"{type(self).__name__}.")
+        """Check options that depend on each other."""
 
     def describe(self) -> dict[str, Any]:
         options = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "names"}

@@ -1,17 +1,15 @@
 """Label shift with a fixed number of classes per client."""
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Size
+from lightning_fl.core.validation import Count, Size, checked_fields
 from lightning_fl.data.partition.labels import LabelPartitioner
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Pathological(LabelPartitioner):
     """Label shift with a fixed number of classes per client.
 
@@ -27,7 +25,7 @@ class Pathological(LabelPartitioner):
         target: the column of several targets [n, T] to use.
     """
 
-    num_clients: Count = field()
+    num_clients: Count
     classes_per_client: Count
     num_bins: Count = 10
     target: Size | None = None

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,13 +9,13 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count
+from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.partition.groups import KeyPartitioner, WholeGroups, sorted_groups
 from lightning_fl.data.partition.partitioner import Concentration, draw_until_enough, read_smiles
 from lightning_fl.functional.dirichlet import sample_dirichlet
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class Scaffold(WholeGroups):
     """Molecules by Bemis-Murcko scaffold; the data set needs an attribute ``smiles``.
 
@@ -28,13 +27,13 @@ class Scaffold(WholeGroups):
     """
 
     _kind = "scaffolds"
-    num_clients: Count = field()
+    num_clients: Count
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         return read_scaffolds(dataset, "Scaffold")
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class ScaffoldLDA(KeyPartitioner):
     """Molecules by scaffold and latent Dirichlet allocation: one number sets how much clients' scaffolds differ.
 
@@ -53,7 +52,7 @@ class ScaffoldLDA(KeyPartitioner):
         min_samples: least number of molecules of a client, over all parts of the data.
     """
 
-    num_clients: Count = field()
+    num_clients: Count
     alpha: Concentration
     min_samples: Count = 1
 

@@ -2,19 +2,18 @@
 
 import bisect
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Positive, Size
+from lightning_fl.core.validation import Count, Positive, Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.labels import LabelPartitioner
 
 
-@dataclass(kw_only=True, eq=False)
+@checked_fields
 class OneClassShards(LabelPartitioner):
     """Label and quantity shift: shards of one class each, dealt at random to clients in half-normal numbers.
 

@@ -2,18 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Seed
+from lightning_fl.core.validation import Seed, checked_fields
 from lightning_fl.data.module import FederatedDataModule, Split
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class SyntheticDataModule(FederatedDataModule):
     """Clients whose samples are drawn, the same at every call.
 

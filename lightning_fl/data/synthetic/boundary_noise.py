@@ -25,14 +25,13 @@ where I is wide or most of its labels are wrong.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, Fraction, Size
+from lightning_fl.core.validation import Count, Fraction, Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.data.synthetic import SyntheticDataModule
 
@@ -50,7 +49,7 @@ def boundary_samples(
     return x, ((x[:, 0] > 0) ^ wrong).long()
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class BoundaryNoise(SyntheticDataModule):
     """Two clients of Wu et al.'s Example 1: batches ``(x, y)``, float32 [B, d] and int64 [B].
 

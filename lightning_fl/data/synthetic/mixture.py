@@ -27,7 +27,6 @@ either. FedSoft draws samples from a pool, so that clients may share some, and t
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
-from lightning_fl.core.validation import Count, NonNegative, Positive, Size
+from lightning_fl.core.validation import Count, NonNegative, Positive, Size, checked_fields
 from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
@@ -61,7 +60,7 @@ def linear_samples(
     return x, (x * coefficients[origin]).sum(1) + noise
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class SyntheticMixture(SyntheticDataModule):
     """Clients with samples of two linear models, for regression or classification: batches ``(x, y)``.
 

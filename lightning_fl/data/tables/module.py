@@ -1,7 +1,6 @@
 """Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.cards.lookup import file_sha256, find_file, load_card
 from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@checked_fields
 class TableData(SharedDataModule):
     """Rows of a table with a target each.
 
