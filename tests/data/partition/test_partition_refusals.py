@@ -166,7 +166,7 @@ BROKEN.tensors = MOLECULES.tensors
         (Dirichlet(num_clients=2, alpha=1.0, target=2), TWO_COLUMNS, "target=2"),
         (IID(num_clients=2, stratified=True), TWO_COLUMNS, "stratified"),
         (Scaffold(num_clients=2), LABELLED, "TensorDataset has no attribute smiles"),
-        (Scaffold(num_clients=2), BROKEN, "12 samples but 11 keys"),
+        (Scaffold(num_clients=2), BROKEN, "12 samples, but 11 keys"),
         (ScaffoldLDA(num_clients=2, alpha=1.0), LABELLED, "TensorDataset has no attribute smiles"),
         (GroupBy(column="assay"), LABELLED, "TensorDataset has no method column(name) that returns the 'assay'"),
         (Mixture(num_clients=2, classes_a=[10]), interleaved(5), "classes_a: the data have no 10"),
