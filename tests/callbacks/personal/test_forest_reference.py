@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from corners import fit as fit_tiny
 from processes import succeed
 from rdkit import Chem
@@ -92,12 +93,23 @@ def test_a_classification_with_gaps_is_scikit_learns(tmp_path):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_two_processes_find_the_same(start_warm):
-    words = ["fit", "--config", "fedavg_esol", "--data.source", "standin", "--trainer.callbacks+=ForestReference"]
-    words += ["--trainer.callbacks.num_trees", "5", "--trainer.max_rounds", "1", "--model.hidden_dim", "4"]
+    """Three clients with twelve molecules each."""
+    rows = [f"{'C' * n}{end},{n * 0.37 % 2},{end}" for n in range(1, 13) for end in "ONF"]
+    Path("run.csv").write_text("\n".join(["smiles,y,lab", *rows]) + "\n")
+    forest = {"class_path": "ForestReference", "init_args": {"num_trees": 5}}
+    quick = {"max_rounds": 1, "local_steps": 1, "accelerator": "cpu", "enable_progress_bar": False}
+    columns = {"path": "run.csv", "target_columns": ["y"], "group_column": "lab", "split": [0.5, 0.25, 0.25]}
+    recipe = {
+        "trainer": {**quick, "callbacks": [forest]},
+        "model": {"class_path": "MoleculeModel", "init_args": {"hidden_dim": 4, "num_layers": 1}},
+        "data": {"class_path": "MoleculeCSV", "init_args": columns},
+    }
     found = []
     for devices in (1, 2):
-        succeed(start_warm("-m", "lightning_fl", *words, "--trainer.devices", str(devices)))
-        summary = json.loads(Path(f"runs/fedavg_esol/version_{devices - 1}/summary.json").read_text())
+        recipe["trainer"] |= {"devices": devices, "default_root_dir": f"on_{devices}"}
+        Path("run.yaml").write_text(yaml.safe_dump(recipe))
+        succeed(start_warm("-m", "lightning_fl", "fit", "--config", "run.yaml"))
+        summary = json.loads(Path(f"on_{devices}/version_0/summary.json").read_text())
         assert summary["num_processes"] == devices
         found.append(summary["metrics"]["test"]["forest/rmse"])
     assert found[0] == found[1]
