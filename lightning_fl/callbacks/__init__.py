@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.personal.forest_reference import ForestReference as ForestReference
     from lightning_fl.callbacks.personal.knn_per import KNNPer as KNNPer
     from lightning_fl.callbacks.personal.local_reference import LocalReference as LocalReference
-    from lightning_fl.callbacks.personal.local_training import LocalTraining as LocalTraining
+    from lightning_fl.callbacks.personal.local_reference import LocalTraining as LocalTraining
     from lightning_fl.callbacks.personal.personal_layers import PersonalLayers as PersonalLayers
     from lightning_fl.callbacks.personal.pretrained_weights import PretrainedWeights as PretrainedWeights
     from lightning_fl.callbacks.personal.private_heads import PrivateHeads as PrivateHeads

@@ -1,4 +1,4 @@
-"""Gains of each client over training alone.
+"""Training alone, and gains of each client over it.
 
 Cho, Jhunjhunwala, Li, Smith, Joshi: To Federate or Not To Federate, 2022 (https://arxiv.org/abs/2205.14840), for the
 incentivised participation rate; Bao et al.: Optimizing the Collaboration Structure in Cross-Silo Federated Learning,
@@ -14,6 +14,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback, Drawings
+from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
 from lightning_fl.core.validation import checked_fields
@@ -23,6 +24,16 @@ from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
 _STORE = "local_reference"
+
+
+class LocalTraining(Callback):
+    """Trains N models from one initial model, each by its own client; see also ``LocalReference``."""
+
+    method_name = "training alone"
+    role = "collaboration"
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
 
 @checked_fields
