@@ -129,7 +129,6 @@ def digest(table) -> str:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_the_same_bits_in_every_process(table):
-    assert digest(esol_standin(target_name="logS", target_unit="")) == digest(table)
     code = (
         "import hashlib; from lightning_fl.data.molecules.standin import esol_standin as make;"
         "t = make(target_name='y', target_unit='');"
