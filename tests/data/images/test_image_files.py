@@ -3,7 +3,6 @@ import torch
 from image_files import cycle, pictures, write_npz
 
 from lightning_fl.data.images.dataset import ImageDataset, convert_channels, read_npz, resize_images
-from lightning_fl.data.partition import GroupBy
 
 
 def dataset(count=6, channels=3, size=4, **kwargs):
@@ -27,13 +26,6 @@ def test_samples_columns_and_tensors():
     some = data.select(torch.tensor([5, 1]))
     assert (some.column("writer"), some.targets.tolist()) == (["y", "y"], [2, 1])
     assert torch.equal(some.images, data.images[[5, 1]])
-
-
-def test_it_can_be_shared_out_by_a_column():
-    assert [part.tolist() for part in GroupBy(column="writer")(dataset(columns={"writer": [2, 1, 1, 2, 2, 1]}), 0)] == [
-        [1, 2, 5],
-        [0, 3, 4],
-    ]
 
 
 def test_joined_sets_keep_common_columns():
