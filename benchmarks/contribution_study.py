@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback
 from lightning_fl.engine.probes.valuation import ModelValuation
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.shapley import shapley_exact
 

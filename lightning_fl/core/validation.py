@@ -11,11 +11,15 @@ Ranges are `annotated-types <https://github.com/annotated-types/annotated-types>
 and the reference documentation read as well. NaN is in no range: ``nan < 0`` is false, and so is ``nan >= 0``.
 """
 
+import ast
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import InitVar, dataclass, field, fields
 from functools import cache, wraps
-from inspect import get_annotations, signature
+from inspect import cleandoc, get_annotations, getsource, signature
+from itertools import pairwise
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
@@ -25,6 +29,7 @@ from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from lightning_fl.core.errors import ConfigurationError, cut
 
+C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -84,6 +89,25 @@ def checked_fields(cls: type[T]) -> type[T]:
 def check_fields(record: Any, owner: str = "") -> None:
     """Check a dataclass's fields like :func:`checked`, in ``__post_init__``; ``owner`` precedes names: "trainer."."""
     _raise(faults_of({one.name: one.type for one in fields(record)}, vars(record), owner))
+
+
+def documented(cls: C) -> C:
+    """Append to a dataclass's docstring the ``Args:`` section that the strings below its fields make.
+
+    ``help`` and the help of the command line read that section. The signature shows the type of an ``InitVar`` itself.
+    """
+    hints = cls.__init__.__annotations__  # type: ignore[misc]
+    hints.update({name: hint.type for name, hint in hints.items() if isinstance(hint, InitVar)})
+    with suppress(OSError):  # the source is not installed
+        (definition,) = ast.parse(textwrap.dedent(getsource(cls))).body
+        lines = []
+        for one, text in pairwise(definition.body):  # type: ignore[attr-defined]
+            if isinstance(one, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                meaning = " ".join(str(text.value.value).split())
+                lines.append(f"    {ast.unparse(one.target)}: {meaning}")
+        before, mark, after = cleandoc(cls.__doc__ or "").partition("\n\nExample")
+        cls.__doc__ = "\n".join([before, "", "Args:", *lines]) + mark + after
+    return cls
 
 
 def number_or_share(name: str, value: float) -> float:

@@ -207,11 +207,11 @@ class ClientTurn:
         Returns:
             A new object, zero outside of the shared parameters that are trained.
         """
-        return self.services.step_gradient(self, weights, part, buffers)
+        return self.services.gradients.of_step(self, weights, part, buffers)
 
     def batch_gradient(self, weights: Weights, purpose: str) -> Weights:
         """The gradient of one training batch at weights with the client's personal layers, also outside of a round."""
-        return self.services.batch_gradient(self, weights, purpose)
+        return self.services.gradients.of_batch(self, self.with_personal_layers(weights), purpose)
 
     def second_step(self, name: str, gradient: Weights) -> None:
         """Step the turn's own copy of kept weights ``kept[name]`` in place, by the rule of the turn's optimiser.

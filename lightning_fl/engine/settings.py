@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from lightning_fl.core.field_docs import documented
 from lightning_fl.core.seeding import run_seed
-from lightning_fl.core.validation import Count, Positive, Size
+from lightning_fl.core.validation import Count, Positive, Size, documented
 
 #: Metadata of a setting that does not change the result: a resumed run may have another value.
 SHOWS = {"decides": False}

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt, doc
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.field_docs import documented
-from lightning_fl.core.validation import Count, check_fields
+from lightning_fl.core.validation import Count, check_fields, documented
 
 CalibrationMethod = Literal["platt", "isotonic"]
 

@@ -41,13 +41,10 @@ class ForkLauncher(_SubprocessScriptLauncher):
 
     A fork continues where ``launch`` was called, as rank 1, 2, ...; nothing before may depend on the rank, and no other
     thread or accelerator may be in use. Linux only: elsewhere system libraries do not survive a fork.
-
-    Attributes:
-        ended: the forks have ended, and this process continues alone.
     """
 
     procs: list[Any]
-    ended = False
+    ended = False  #: the forks have ended, and this process continues alone
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Fork, then call the function; other ranks are watched by :class:`.Peers`, which names one that is gone."""
@@ -76,8 +73,7 @@ class ForkLauncher(_SubprocessScriptLauncher):
 def forks_end_here(launcher: ForkLauncher, disconnect: Callable[[], None]) -> Iterator[None]:
     """End the launcher's forks with the block, so that they do not run what follows a notebook's cell.
 
-    Afterwards others may be started from this process. The error raised is rank zero's, which has those of the others.
-    ``disconnect`` ends this process's part in the exchanges.
+    The error raised is rank zero's, which has those of the others. ``disconnect`` leaves the exchanges.
     """
     own = os.getpid()
     before = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}

@@ -53,26 +53,19 @@ class Peers:
     """What a rank knows of the others.
 
     Args:
-        rank: this one.
         here: name of its machine, number of ranks, and what else all agree on.
-        store: of this run.
         timeout: seconds without a sign of a rank after which a waiting rank gives it up, at most 300.
         children: processes of ranks 1, 2, ..., if this rank started them.
-
-    Attributes:
-        error: that ended another rank.
-        waits: this rank is in an exchange.
-        ending: this rank ends by itself.
-        signs: last of every rank: time, whether it waits, barriers that it came to, ``here``; empty before the first.
     """
 
     def __init__(
         self, rank: int, here: Sequence[Any], store: Store, timeout: float, children: Sequence[Any] = ()
     ) -> None:
         self.rank, self._here, self._children = rank, here, children
-        self.error: FederatedError | None = None
-        self.waits = self._fails = False
+        self.error: FederatedError | None = None  #: that ended another rank
+        self.waits = self._fails = False  #: this rank is in an exchange; a rank has failed
         self.ending, self._left, self._wake = threading.Event(), threading.Event(), threading.Event()
+        #: Last of every rank: time, whether it waits, barriers that it came to, ``here``; empty before the first.
         self.signs: list[list[Any]] = [[] if other != rank else [0.0, False, 0, *here] for other in range(here[1])]
         self._store = store.clone()  # with a connection of its own: that of the group waits in it
         self._lost = min(timeout, _LOST)
@@ -226,11 +219,8 @@ class RankAddress(NamedTuple):
 def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
     """Wait until all ranks are connected to the store; returns the store for the process group, and the other ranks.
 
-    ``children`` are the processes of ranks 1, 2, ..., if this rank started them.
-
-    Raises:
-        ConfigurationError: a rank is missing, came twice or counts the ranks otherwise; the address is in use, or what
-            answers there is not a run.
+    A ``ConfigurationError`` says that a rank is missing, came twice or counts the ranks otherwise, that the address is
+    in use, or that what answers there is not a run.
     """
     seconds, host, counts = timeout.total_seconds(), socket.gethostname(), [own.world_size, own.num_nodes]
     server = _STORES.get(str(own)) or _STORES.setdefault(str(own), _store(own, seconds))

@@ -20,10 +20,9 @@ from lightning_fl.callbacks.progress import ProgressDisplay
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table, terminal
-from lightning_fl.core.field_docs import documented
 from lightning_fl.core.lightning_types import AnyLogger
 from lightning_fl.core.metrics import ClientMetrics, lightning_names, summarize
-from lightning_fl.core.validation import Count
+from lightning_fl.core.validation import Count, documented
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation

@@ -25,7 +25,7 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator, seed_default_generators
 from lightning_fl.core.validation import Count, Positive, checked_fields
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import FlatModule, Span, Weights, copy_spans_
 from lightning_fl.functional.ifca import perturbed

@@ -27,7 +27,7 @@ from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
 from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.on_hosts import check_samples
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface

@@ -17,7 +17,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked_fields, warn_beyond_end
 from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.probes.valuation import ModelValuation
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.shapley import Permutations, shapley_exact, shapley_permutations

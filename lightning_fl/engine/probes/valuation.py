@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.engine.probes.on_hosts import compute_on_hosts
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import span_bytes

@@ -19,8 +19,7 @@ from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, p
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Learner
-from lightning_fl.engine.round.averaging import SharedModels
-from lightning_fl.engine.round.personal import ClientModels
+from lightning_fl.engine.round.averaging import ClientModels, SharedModels
 from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 

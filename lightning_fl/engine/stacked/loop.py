@@ -256,7 +256,7 @@ class StackedLoop:
         reports: list[ClientReport | FederatedError] = []
         for row in rows:
             try:
-                metrics = row.collector.reduce(row.num_samples)
+                metrics, _ = row.collector.reduce(row.num_samples)
                 reports.append(turn_report(row.num_samples, len(row.steps), metrics, row.losses, row.sizes))
             except FederatedError as error:
                 reports.append(error)

@@ -90,7 +90,7 @@ class Evaluator:
         if fitting:
             services.refuse_new(f"in the {word}", client)
         sizes = [loader.num_samples for loader in batches.loaders]
-        report = ClientReport(sum(sizes), 0, self._trainer.collector.reduce(sum(sizes), sizes))
+        report = ClientReport(sum(sizes), 0, self._trainer.collector.reduce(sum(sizes), sizes)[0])
         services.metric_states.end(client, keep=own)
         return report
 

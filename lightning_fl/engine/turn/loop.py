@@ -17,8 +17,7 @@ from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.callback_states import averaged_weights
 from lightning_fl.engine.turn.evaluation import Evaluator
 from lightning_fl.engine.turn.flat_optimizer import Correction, SecondOptimizer
-from lightning_fl.engine.turn.gradients import TurnGradients
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss, TurnGradients
 from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.turn.training import TrainingLoop
@@ -41,7 +40,7 @@ class LocalLoop(TurnServices):
         #: Model (``None`` for mixtures) -> client -> its measurements in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
         self._second: dict[str, SecondOptimizer] = {}
-        self._gradients = TurnGradients(self, self.training, self.learner)
+        self.gradients = TurnGradients(self, self.training, self.learner)
 
     def model_of(self, participant: Participant) -> int | None:
         """The model that a participant trains; ``None`` for a mixture of several."""
@@ -276,12 +275,6 @@ class LocalLoop(TurnServices):
         self.flat.load(present)
         assert report is not None
         return report.metrics
-
-    def step_gradient(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
-        return self._gradients.of_step(turn, weights, part, buffers)
-
-    def batch_gradient(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
-        return self._gradients.of_batch(turn, self.with_personal_layers(turn, weights), purpose)
 
     def learning_rate(self, turn: ClientTurn) -> float:
         optimizers = turn.optimizers or self.training.optimization.configure()[0]

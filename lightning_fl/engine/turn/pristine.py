@@ -59,7 +59,10 @@ def _snapshot(made: Any) -> Callable[[], None]:
 def _snapshot_of_optimizer(optimizer: Optimizer) -> Callable[[], None]:
     """Of its state, groups, and plain attributes of its own; also of an optimiser inside of it."""
     state = _copied_state(optimizer.state)
-    groups = [(group, list(group["params"]), _hyper_parameters(group)) for group in optimizer.param_groups]
+    groups = [
+        (group, list(group["params"]), copy.deepcopy({key: value for key, value in group.items() if key != "params"}))
+        for group in optimizer.param_groups
+    ]
     others = {key: value for key, value in vars(optimizer).items() if key not in _APART}
     values = {key: copy.deepcopy(value) for key, value in others.items() if _is_plain(value)}
     inner = [_snapshot(value) for value in others.values() if isinstance(value, Optimizer)]
@@ -84,10 +87,6 @@ def _snapshot_of_optimizer(optimizer: Optimizer) -> Callable[[], None]:
 
 def _copied_state(state: Any) -> dict[Any, Any]:
     return {parameter: copy.deepcopy(of_parameter) for parameter, of_parameter in state.items()}  # parameters as keys
-
-
-def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy({key: value for key, value in group.items() if key != "params"})
 
 
 def _is_plain(value: Any) -> bool:

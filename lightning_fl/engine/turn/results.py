@@ -14,6 +14,8 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.pinned_memory import fetch, to_device
 from lightning_fl.engine.batches.client import guess_batch_size
 
+_MEANS, _REDUCTIONS = ("mean", "avg"), ("sum", "min", "amin", "max", "amax")
+
 
 @dataclass
 class _Entry:
@@ -143,7 +145,8 @@ class LogCollector:
             )
         if isinstance(value, Metric):
             entry.metric, entry.last = value, value._forward_cache
-            if self._keeps_step(on_step) and value._forward_cache is not None:
+            keeps = on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0
+            if keeps and value._forward_cache is not None:
                 entry.values.append(value._forward_cache.detach())
                 entry.at_steps.append(self.step)
             return
@@ -164,14 +167,13 @@ class LogCollector:
         entry.weights.append(1.0)
         entry.at_steps.append(self.step)
 
-    def reduce(self, num_samples: float, of_loaders: Sequence[float] = ()) -> dict[str, LoggedValue]:
-        """One :class:`LoggedValue` per name; ``num_samples`` is the weight of a ``Metric`` object's value."""
-        return self.reduce_with((), num_samples, of_loaders)[0]
-
-    def reduce_with(
-        self, losses: Sequence[Tensor], num_samples: float, of_loaders: Sequence[float] = ()
+    def reduce(
+        self, num_samples: float, of_loaders: Sequence[float] = (), losses: Sequence[Tensor] = ()
     ) -> tuple[dict[str, LoggedValue], list[float]]:
-        """:meth:`reduce`, together with the losses of the turn's batches as Python numbers."""
+        """One :class:`LoggedValue` per name, and the losses of the turn's batches as Python numbers.
+
+        ``num_samples`` is the weight of a ``Metric`` object's value, of one of several loaders that in ``of_loaders``.
+        """
         steps = {name: self._steps(entry) for name, entry in self._entries.items()}
         asked = [_column(losses)] if losses else []
         for name, entry in self._entries.items():
@@ -207,9 +209,6 @@ class LogCollector:
         for entry in self._entries.values():
             if entry.metric is not None:
                 entry.metric.reset()
-
-    def _keeps_step(self, on_step: bool) -> bool:
-        return on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0
 
     def _steps(self, entry: _Entry) -> list[tuple[int, Tensor]]:
         if not (entry.on_step and self._every_n_steps):
@@ -270,9 +269,17 @@ def _column(values: Sequence[Tensor]) -> Tensor:
 
 
 def _reduced(entry: _Entry) -> Tensor:
-    values = torch.stack(entry.values).double()
-    weights = torch.tensor(entry.weights, dtype=torch.float64)
-    return _reduce(entry.reduce_fx, values, to_device(weights, values.device))
+    values, name = torch.stack(entry.values).double(), _name(entry.reduce_fx)
+    if name in _MEANS:
+        weights = to_device(torch.tensor(entry.weights, dtype=torch.float64), values.device)
+        return (values * weights).sum() / weights.sum()
+    if name in _REDUCTIONS:
+        return getattr(torch, name)(values)
+    if callable(entry.reduce_fx):
+        return entry.reduce_fx(values)
+    raise ConfigurationError(
+        f"self.log(reduce_fx={entry.reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor."
+    )
 
 
 def _so_far(entry: _Entry) -> Tensor:
@@ -281,28 +288,5 @@ def _so_far(entry: _Entry) -> Tensor:
     return entry.metric.compute() if entry.computed is None else entry.computed.to(torch.get_default_dtype())
 
 
-_MEANS = ("mean", "avg")
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": torch.sum,
-    "min": torch.min,
-    "amin": torch.min,
-    "max": torch.max,
-    "amax": torch.max,
-}
-
-
 def _name(reduce_fx: str | Callable[[Tensor], Any]) -> str:
     return reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
-
-
-def _reduce(reduce_fx: str | Callable[[Tensor], Any], values: Tensor, weights: Tensor) -> Tensor:
-    name = _name(reduce_fx)
-    if name in _MEANS:
-        return (values * weights).sum() / weights.sum()
-    if name in _REDUCTIONS:
-        return _REDUCTIONS[name](values)
-    if callable(reduce_fx):
-        return reduce_fx(values)
-    raise ConfigurationError(
-        f"self.log(reduce_fx={reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor."
-    )

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,43 +132,38 @@ class TurnServices:
         """Call a hook of the module if it is defined, with ``self.log`` knowing the caller."""
         if not self.overridden(name):
             return None
+        trainer = self.module_trainer
         with self.profiler.profile(HOOKS):
-            return self._call(name, *args)
+            if name not in _HOOKS_OF_RUN:
+                return trainer.call_hook(name, *args)
+            self._set_stage_of(name)
+            trainer.begin_hook_of_run()
+            if name == "on_train_start":  # may draw initial weights
+                seed_default_generators(self.settings.seed, name)
+            if name not in _HOOKS_OF_ROUND:
+                return trainer.call_hook(name, *args)
+            with self.metric_states.hook_of_round():
+                returned = trainer.call_hook(name, *args)
+            if self.round.fitting:
+                self.refuse_new(f"in {name}")
+            return returned
 
     def call_apart(self, name: str) -> None:
         """Call a hook of Lightning's callbacks that act once for all clients."""
-        trainer = self.module_trainer
-        if name in trainer.lightning_callbacks.apart:
-            fn, stage = _HOOKS_OF_RUN.get(name, _TRAINING)
-            trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
+        if name in self.module_trainer.lightning_callbacks.apart:
+            self._set_stage_of(name)
             with self.profiler.profile(HOOKS):
-                trainer.call_apart(name)
+                self.module_trainer.call_apart(name)
 
-    def _call(self, name: str, *args: Any) -> Any:
-        trainer = self.module_trainer
-        if name not in _HOOKS_OF_RUN:
-            return trainer.call_hook(name, *args)
-        fn, stage = _HOOKS_OF_RUN[name]
-        trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
-        trainer.begin_hook_of_run()
-        if name == "on_train_start":  # may draw initial weights
-            seed_default_generators(self.settings.seed, name)
-        if name not in _HOOKS_OF_ROUND:
-            return trainer.call_hook(name, *args)
-        with self.metric_states.hook_of_round():
-            returned = trainer.call_hook(name, *args)
-        if self.round.fitting:
-            self.refuse_new(f"in {name}")
-        return returned
+    def _set_stage_of(self, hook: str) -> None:
+        fn, stage = _HOOKS_OF_RUN.get(hook, _TRAINING)
+        self.module_trainer.set_stage(TrainerFn.FITTING if self.round.fitting else fn, stage)
 
     def step(self, name: str, batch: Any, index: int, *which: int) -> Any:
         """Call a step of the module; ``which`` is the loader's number if there are several."""
         arguments = (batch, index, *which) if self._step_takes_index[name] else (batch, *which)
-        with self._forward_context():
+        with nullcontext() if type(self._precision) is Precision else self._precision.forward_context():
             return self.module_trainer.call_hook(name, *arguments)
-
-    def _forward_context(self) -> AbstractContextManager:
-        return nullcontext() if type(self._precision) is Precision else self._precision.forward_context()
 
     def loss(self, output: Any) -> Tensor | None:
         """The loss in the output of ``training_step``; ``None`` if the batch is left out."""

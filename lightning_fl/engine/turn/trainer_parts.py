@@ -164,6 +164,9 @@ def restrict_loops(trainer: Any) -> None:
         loop.__class__ = _kinds[kind]
 
 
+_LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
+
+
 class ClientDataModule:
     """An ordinary data module with one client's loaders, which counts as one of the class that they come from.
 
@@ -178,24 +181,14 @@ class ClientDataModule:
     def __class__(self) -> type:
         return type(self._own)
 
-    def train_dataloader(self) -> Any:
-        return self._trainer.loader("train", "datamodule.train_dataloader()")
-
-    def val_dataloader(self) -> Any:
-        return self._trainer.loader("val", "datamodule.val_dataloader()")
-
-    def test_dataloader(self) -> Any:
-        return self._trainer.loader("test", "datamodule.test_dataloader()")
-
-    def predict_dataloader(self) -> Any:
-        return self._trainer.loader("predict", "datamodule.predict_dataloader()")
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._own.__reduce_ex__(protocol)  # a copy is one of the data module
 
     def __getattr__(self, name: str) -> Any:
         if "_own" not in vars(self):
             raise AttributeError(name)
+        if name in _LOADERS:
+            return lambda: self._trainer.loader(name.partition("_")[0], f"datamodule.{name}()")
         own, federated = self._own, self._federated
         if own is not federated and not hasattr(own, name) and hasattr(federated, name):
             return getattr(federated, name)

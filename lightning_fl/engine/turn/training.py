@@ -239,7 +239,7 @@ class TrainingLoop:
         state.passes = batches.next_pass
         trainer.end_turn()
         steps, state.global_step = trainer.global_step - state.global_step, trainer.global_step
-        metrics, values = collector.reduce_with(losses, batches.num_samples)
+        metrics, values = collector.reduce(batches.num_samples, losses=losses)
         return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
@@ -309,7 +309,7 @@ class TrainingLoop:
                     losses.append(loss.detach())
                     sizes.append(trainer.collector.step_size())
         trainer.end_turn()
-        _, values = trainer.collector.reduce_with(losses, math.fsum(sizes))
+        _, values = trainer.collector.reduce(math.fsum(sizes), losses=losses)
         total, samples = 0.0, sum(sizes)
         for value, size in zip(values, sizes, strict=True):
             total += value * size

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.weights.layout import (
     Entry,
@@ -66,18 +66,6 @@ class Weights:
         """Weights from a :meth:`state_dict`, copied to a device."""
         there = {getattr(torch, name): (vector, to_device(vector, device)) for name, vector in state.items()}
         return cls({dtype: moved.clone() if moved is vector else moved for dtype, (vector, moved) in there.items()})
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Overwrite with a :meth:`state_dict`."""
-        own = {str(dtype).removeprefix("torch."): vector for dtype, vector in self.vectors.items()}
-        got = {name: tuple(vector.shape) for name, vector in state.items()}
-        want = {name: tuple(vector.shape) for name, vector in own.items()}
-        if got != want:
-            raise ConfigurationError(
-                f"the weights have the layout {got}, this model has {want}: load the weights of the same model."
-            )
-        for name, vector in own.items():
-            vector.copy_(state[name])
 
 
 @dataclass(frozen=True)

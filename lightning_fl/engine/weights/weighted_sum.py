@@ -110,7 +110,10 @@ class WeightedSum:
             ]
             for dtype, fine in self._fine.items()
         }
-        self._largest = {dtype: torch.full_like(vector, _lowest(dtype)) for dtype, vector in reference.discrete()}
+        self._largest = {
+            dtype: torch.full_like(vector, False if dtype == torch.bool else torch.iinfo(dtype).min)
+            for dtype, vector in reference.discrete()
+        }
         self._magnitude = 0.0
 
     def add_(self, weights: Weights, weight: float) -> None:
@@ -327,7 +330,3 @@ def _largest_change(change: Tensor, vector: Tensor, reference: Tensor) -> float:
         change.masked_fill_(vector == reference, 0.0)
         largest = largest_magnitude(change)
     return largest
-
-
-def _lowest(dtype: torch.dtype) -> int | bool:
-    return False if dtype == torch.bool else torch.iinfo(dtype).min

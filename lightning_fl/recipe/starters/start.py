@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.escaping import csv_text
-from lightning_fl.core.field_docs import documented
+from lightning_fl.core.validation import documented
 
 #: Answer -> what it means.
 DATA = {

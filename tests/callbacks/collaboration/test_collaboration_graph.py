@@ -21,7 +21,7 @@ from lightning_fl.callbacks import (
 )
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
-from lightning_fl.engine.round.personal import average_in_place
+from lightning_fl.engine.round.averaging import average_in_place
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.dpfl import batched_greedy_collaborators, greedy_collaborators
 from lightning_fl.strategies import FedAvg

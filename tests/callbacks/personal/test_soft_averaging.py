@@ -16,7 +16,7 @@ from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import Callback, SoftAveraging
 from lightning_fl.callbacks.personal.soft_averaging import smallest_loss_shares
 from lightning_fl.core.collaboration import Collaboration
-from lightning_fl.engine.turn.held_out_loss import HeldOutLoss
+from lightning_fl.engine.turn.gradients import HeldOutLoss
 
 
 def losses_of(run: FederatedTrainer, data: MixedClients, client: int, split: str = "train") -> Tensor:

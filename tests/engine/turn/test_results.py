@@ -29,7 +29,7 @@ def logged(values=VALUES, sizes=SIZES, **arguments):
     for step, (value, size) in enumerate(zip(values, sizes, strict=True)):
         collector.batch, collector.batch_size, collector.step = [torch.zeros(size, 2)], size, step
         log(collector, "value", torch.tensor(value), **arguments)
-    return collector.reduce(sum(sizes))["value"]
+    return collector.reduce(sum(sizes))[0]["value"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_weight_is_the_batch_s_size_from_wherever_it_is_known():
     assert collector.batch_size == 7
     collector.batch = collector.batch_size = None
     log(collector, "outside a step", torch.tensor(1.0))
-    weights = {name: value.weight for name, value in collector.reduce(100).items()}
+    weights = {name: value.weight for name, value in collector.reduce(100)[0].items()}
     assert weights == {"given": 2, "held": 5, "read from the batch": 7, "outside a step": 1}
 
 
@@ -90,7 +90,7 @@ def test_a_metric_s_values_of_single_steps():
         collector.step = step
         metric(torch.tensor([float(step)]), torch.tensor([0.0]))
         log(collector, "mse", metric, on_step=True)
-    value = collector.reduce(4)["mse"]
+    value = collector.reduce(4)[0]["mse"]
     assert value.steps == ((0, 0.0), (2, 4.0))
     assert value.value == (0 + 1 + 4 + 9) / 4
     assert value.higher_is_better is False
@@ -114,7 +114,7 @@ def test_a_failed_turn_leaves_nothing_for_the_next_client():
     collector.begin()  # the turn failed before reduce
     metric(torch.tensor(2.0))
     log(collector, "mean", metric)
-    values = collector.reduce(1)
+    values, _ = collector.reduce(1)
     assert set(values) == {"mean"}
     assert values["mean"].value == 2
 
@@ -135,7 +135,7 @@ def test_a_turn_is_fetched_in_one_go(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: calls.append(1) or real(self))
     for name in ("__float__", "__int__", "__bool__", "item"):
         monkeypatch.setattr(torch.Tensor, name, lambda self, name=name: pytest.fail(f"{name}: a wait of its own"))
-    metrics, values = collector.reduce_with(losses, 12)
+    metrics, values = collector.reduce(12, losses=losses)
     monkeypatch.undo()
     assert len(calls) == 1
     assert values == [float(loss) for loss in losses]
@@ -158,5 +158,5 @@ def test_a_loaders_metric_is_what_it_was_when_its_loader_ended():
         total.update(torch.tensor(2.0))
         log(collector, "total", total)
     collector.begin_loader(None)
-    metrics = collector.reduce(4, [2, 2])
+    metrics, _ = collector.reduce(4, [2, 2])
     assert [metrics[f"total/dataloader_idx_{number}"].value for number in (0, 1)] == [2.0, 4.0]

@@ -184,10 +184,3 @@ def test_a_module_without_tensors():
     assert flat.weights.vectors == {}
     assert flat.collect().vectors == {}
     assert flat.weights.num_bytes == 0
-
-
-def test_state_round_trip_and_another_model_s_state():
-    weights = FlatModule(Assorted()).weights
-    target = FlatModule(Assorted()).weights
-    target.load_state_dict(weights.state_dict())
-    assert target.equal(weights)
