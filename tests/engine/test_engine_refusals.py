@@ -8,9 +8,6 @@ import torch
 from torch import nn
 
 from lightning_fl import ConfigurationError, TrainingError
-from lightning_fl.callbacks.collaboration.discriminators.inputs import (
-    squared_norms,
-)
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import LocalParameters
 
@@ -38,9 +35,6 @@ def after(change: Callable[[Any], None]) -> Callable[[], None]:
 
 
 NET = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
-Y = torch.zeros(2)
-VALUES = torch.tensor([[1.0, 5.0], [3.0, float("nan")]])
-NORMS = squared_norms(torch.ones(3, 2))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +55,6 @@ NORMS = squared_norms(torch.ones(3, 2))
             lambda: FlatModule(with_tensor("adjacency", torch.eye(3).to_sparse())),
             ConfigurationError,
             "'adjacency' is torch.sparse_coo",
-        ),
-        (
-            lambda: FlatModule(nn.Linear(3, 2)).weights.load_state_dict(
-                FlatModule(nn.Linear(2, 2)).weights.state_dict() | {"int64": torch.zeros(1)}
-            ),
-            ConfigurationError,
-            "layout",
         ),
         (lambda: LocalParameters(FlatModule(NET), ["heads"]), ConfigurationError, "'heads'.*'head'.*body, head"),
         (lambda: LocalParameters(FlatModule(NET), ["body", "head"]), ConfigurationError, "LocalTraining"),

@@ -59,101 +59,55 @@ def written(trainer: FederatedTrainer) -> pd.DataFrame:
 # -- arithmetic ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_inside_is_taken_from_what_is_outside(profiler: RoundProfiler, clock: HandClock) -> None:
-    profiler.begin_round(1)
-    clock.spend(1)  # rest
-    with profiler.profile("outer"):
-        clock.spend(2)
-        with profiler.profile("inner"):
-            clock.spend(4)
-            with profiler.profile("outer"):
-                clock.spend(8)
-        clock.spend(16)
-    clock.spend(32)  # rest
-    profiler.begin_round(2)
-    clock.spend(64)  # rest
-    with profiler.profile("inner"):
-        clock.spend(128)
-    profiler.end_rounds()
-    clock.spend(256)  # nobody's
-    assert profiler.rounds == {1: {"rest": 33, "outer": 26, "inner": 4}, 2: {"rest": 64, "inner": 128}}
+#: Words (a round, the end of all, an action that starts or stops, seconds) -> seconds by round and category.
+SEQUENCES: dict[str, tuple[str, dict[int, dict[str, float]]]] = {
+    "what is inside is taken from what is outside": (
+        "round1, 1, +outer, 2, +inner, 4, +outer, 8, -outer, -inner, 16, -outer, 32, round2, 64, +inner, 128, -inner, end, 256",
+        {1: {"rest": 33, "outer": 26, "inner": 4}, 2: {"rest": 64, "inner": 128}},
+    ),
+    "time belongs to the latest of what overlaps": (
+        "round1, +a, 1, +b, 2, -a, 4, -b, 8, -c, end",
+        {1: {"a": 1, "b": 6, "rest": 8}},
+    ),
+    "outside of the rounds nothing is recorded": (
+        "+before, 1, round7, 2, -before, 4, +across, 8, end, -across, +later, 16, -later",
+        {7: {"rest": 6, "across": 8}},
+    ),
+    "a new round ends what is left running": (
+        "round1, +outer, +failing, 2, -failing, 4, -outer, +left, 8, round2, 16, end",
+        {1: {"rest": 0, "outer": 4, "failing": 2, "left": 8}, 2: {"rest": 16}},
+    ),
+    # An evaluation and a callback take the engine's parts, but not others.
+    **{
+        f"inside of {outer}": (
+            f"round1, +{outer}, 1, +data, 2, +forward, 4, -forward, -data, +waiting, 8, -waiting, +[Callback]Some.on_client_end, 16"
+            f" -[Callback]Some.on_client_end -{outer} end",
+            {1: {"rest": 0, "waiting for ranks": 8, "Some": 16, **seconds}},
+        )
+        for outer, seconds in (
+            ("evaluation", {"evaluation": 7}),
+            ("[Callback]Another.on_round_end", {"Another": 7}),
+            ("[Callback]Another.around_training_step", {"Another": 1, "data": 2, "forward": 4}),
+            ("optimiser steps", {"optimiser steps": 1, "data": 2, "forward": 4}),
+        )
+    },
+}
 
 
-def test_time_belongs_to_the_latest_of_what_overlaps(profiler: RoundProfiler, clock: HandClock) -> None:
-    profiler.begin_round(1)
-    profiler.start("a")
-    clock.spend(1)
-    profiler.start("b")
-    clock.spend(2)
-    profiler.stop("a")
-    clock.spend(4)
-    profiler.stop("b")
-    clock.spend(8)
-    profiler.stop("c")
-    profiler.end_rounds()
-    assert profiler.rounds == {1: {"a": 1, "b": 6, "rest": 8}}
-
-
-def test_outside_of_the_rounds_nothing_is_recorded(profiler: RoundProfiler, clock: HandClock) -> None:
-    profiler.start("before")
-    clock.spend(1)
-    profiler.begin_round(7)
-    clock.spend(2)
-    profiler.stop("before")
-    clock.spend(4)
-    profiler.start("across the end")
-    clock.spend(8)
-    profiler.end_rounds()
-    profiler.stop("across the end")
-    with profiler.profile("later"):
-        clock.spend(16)
-    assert profiler.rounds == {7: {"rest": 6, "across the end": 8}}
-
-
-def test_an_error_ends_what_runs_inside(profiler: RoundProfiler, clock: HandClock) -> None:
-    def fail() -> None:
-        with profiler.profile("failing"):
-            clock.spend(2)
-            raise ValueError("inside")
-
-    profiler.begin_round(1)
-    with profiler.profile("outer"):
-        with pytest.raises(ValueError, match="inside"):
-            fail()
-        clock.spend(4)
-    profiler.start("left running")
-    clock.spend(8)  # nobody said that it has ended
-    profiler.begin_round(2)
-    clock.spend(16)
-    profiler.end_rounds()
-    assert profiler.rounds == {1: {"rest": 0, "outer": 4, "failing": 2, "left running": 8}, 2: {"rest": 16}}
-
-
-@pytest.mark.parametrize(
-    ("outer", "seconds"),
-    [
-        ("evaluation", {"evaluation": 7}),
-        ("[Callback]Another.on_round_end", {"Another": 7}),
-        ("[Callback]Another.around_training_step", {"Another": 1, "data": 2, "forward": 4}),
-        ("optimiser steps", {"optimiser steps": 1, "data": 2, "forward": 4}),
-    ],
-)
-def test_an_evaluation_and_a_callback_take_the_engines_parts_but_not_others(
-    outer: str, seconds: dict[str, float], profiler: RoundProfiler, clock: HandClock
+@pytest.mark.parametrize(("words", "rounds"), SEQUENCES.values(), ids=SEQUENCES.keys())
+def test_seconds_are_counted_once(
+    words: str, rounds: dict[int, dict[str, float]], profiler: RoundProfiler, clock: HandClock
 ) -> None:
-    profiler.begin_round(1)
-    with profiler.profile(outer):
-        clock.spend(1)
-        with profiler.profile("data"):
-            clock.spend(2)
-            with profiler.profile("forward"):
-                clock.spend(4)
-        with profiler.profile("waiting for ranks"):
-            clock.spend(8)
-        with profiler.profile("[Callback]Some.on_client_end"):
-            clock.spend(16)
-    profiler.end_rounds()
-    assert profiler.rounds[1] == {"rest": 0, "waiting for ranks": 8, "Some": 16, **seconds}
+    for word in words.split(", "):
+        if word.startswith("round"):
+            profiler.begin_round(int(word.removeprefix("round")))
+        elif word == "end":
+            profiler.end_rounds()
+        elif word[0] in "+-":
+            (profiler.start if word[0] == "+" else profiler.stop)(word[1:])
+        else:
+            clock.spend(float(word))
+    assert profiler.rounds == rounds
 
 
 def test_items_are_timed_and_what_is_done_with_them_is_not(profiler: RoundProfiler, clock: HandClock) -> None:

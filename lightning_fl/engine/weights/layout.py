@@ -47,7 +47,9 @@ def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
             continue
         storage = tensor.untyped_storage().data_ptr()
         begin = tensor.storage_offset() * tensor.element_size()
-        extent = tensor.numel() if _is_dense(tensor) else (tensor.shape, tensor.stride())
+        # Dense if it covers its memory once, in any order (such as transposed): then its like has the same strides.
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        extent = tensor.numel() if dense else (tensor.shape, tensor.stride())
         key = (storage, begin, tensor.dtype, extent)
         keys[id(tensor)] = key
         of_storage.setdefault(storage, {}).setdefault(key, (name, tensor))
@@ -70,18 +72,6 @@ def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
                     " clone one."
                 )
         reached.append((end, name, tensor))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor covers its memory once, in any order (such as transposed)."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _extent(tensor: Tensor) -> int:

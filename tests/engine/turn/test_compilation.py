@@ -72,7 +72,7 @@ class Measuring(TinyModule):
 
 
 def trainer_in(folder: Path, **settings: Any) -> FederatedTrainer:
-    return quiet_trainer(**({"max_rounds": 3, "local_epochs": 2, "seed": 5, "default_root_dir": folder} | settings))
+    return quiet_trainer(**({"max_rounds": 2, "seed": 5, "default_root_dir": folder} | settings))
 
 
 def fitted(

@@ -166,13 +166,6 @@ def test_weights_need_not_be_normalised():
         assert average([[1.0, 2.0], [5.0, -2.0]], [3.0, 1.0], reference).tolist() == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_average_keeps_the_dtype(dtype):
-    got = average([[1.0, 3.0], [2.0, 5.0]], [0.5, 0.5], dtype=dtype)
-    assert got.dtype == dtype
-    assert got.tolist() == [1.5, 4.0]
-
-
 def test_integers_and_booleans_follow_the_largest():
     def client(numbers, flags, byte) -> Weights:
         byte = torch.tensor([byte], dtype=torch.uint8)
@@ -188,8 +181,8 @@ def test_integers_and_booleans_follow_the_largest():
     for order, expected in (([0, 1], [[5, -8], [True, False], [9]]), ([1, 0], [[5, -8], [True, False], [9]]),
                             ([0], [[5, -9], [False, False], [7]])):  # fmt: skip
         total = WeightedSum(reference)
-        for one in order:
-            total.add_(clients[one], 0.5)
+        total.add_all_([(clients[one], 0.5) for one in order])
+        total.add_all_([])
         assert value(total) == expected
 
     processes = [WeightedSum(reference) for _ in clients]
@@ -377,21 +370,6 @@ def test_what_was_added_of_refused_weights_is_taken_back(small_blocks, bad):
         with pytest.raises(TrainingError, match="not finite|2.2e.12"):
             total.add_all_(terms)
         assert total.value(0.7).equal(untouched.value(0.7))
-
-
-def test_models_at_hand_count_with_their_integers():
-    reference = Weights({torch.float64: torch.zeros(1), torch.int64: torch.zeros(2, dtype=torch.int64)})
-    models = [
-        Weights({torch.float64: torch.tensor([w], dtype=torch.float64), torch.int64: torch.tensor(steps)})
-        for w, steps in ((1.0, [3, -4]), (5.0, [2, -1]))
-    ]
-    total = WeightedSum(reference)
-    total.add_all_([(models[0], 3.0), (models[1], 1.0)])
-    value = total.value(4.0)
-    assert value.vectors[torch.float64].tolist() == [2.0]
-    assert value.vectors[torch.int64].tolist() == [3, -1]
-    total.add_all_([])
-    assert total.value(4.0).equal(value)
 
 
 def test_threads_do_not_change_bits():
