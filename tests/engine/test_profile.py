@@ -62,7 +62,8 @@ def written(trainer: FederatedTrainer) -> pd.DataFrame:
 #: Words (a round, the end of all, an action that starts or stops, seconds) -> seconds by round and category.
 SEQUENCES: dict[str, tuple[str, dict[int, dict[str, float]]]] = {
     "what is inside is taken from what is outside": (
-        "round1, 1, +outer, 2, +inner, 4, +outer, 8, -outer, -inner, 16, -outer, 32, round2, 64, +inner, 128, -inner, end, 256",
+        "round1, 1, +outer, 2, +inner, 4, +outer, 8, -outer, -inner, 16, -outer, 32, round2, 64, +inner, 128, -inner,"
+        " end, 256",
         {1: {"rest": 33, "outer": 26, "inner": 4}, 2: {"rest": 64, "inner": 128}},
     ),
     "time belongs to the latest of what overlaps": (
@@ -80,8 +81,8 @@ SEQUENCES: dict[str, tuple[str, dict[int, dict[str, float]]]] = {
     # An evaluation and a callback take the engine's parts, but not others.
     **{
         f"inside of {outer}": (
-            f"round1, +{outer}, 1, +data, 2, +forward, 4, -forward, -data, +waiting, 8, -waiting, +[Callback]Some.on_client_end, 16"
-            f" -[Callback]Some.on_client_end -{outer} end",
+            f"round1, +{outer}, 1, +data, 2, +forward, 4, -forward, -data, +waiting for ranks, 8, -waiting for ranks,"
+            f" +[Callback]Some.on_client_end, 16, -[Callback]Some.on_client_end, -{outer}, end",
             {1: {"rest": 0, "waiting for ranks": 8, "Some": 16, **seconds}},
         )
         for outer, seconds in (
