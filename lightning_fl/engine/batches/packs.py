@@ -219,7 +219,8 @@ class PackedBatches(ClientBatches):
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
             with torch.inference_mode(False):  # inference tensors have no versions
                 self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes())))
-            self._kept_tensors = _tensors_of(self._kept)
+            values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in self._kept)
+            self._kept_tensors = [value for of in values for value in of if isinstance(value, Tensor)]
             self._versions = [tensor._version for tensor in self._kept_tensors]
         # Shallow copies, so that attributes assigned by a step do not persist.
         return ((copy.copy(batch), size) for batch, size in self._kept)
@@ -291,8 +292,3 @@ class PackedBatches(ClientBatches):
             begin = part.stop
             replaced = None if targets is None else targets[part]
             yield from zip(self.pack.gather(indices[part], group, replaced, on_host[part]), group, strict=True)
-
-
-def _tensors_of(batches: list[SizedBatch]) -> list[Tensor]:
-    values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in batches)
-    return [value for value in itertools.chain.from_iterable(values) if isinstance(value, Tensor)]

@@ -56,13 +56,9 @@ class BatchTransfer:
         if "on_after_batch_transfer" in hooks:
             batch = hooks["on_after_batch_transfer"](batch, dataloader_idx)
         if self._convert is not None:
-            batch = self._to_precision(batch)
+            convert = self._convert.convert_input
+            # A PyG batch has its own way to visit tensors.
+            batch = batch.clone().apply(convert) if hasattr(batch, "stores") else convert(batch)
         if self._channels_last:
             batch = apply_to_collection(batch, Tensor, channels_last)
         return batch
-
-    def _to_precision(self, batch: Any) -> Any:
-        assert self._convert is not None
-        if hasattr(batch, "stores"):  # a PyG batch: its own way to visit tensors
-            return batch.clone().apply(self._convert.convert_input)
-        return self._convert.convert_input(batch)

@@ -106,7 +106,7 @@ class FlatOptimizer:
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
         #: A step by user code uses the optimiser itself, so its state is restored and the flat form ends.
-        self._watch = optimizer.register_step_pre_hook(self._release_before_step)
+        self._watch = optimizer.register_step_pre_hook(self.release)
         self._ended = False
 
     @classmethod
@@ -148,7 +148,7 @@ class FlatOptimizer:
                 return True
         return False
 
-    def release(self) -> None:
+    def release(self, *_: Any) -> None:
         """Return the state to the optimiser, as if it had taken the steps itself."""
         for runs in self._groups:
             for run in runs:
@@ -163,9 +163,6 @@ class FlatOptimizer:
         self._watch.remove()
         self._twin.state.clear()
         self._ended = True
-
-    def _release_before_step(self, *_: Any) -> None:
-        self.release()
 
     def _covers(self, optimizer: Optimizer) -> bool:
         own = [[parameter for run in runs for parameter in run.parameters] for runs in self._groups]

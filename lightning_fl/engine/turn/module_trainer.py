@@ -373,13 +373,12 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             return getattr(self.federated, name)
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
-    def _accumulates_from_here(self, name: str) -> bool:
-        # GradientAccumulationScheduler sets it at the start of an epoch, which is a turn here.
-        return name == "accumulate_grad_batches" and self._module._current_fx_name == "on_train_epoch_start"
-
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and "is_made" in vars(self) and not self._accumulates_from_here(name):
-            raise AttributeError(fixed(name, value, _SETTINGS[name]))
+        if name in _SETTINGS and "is_made" in vars(self):
+            # GradientAccumulationScheduler sets it at the start of an epoch, which is a turn here.
+            begins = self._module._current_fx_name == "on_train_epoch_start"
+            if not (begins and name == "accumulate_grad_batches"):
+                raise AttributeError(fixed(name, value, _SETTINGS[name]))
         super().__setattr__(name, value)
 
 

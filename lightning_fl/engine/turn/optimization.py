@@ -206,18 +206,13 @@ class Optimization:
             _validate_optimizers_attached(optimizers, configs)
             own_lightning(module, "core.optimizer")._validate_scheduler_api(configs, module)
             self._validated = True
-        if self._flat_module.late_names:
-            self._leave_out_late_parameters(optimizers)
+        if late := set(self._flat_module.late_names):  # Lightning's Trainer creates optimisers before on_train_start
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["params"] = [one for one in group["params"] if self._names.get(id(one)) not in late]
         returned = [config.scheduler for config in configs]
         self.held_schedulers = held_schedulers(module, optimizers, returned)
         self._pristine.check([*optimizers, *returned, *self.held_schedulers])
         return optimizers, configs
-
-    def _leave_out_late_parameters(self, optimizers: Sequence[Optimizer]) -> None:
-        """Remove parameters created in ``on_train_start``, before which Lightning's Trainer creates optimisers."""
-        late = set(self._flat_module.late_names)
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["params"] = [parameter for parameter in group["params"] if self._names.get(id(parameter)) not in late]
 
     def step(self, compute: Compute, index: int, *, first: bool, stepping: bool) -> tuple[Tensor | None, STEP_OUTPUT]:
         """Process one batch by ``compute``, the ``first`` of a step or not; step the optimiser if ``stepping``."""
@@ -241,7 +236,10 @@ class Optimization:
                 with self._trainer.profiler.profile(BACKWARD):
                     self._backward(loss)
                 if first and accumulate > 1 and "training_step" in vars(self._module):
-                    self._own_gradients()
+                    # Copied, because a CUDA graph's next run would overwrite them (pytorch/pytorch#169545).
+                    for parameter in self._parameters:
+                        if parameter.grad is not None:
+                            parameter.grad = parameter.grad.clone()
             return loss.detach()
 
         if stepping and self._flat_is_due:
@@ -267,12 +265,6 @@ class Optimization:
             if self._trainer.lr_scheduler_configs:
                 self._schedulers.step("step", self._trainer.global_step)
         return result[-1]
-
-    def _own_gradients(self) -> None:
-        """Copy accumulated gradients, which a CUDA graph's next run would overwrite (pytorch/pytorch#169545)."""
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         fused = self._settings.fused_optimizers
