@@ -73,7 +73,6 @@ def task_scores(
     *,
     least: tuple[int, int] = (1, 1),
     train_mean: Tensor | None = None,
-    calibration_bins: int = 15,
 ) -> TaskScores:
     """Metrics of every target, and their means over the targets.
 
@@ -90,7 +89,6 @@ def task_scores(
         least: fewest positives and negatives of a classification target.
         train_mean: [T], means of the training targets, for the errors ``rmse_of_mean`` and ``mae_of_mean`` of this
             constant prediction.
-        calibration_bins: of equal width between 0 and 1.
     """
     scores = TaskScores()
     # Many small results: on a GPU each would need a synchronisation.
@@ -105,9 +103,9 @@ def task_scores(
         if task != "regression" and not predicted.isfinite().all():
             found = dict.fromkeys(_OF_CLASSES[task], torch.tensor(torch.nan))
         elif task == "classification":
-            found = _binary(predicted, measured.long(), least, calibration_bins)
+            found = _binary(predicted, measured.long(), least)
         elif task == "multiclass":
-            found = _multiclass(predicted, measured.long(), calibration_bins)
+            found = _multiclass(predicted, measured.long())
         else:
             limits = None if bound is None else bound[present, number]
             found = _regression(predicted, measured, limits, None if train_mean is None else train_mean[number])
@@ -120,7 +118,7 @@ def task_scores(
     return scores
 
 
-def _binary(probability: Tensor, label: Tensor, least: tuple[int, int], bins: int) -> dict[str, Tensor] | str:
+def _binary(probability: Tensor, label: Tensor, least: tuple[int, int]) -> dict[str, Tensor] | str:
     positives = int(label.sum())
     negatives = len(label) - positives
     if not positives or not negatives:
@@ -133,11 +131,11 @@ def _binary(probability: Tensor, label: Tensor, least: tuple[int, int], bins: in
         "average_precision": of_classes.binary_average_precision(probability, label, **quick),
         "balanced_accuracy": _balanced_accuracy((probability > 0.5).long(), label, 2),
         "mcc": _matthews((probability > 0.5).long(), label, 2),
-        "calibration_error": of_classes.binary_calibration_error(probability, label, n_bins=bins, **quick),
+        "calibration_error": of_classes.binary_calibration_error(probability, label, **quick),
     }
 
 
-def _multiclass(probability: Tensor, label: Tensor, bins: int) -> dict[str, Tensor] | str:
+def _multiclass(probability: Tensor, label: Tensor) -> dict[str, Tensor] | str:
     classes = probability.shape[1]
     occurring = label.unique().tolist()
     if len(occurring) < 2:
@@ -153,7 +151,7 @@ def _multiclass(probability: Tensor, label: Tensor, bins: int) -> dict[str, Tens
         "balanced_accuracy": _balanced_accuracy(chosen, label, classes),
         "mcc": _matthews(chosen, label, classes),
         "auroc": torch.stack([area() for area in areas]).mean(),
-        "calibration_error": of_classes.multiclass_calibration_error(probability, label, n_bins=bins, **quick),
+        "calibration_error": of_classes.multiclass_calibration_error(probability, label, **quick),
     }
 
 

@@ -9,7 +9,7 @@ paper     here                                                                  
 h_i       the layers that ``PersonalLayers`` names                                    weights
 phi       all other layers                                                            weights
 tau_h     ``head_epochs``                                                             epochs
-tau_phi   ``body_epochs``; else the run's local work                                  epochs, steps
+tau_phi   the run's local work                                                        epochs, steps
 ========  ==========================================================================  =============
 
 Differs from the paper: the body's updates are weighted by samples. Each phase has an optimiser of its own, as the
@@ -33,7 +33,6 @@ class FedRep(FedAvg):
 
     Args:
         head_epochs: passes in which the head is trained; 10 in the paper.
-        body_epochs: passes in which the body is trained; ``None`` for the local work of the run.
         **settings: those of every strategy.
     """
 
@@ -44,10 +43,9 @@ class FedRep(FedAvg):
     }
 
     @checked
-    def __init__(self, *, head_epochs: Count = 10, body_epochs: Count | None = None, **settings: Any) -> None:
+    def __init__(self, *, head_epochs: Count = 10, **settings: Any) -> None:
         super().__init__(**settings)
         self.head = LocalWork(None, head_epochs)
-        self.body = None if body_epochs is None else LocalWork(None, body_epochs)
 
     def phases(self, turn: ClientTurn) -> Sequence[Phase]:
-        return Phase("personal", self.head), Phase("shared", self.body)
+        return Phase("personal", self.head), Phase("shared")

@@ -39,11 +39,11 @@ class PerFedAvg(FedAvg):
         adaptation_steps: steps before every evaluation, each on another training batch.
         hessian: "ignored" (first order, FO) or by "differences" of gradients (Hessian-free, HF).
         delta: distance that w moves along the gradient, in both directions, for the differences.
-        smallest_part: least number of samples in a part; FedCollab leaves out batches of fewer than 4.
         **settings: those of every strategy.
     """
 
     name = "perfedavg"
+    smallest_part = 2  # as in FedCollab's code, which leaves out batches of fewer than 4
 
     @checked
     def __init__(
@@ -53,12 +53,11 @@ class PerFedAvg(FedAvg):
         adaptation_steps: Count = 1,
         hessian: Literal["ignored", "differences"] = "ignored",
         delta: Positive = 1e-3,
-        smallest_part: Count = 2,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.adaptation_rate, self.adaptation_steps = adaptation_rate, adaptation_steps
-        self.hessian, self.delta, self.smallest_part = hessian, delta, smallest_part
+        self.hessian, self.delta = hessian, delta
         self.needs_losses = adaptation_rate != 0
         if adaptation_rate != 0:
             self.batch_parts = 2 if hessian == "ignored" else 3

@@ -200,12 +200,14 @@ class Whole(Points):
 
 def test_per_fedavg_leaves_out_batches_that_are_too_small() -> None:
     module, plain = Line(), Line()
-    for strategy, one in ((PerFedAvg(adaptation_rate=0.1, smallest_part=2), module), (FedAvg(), plain)):
+    for strategy, one in ((PerFedAvg(adaptation_rate=0.1), module), (FedAvg(), plain)):
         trainer(strategy=strategy, max_rounds=1, local_steps=None, local_epochs=1).fit(one, Points(7, 4))
     assert [len(x) for x in plain.seen[:2]] == [4, 3]
     assert [len(x) for x in module.seen[:2]] == [2, 2]  # both parts of the first batch; nothing of the second
 
-    nobody = trainer(strategy=PerFedAvg(adaptation_rate=0.1, smallest_part=9), max_rounds=1)
+    strategy = PerFedAvg(adaptation_rate=0.1)
+    strategy.smallest_part = 9
+    nobody = trainer(strategy=strategy, max_rounds=1)
     nobody.fit(Line(), Points())
     assert float(nobody.models[0].vectors[torch.float64][0]) == 0.5
 
@@ -334,7 +336,7 @@ def test_each_phase_leaves_the_other_part_as_it_is() -> None:
 def test_phases_are_another_thing_than_both_at_once() -> None:
     """FedPer takes as many steps on both parts together."""
     found = []
-    for strategy in (FedRep(head_epochs=1, body_epochs=1), FedAvg()):
+    for strategy in (FedRep(head_epochs=1), FedAvg()):
         run = trainer(PersonalLayers(layers=["head"]), strategy=strategy, max_rounds=2, local_steps=None)
         run.fit(Product(), TwoParabolas())
         span = next(span for span in run.loop.flat.spans() if span.name == "body.b")
