@@ -102,7 +102,7 @@ class Network(LightningModule):
 def fit(
     folder: Path, stacked: int, module: LightningModule, data: Any = None, ckpt_path: str | None = None, **more: Any
 ) -> FederatedTrainer:
-    given = {"max_rounds": 3, "local_epochs": 2, "seed": 5, "log_every_n_steps": 2, "default_root_dir": folder}
+    given = {"max_rounds": 2, "local_epochs": 2, "seed": 5, "log_every_n_steps": 2, "default_root_dir": folder}
     trainer = quiet_trainer(stacked_clients=stacked, **(given | more))
     trainer.fit(module, Doubles() if data is None else data, ckpt_path=ckpt_path)
     return trainer
@@ -431,8 +431,8 @@ class Schedules(Network):
 @pytest.mark.slow
 def test_what_a_module_may_ask_its_trainer(tmp_path):
     data = Doubles((16, 15, 9, 16))
-    assert_stackable(tmp_path, Schedules, data=data)
-    assert fit(tmp_path, 3, Schedules(), data).current_round == 2
+    assert_stackable(tmp_path, Schedules, data=data, max_rounds=3)
+    assert fit(tmp_path, 3, Schedules(), data, max_rounds=3).current_round == 2
 
 
 @pytest.mark.slow
