@@ -57,12 +57,6 @@ class StackedLoop:
 
         Returns the clients' new weights; for each turn its row of them, and its report or error.
         """
-        with self._profile(BOOKKEEPING):
-            return self._train(turns)
-
-    def _train(
-        self, turns: Sequence[ClientTurn]
-    ) -> tuple[StackedWeights, list[tuple[int, ClientReport | FederatedError]]]:
         self._trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         self._losses.clear()
         with self._profile(DATA):
@@ -352,7 +346,8 @@ class StackedTurns:
         if not turns:
             return
         try:
-            weights, outcomes = self._stacked.train(list(turns.values()))
+            with self._loop.profiler.profile(BOOKKEEPING):
+                weights, outcomes = self._stacked.train(list(turns.values()))
         except Exception as error:
             self._trained.update(dict.fromkeys(turns, error))
             return
