@@ -63,7 +63,9 @@ class HFDataset(SharedDataModule):
         if parts is not None and not ({"train"} <= set(parts) <= set(SPLITS)):
             raise ConfigurationError(f"HFDataset.parts={parts}: must have the keys train and, if any, val and test.")
         if columns is not None and (others != (None, None) or not columns or self.target in columns):
-            raise ConfigurationError(f"HFDataset.columns={columns}: give inputs without the target, no drop, no image.")
+            raise ConfigurationError(
+                f"HFDataset.columns={columns}: give input columns without the target, and neither drop nor image."
+            )
         expect_extra("datasets", "hf", "HFDataset")
         self._statistics: dict[str, list[float]] = {}
 
@@ -164,7 +166,9 @@ class HFDataset(SharedDataModule):
 
         images = [name for name, kind in features.items() if isinstance(kind, Image)]
         if self.image is not None and self.image not in images:
-            raise DataError(f"HFDataset.image={self.image!r}: {self.path} has {listed(images) or 'no'} image columns.")
+            raise DataError(
+                f"HFDataset.image={self.image!r}: {self.path} has {listed(images) or 'no'} columns of images."
+            )
         if self.columns is not None:
             return None
         if self.image is None and len(images) > 1:

@@ -107,7 +107,9 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
 def _check_iterable(loader: Any, source: str) -> None:
     iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
     if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
-        raise ConfigurationError(f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader.")
+        raise ConfigurationError(
+            f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader or another iterable."
+        )
     # A restartable object may be its own iterator; Python's built-in iterators cannot restart.
     if isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools"):
         raise ConfigurationError(
@@ -152,7 +154,9 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     where = f"the {split} loader"
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(f"{where} reads a {type(dataset).__name__}, which cannot be divided: use Silos.")
+        raise ConfigurationError(
+            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: use Silos."
+        )
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ConfigurationError(
             f"{where} is a {type(loader).__name__} with its own __iter__: return a plain DataLoader, or use Silos."
@@ -172,7 +176,9 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     )
     if not plain and not replace_order:
         remedy = "set shuffle to replace it" if split == "train" else "use a Subset without a sampler"
-        raise ConfigurationError(f"{where} has a custom {type(sampler).__name__}, which cannot be divided: {remedy}.")
+        raise ConfigurationError(
+            f"{where} has a custom {type(sampler).__name__}, which cannot be divided among clients: {remedy}."
+        )
     return dataset
 
 

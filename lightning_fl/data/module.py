@@ -184,7 +184,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         As in :meth:`newcomer_data`, the run's data are not opened and the module is not set up. Yields chunks in the
         order of the rows; every row has a sample or the reason why it has none.
         """
-        raise ConfigurationError(f"{type(self).__name__} cannot read new samples: define unlabelled_data in it.")
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot read new samples: define unlabelled_data(source, record, reading) in it."
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """The run's record of the data: plain numbers, strings, lists and dicts."""

@@ -67,7 +67,9 @@ class Partitioned(SharedDataModule):
         self._silo = Silo("data", data)
         module = self._silo.module
         if collate_fn is not None and module is not None:
-            raise ConfigurationError(f"collate_fn: data is a {type(data).__name__}; give it to its loaders.")
+            raise ConfigurationError(
+                f"collate_fn is for a data set, but data is a {type(data).__name__}: give it to its loaders."
+            )
         self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,

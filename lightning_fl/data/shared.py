@@ -123,17 +123,23 @@ class SharedDataModule(FederatedDataModule):
             self.partitioner.check_record(opened.record)
         parts = self.partitioner.partition_clients(datasets, self.split, seed)
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
-            raise ConfigurationError(f"stratified=True: {type(self.partitioner).__name__} divides the clients itself.")
+            raise ConfigurationError(
+                f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples; omit it."
+            )
         self._settings.check_parts(parts)
         num_clients = len(parts["train"])
         if self.train_shares is not None and len(self.train_shares) != num_clients:
-            raise ConfigurationError(f"train_shares has {len(self.train_shares)} entries for {num_clients} clients.")
+            raise ConfigurationError(
+                f"train_shares has {len(self.train_shares)} entries for {num_clients} clients: give one per client."
+            )
         names = self.partitioner.names or [str(client) for client in range(num_clients)]
         if self.partitioner.names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
         for name, indices in zip(names, parts["train"], strict=True):
             if len(indices) == 0:
-                raise DataError(f"client {name} of {num_clients} gets no sample: use fewer clients.")
+                raise DataError(
+                    f"client {name} of {num_clients} gets no sample of the {len(datasets['train'])}: use fewer clients."
+                )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
             datasets,

@@ -101,7 +101,8 @@ class LabelPermutation(Shift):
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if len(self.permutations[0]) != num_classes:
             raise ConfigurationError(
-                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels for {num_classes} classes."
+                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels: give one for each of the"
+                f" {num_classes} classes."
             )
 
 
@@ -145,7 +146,9 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
-        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: must be from 2 to half.")
+        raise ConfigurationError(
+            f"num_permuted={num_permuted} of num_classes={num_classes}: must be from 2 to half the classes."
+        )
     kept, moved = list(range(num_classes)), list(range(num_permuted))
     moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]
     moved += kept[num_permuted:]
@@ -172,7 +175,9 @@ class Inversion(Shift):
 
     def check(self, num_clients: int, num_classes: int) -> None:
         if max(self.clients) >= num_clients:
-            raise ConfigurationError(f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}.")
+            raise ConfigurationError(
+                f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}; give some of these."
+            )
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:

@@ -99,14 +99,20 @@ class Silos(FederatedDataModule):
         if not datamodules:
             raise ConfigurationError("datamodules=[]: give one data module, loader or data set per client.")
         if len({id(datamodule) for datamodule in datamodules}) < len(datamodules):
-            raise ConfigurationError("datamodules has an object twice: make a separate one for each client.")
+            raise ConfigurationError(
+                "datamodules has an object twice: make a separate data module, loader or data set for each client."
+            )
         if names is not None and (len(names) != len(datamodules) or len(set(names)) < len(names)):
-            raise ConfigurationError(f"names={names} for {len(datamodules)} clients: give one distinct name each.")
+            raise ConfigurationError(
+                f"names={names} for {len(datamodules)} clients: give one different name per client."
+            )
         self.datamodules: list[Any] = list(datamodules)
         self.names = names
         self._silos = [Silo(name, given) for name, given in zip(self.client_names(), datamodules, strict=True)]
         if collate_fn is not None and not any(silo.has_datasets for silo in self._silos):
-            raise ConfigurationError("collate_fn is for data sets, but no client has one: give it to the loaders.")
+            raise ConfigurationError(
+                "collate_fn is for data sets, but every client has a data module or loaders: give it to those."
+            )
         self.split = tuple(split)
         self.split_seed = split_seed
         self._samples = self._samples_of_clients(num_samples)
@@ -126,7 +132,9 @@ class Silos(FederatedDataModule):
         names = self.client_names()
         fits = sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)
         if not fits:
-            raise ConfigurationError(f"num_samples={given}: must have one number for each of {listed(names, 3)}.")
+            raise ConfigurationError(
+                f"num_samples={given}: must have one number for each of the {len(names)} clients ({listed(names, 3)})."
+            )
         return [given[name] for name in names] if isinstance(given, Mapping) else list(given)
 
     @property
@@ -254,7 +262,9 @@ def are_silos(data: Sequence[Any]) -> bool:
     found = [is_silo(part) for part in data]
     if any(found) and not all(found):
         kinds = sorted({type(part).__name__ for part in data})
-        raise ConfigurationError(f"data is a list of {', '.join(kinds)}: give one per silo, or only samples.")
+        raise ConfigurationError(
+            f"data is a list of {', '.join(kinds)}: give one data module, loader or data set per silo, or only samples."
+        )
     if found and not found[0] and all(isinstance(part, list) for part in data):
         inner = [sample for part in data for sample in part]
         if inner and all(is_graph(sample) or isinstance(sample, tuple | dict) for sample in inner):
@@ -279,7 +289,9 @@ class Silo:
 
     def __init__(self, name: str, given: Any) -> None:
         if isinstance(given, FederatedDataModule):
-            raise ConfigurationError(f"{name}: {type(given).__name__} has clients itself: use it directly.")
+            raise ConfigurationError(
+                f"{name}: {type(given).__name__} has clients itself: use it directly, or give ordinary data modules."
+            )
         self.name = name
         self.module: LightningDataModule | None = given if isinstance(given, AnyDataModule) else None
         self.has_datasets = False
@@ -305,7 +317,9 @@ class Silo:
         source = f"{self.name}: the {split} data are"
         if is_loader(part):
             return as_loader(part, split, source)
-        raise ConfigurationError(f"{source} a {type(part).__name__}: give a data module, loader or data set.")
+        raise ConfigurationError(
+            f"{source} a {type(part).__name__}: give a LightningDataModule, an iterable of batches, or a data set."
+        )
 
     def divide(self, parts: Mapping[Split, Tensor]) -> None:
         self._given = {split: Subset(self.undivided, part.tolist()) for split, part in parts.items() if len(part)}

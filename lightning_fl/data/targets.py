@@ -49,7 +49,8 @@ def _find_targets(dataset: Any) -> Tensor:
         rows = [batch_targets(sample) for sample in dataset]
         if any(row.shape != rows[0].shape for row in rows):
             raise DataError(
-                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}."
+                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}:"
+                " all must be equal."
             )
         # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
@@ -69,7 +70,9 @@ def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
     """
     found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
-        raise DataError(f"the targets of a {type(batch).__name__} are a {type(found).__name__}: give another `key`.")
+        raise DataError(
+            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: give the right entry with `key`."
+        )
     return torch.as_tensor(found)
 
 
@@ -90,7 +93,9 @@ def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) 
 def _target_key(batch: Any, key: str | int | None) -> str | int:
     if isinstance(batch, tuple | list):
         if key is None and len(batch) < 2:
-            raise DataError(f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs or `key`.")
+            raise DataError(
+                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs, or the `key`."
+            )
         position = -1 if key is None else key
         if not isinstance(position, int) or not -len(batch) <= position < len(batch):
             raise DataError(
@@ -104,9 +109,13 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
     elif isinstance(batch, MutableMapping):
         names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
     else:
-        raise DataError(f"the targets of a {type(batch).__name__} cannot be found: give a sequence, dict or PyG data.")
+        raise DataError(
+            f"the targets of a {type(batch).__name__} cannot be found: give a tuple, list, dict or PyG data with `y`."
+        )
     found = [name for name in wanted if name in names]
     if len(found) != 1:
         problem = "has several of" if found else "has none of"
-        raise DataError(f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: give a `key`.")
+        raise DataError(
+            f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: give the right one with `key`."
+        )
     return found[0]

@@ -112,7 +112,9 @@ def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterato
             if total > most:
                 raise DataError(f"{place} holds more than {_MOST_CHARACTERS >> 30} GiB of text: split it.")
             if "\0" in line:
-                raise DataError(f"{place} cannot be read: line {number} has zero bytes. Save it as CSV (UTF-8).")
+                raise DataError(
+                    f"{place} cannot be read as a table: line {number} has zero bytes. Save the file as CSV (UTF-8)."
+                )
             if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
                 raise DataError(
                     f"{place} cannot be read as a table: the byte 0x{ord(wrong[0]) - 0xDC00:02x} in line {number} is"
@@ -175,7 +177,9 @@ def refuse_twice(names: Sequence[str], place: Path | str, kept: Sequence[int] | 
         if names.count(name) > 1:
             numbers = range(len(names)) if kept is None else kept
             places = [str(position + 1) for position, other in zip(numbers, names, strict=True) if other == name]
-            raise DataError(f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}.")
+            raise DataError(
+                f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename them."
+            )
 
 
 def require_columns(columns: Iterable[Any], names: Collection[str], place: str, what: str = "column") -> None:

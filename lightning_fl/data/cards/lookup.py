@@ -97,7 +97,9 @@ def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Fo
     """
     if source == "standin":
         if card.standin is None:
-            raise ConfigurationError(f"source='standin': data set {card.name} has no stand-in for this; use real.")
+            raise ConfigurationError(
+                f"source='standin': data set {card.name} has no stand-in for these columns or classes; use real."
+            )
         rank_zero_warn(_standin_warning(card))
         return None
     try:
@@ -261,7 +263,9 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
             )
         path = cards[text]
     elif not path.is_file():
-        raise ConfigurationError(f"no card at {path}: give a .yaml file, or one of {', '.join(available_cards())}.")
+        raise ConfigurationError(
+            f"no card at {path}: give the path of a .yaml file, or one of {', '.join(available_cards())}."
+        )
     try:
         content = read_yaml(path)
     except ConfigurationError as error:

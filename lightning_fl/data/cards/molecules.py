@@ -71,7 +71,9 @@ class MoleculeCard(Card):
         if self.standin == "tox21" and not self.targets:
             raise ConfigurationError("standin: tox21 needs named targets; set it to null.")
         if self.standin in ("esol", "bbbp", "aqsoldb") and len(self.targets) != 1:
-            raise ConfigurationError(f"standin: {self.standin} has one target, the card {len(self.targets)}; set null.")
+            raise ConfigurationError(
+                f"standin: {self.standin} has one target, the card {len(self.targets)}; set it to null."
+            )
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], path: Path) -> Self:

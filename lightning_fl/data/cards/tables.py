@@ -65,7 +65,8 @@ class TableCard(Card):
         rows = check_keys(self.rows, ("train", "test"), "rows")
         if rows["train"] is None or (rows["test"] is not None) != (len(self.files) == 2):
             raise ConfigurationError(
-                f"rows={dict(rows)} with {len(self.files)} files: give every file's rows, else null."
+                f"rows={dict(rows)} with {len(self.files)} files: give the rows of every file, and null for test"
+                " without a second file."
             )
         check_names(self.columns, "columns.names")
         if (self.task == "survival") == (self.event is None) or (self.event is not None and self.classes):

@@ -40,7 +40,9 @@ class DivisionSettings:
         if self.folds == 2 and self.fractions[1] > 0:
             raise ConfigurationError(f"folds=2 with {split}: give at least 3 folds, or validation the share 0.")
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
-            raise ConfigurationError(f"folds={self.folds} with {name}, whose parts follow one order: leave one out.")
+            raise ConfigurationError(
+                f"folds={self.folds} with {name}, whose parts follow one order: leave one of them out."
+            )
         if self.stratified and self.division is not None and not isinstance(self.division, RandomDivision):
             raise ConfigurationError(f"stratified=True with {name}: needs a random division. Leave one of them out.")
 
@@ -48,12 +50,14 @@ class DivisionSettings:
         """Refuse settings next to a partitioner that already fixes every client's splits."""
         if partitioner.exact and not (self.is_default and not self.stratified):
             raise ConfigurationError(
-                f"{type(partitioner).__name__} fixes all splits: omit division, folds, stratified."
+                f"{type(partitioner).__name__} fixes every client's splits: leave out division, folds and stratified."
             )
 
     def check_parts(self, parts: Collection[Split]) -> None:
         if not self.is_default and len(parts) == len(SPLITS):
-            raise ConfigurationError("all splits are given by the data or the partitioner: omit division and folds.")
+            raise ConfigurationError(
+                "all splits are given by the data or the partitioner: leave out division and folds."
+            )
 
     @property
     def is_default(self) -> bool:

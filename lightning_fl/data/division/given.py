@@ -172,7 +172,9 @@ def _read_lists(path: Path) -> dict[str, str]:
         content = read_yaml(path)
         lists = content if isinstance(content, Mapping) else {}
         if not lists or not all(isinstance(ids, list) for ids in lists.values()):
-            raise ConfigurationError(f"{path}: must hold lists of ids, {{train: [...], val: [...], test: [...]}}.")
+            raise ConfigurationError(
+                f"{path}: must have lists of identifiers, {{train: [...], val: [...], test: [...]}}."
+            )
         pairs = [(str(name).strip(), str(part)) for part, ids in lists.items() for name in ids]
     part_of: dict[str, str] = {}
     for name, word in pairs:

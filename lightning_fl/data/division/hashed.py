@@ -57,7 +57,10 @@ class HashDivision(Division):
         if self.by == "scaffold":
             return read_scaffolds(dataset, "HashDivision")
         if identities is None:
-            raise DataError(f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column.")
+            raise DataError(
+                f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"
+                " them."
+            )
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:

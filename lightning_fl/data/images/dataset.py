@@ -53,7 +53,10 @@ class ImageDataset(Dataset):
             )
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
-            raise DataError(f"{place}: the labels go from {lowest} to {highest}, but there are {len(classes)} classes.")
+            raise DataError(
+                f"{place}: the labels go from {lowest} to {highest}, but with {len(classes)} classes must be in"
+                f" 0..{len(classes) - 1}."
+            )
         for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")
@@ -213,6 +216,8 @@ def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: 
     names, domains = arrays.get("domain_names"), columns.get("domains")
     if names is not None and domains is not None:
         if not {*domains} <= {*range(len(names))}:
-            raise DataError(f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, from 0.")
+            raise DataError(
+                f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, counted from 0."
+            )
         columns["domains"] = [str(names[int(number)]) for number in domains]
     return columns

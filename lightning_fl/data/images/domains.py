@@ -94,7 +94,8 @@ class ImageDomains(SharedImages):
         counts = [clients_per_domain] * len(domains) if isinstance(clients_per_domain, int) else clients_per_domain
         if len(counts) != len(domains):
             raise ConfigurationError(
-                f"clients_per_domain={clients_per_domain} for {len(domains)} domains: give one number, or one each."
+                f"clients_per_domain={clients_per_domain} for {len(domains)} domains: give one number, or one for each"
+                " domain."
             )
         origins = [ImageOrigin.of(name, data_root=None if name.endswith(".npz") else data_root) for name in domains]
         names = [origin.short_name for origin in origins]

@@ -60,7 +60,9 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
             image = read_image_file(path, channels, what)
             height, width = image.shape[1:]
             if not resize and (height, width) != (size, size):
-                raise DataError(f"{what}: {path} has {width} x {height} pixels, not {size} x {size}: replace it.")
+                raise DataError(
+                    f"{what}: {path} has {width} x {height} pixels, but must have {size} x {size}: replace it."
+                )
             images[index] = resize_images(image[None], size)[0] if resize else image
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
@@ -213,7 +215,9 @@ def _read_arrays(
     found = read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",))
     arrays = {name: read_npz_images(array, name, str(path)) for name, array in found.items() if name.endswith("images")}
     if not any(map(len, arrays.values())):
-        raise DataError(f"{path} has no images: name an array images, uint8 of shape [N, H, W] or [N, H, W, C].")
+        raise DataError(
+            f"{path} has no images: name one of its arrays images, uint8 of shape [N, H, W] or [N, H, W, C]."
+        )
     done = 0
     for name, images in arrays.items():
         for start in range(0, len(images), rows):
@@ -231,7 +235,9 @@ def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) 
     if size is not None and list(images.shape[2:]) != [size, size]:
         images = resize_images(images, size)
     if list(images.shape[1:]) != list(shape):
-        raise DataError(f"{what} has the shape {list(images.shape[1:])} [C, H, W], the run's images {list(shape)}.")
+        raise DataError(
+            f"{what} has the shape {list(images.shape[1:])} (channels, height, width), the run's images {list(shape)}."
+        )
     return images
 
 

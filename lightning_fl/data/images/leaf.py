@@ -99,7 +99,9 @@ def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.
     outside = ~((values >= 0) & (values <= 1))  # NaN is outside too
     if outside.any():
         number, pixel = np.argwhere(outside)[0]
-        raise DataError(f"{place}: image {number} has the value {values[number, pixel]:g}, not from 0 to 1: {_REMEDY}.")
+        raise DataError(
+            f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_REMEDY}."
+        )
     if classes.dtype.kind != "i" or not ((classes >= 0) & (classes < len(card.classes))).all():
         raise DataError(f"{place}: a label is not a whole number in 0..{len(card.classes) - 1}: {_REMEDY}.")
     return np.rint(values * 255).astype(np.uint8).reshape(-1, card.size**2), classes.astype(np.int64)

@@ -124,7 +124,10 @@ class SharedImages(TransformedImages, SharedDataModule):
         images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
-            raise DataError(f"{path}: the images have the shape {shape} [C, H, W], those of the run {expected}.")
+            raise DataError(
+                f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
+                " convert them first."
+            )
         self._normalize_as(record)
         return images.tensors()
 
@@ -252,7 +255,9 @@ class ImageData(SharedImages):
             return parts
         sizes = apportion(self.max_samples, lengths)
         if 0 in sizes:
-            raise DataError(f"max_samples={self.max_samples} leaves none for {list(parts)[sizes.index(0)]}: raise it.")
+            raise DataError(
+                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: increase it."
+            )
         chosen: dict[Split, ImageDataset] = {}
         for (split, part), size in zip(parts.items(), sizes, strict=True):
             rng = generator(self.partition_seed, "max_samples", split)

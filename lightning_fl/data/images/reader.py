@@ -116,7 +116,9 @@ class PublishedImages(ImageReader):
     def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
         files = sorted(folder.glob(f"[!.]*{cls.suffix}"))
         if not files:
-            raise DataError(f"data set {card.name}: {folder} has no {cls.suffix} files: {cls.remedy}, or remove it.")
+            raise DataError(
+                f"data set {card.name}: {folder} has no {cls.suffix} files: {cls.remedy}, or remove the data set."
+            )
         return files
 
     @property

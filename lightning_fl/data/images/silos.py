@@ -77,7 +77,9 @@ class ImageFolders(TransformedImages):
         if self._classes is None:
             self._classes = sorted(set().union(*map(self._class_folders, self._names)))
             if len(self._classes) < 2:
-                raise DataError(f"root={self.root!r}: the class folders are {self._classes}, at least two are needed.")
+                raise DataError(
+                    f"root={self.root!r}: the silos' class folders are {self._classes}, but there must be two or more."
+                )
 
     def _class_folders(self, silo: str) -> set[str]:
         folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
@@ -150,7 +152,9 @@ class ImageFolders(TransformedImages):
         if not files:
             return {split: self._read_folder(part, what) for split, part in _parts(folder, what).items()}
         if len(files) > 1 or _folders(folder, what):
-            raise DataError(f"{what}: {folder} has several .npz files, or folders too: keep one, or class folders.")
+            raise DataError(
+                f"{what}: {folder} has several .npz files, or folders too: keep one file, or class folders."
+            )
         read = read_npz(files[0], classes=self.class_names, place=f"{what}, {files[0].name}")
         return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
 

@@ -66,7 +66,9 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
 def digits_domain(index: int, *, size: int) -> ImageDataset:
     """Make all digits in the rendering of a domain, given by its number, in colours."""
     if index >= len(RENDERINGS):
-        raise DataError(f"the stand-in has {len(RENDERINGS)} domains ({', '.join(RENDERINGS)}), not {index + 1}.")
+        raise DataError(
+            f"the stand-in has {len(RENDERINGS)} domains ({', '.join(RENDERINGS)}), not {index + 1}: name fewer."
+        )
     name = list(RENDERINGS)[index]
     digits = read_digits().converted(size=size)
     ink = digits.images.float().div(255)  # [n, 1, S, S]

@@ -70,7 +70,9 @@ class MoleculeNet(_CardModule):
         self._describe_by(_with_columns(load_card(name, MoleculeCard), smiles_column, target_columns))
         column = self.card.select_column
         if column is not None and column not in (select or {}):
-            raise ConfigurationError(f"name={name!r} holds several data sets: give select: {{{column}: NAME}}.")
+            raise ConfigurationError(
+                f"name={name!r} holds several data sets: choose one with select, such as select: {{{column}: NAME}}."
+            )
         self.select = select
         self.source_choice: Source = source
         self.data_root = data_root
@@ -117,7 +119,9 @@ class DrugOOD(_CardModule):
             raise ConfigurationError("parts=[]: name at least one part, or omit it to use all.")
         self._describe_by(load_card(card, MoleculeCard))
         if self.card.format != "drugood-json":
-            raise ConfigurationError(f"card={card!r} has format {self.card.format}, not drugood-json: use MoleculeNet.")
+            raise ConfigurationError(
+                f"card={card!r} describes a file of format {self.card.format}, not drugood-json: use MoleculeNet."
+            )
         self.path = path
         self.data_root = data_root
         self.parts = parts

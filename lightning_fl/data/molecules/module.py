@@ -88,7 +88,9 @@ class MoleculeDataModule(SharedDataModule):
         self._duplicate_counts: dict[str, int] | None = None
         self._features = distinct_features(self.features or [])
         if self._features and self.graphs == "chemprop":
-            raise ConfigurationError(f"features={self.features}: only with graphs='pyg'; chemprop has its own.")
+            raise ConfigurationError(
+                f"features={self.features}: only with graphs='pyg'; chemprop's modules have descriptors of their own."
+            )
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
 
     @abstractmethod
@@ -149,7 +151,9 @@ class MoleculeDataModule(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         if self.graphs == "chemprop":
-            raise ConfigurationError("graphs='chemprop': a new client's file can only be read with graphs='pyg'.")
+            raise ConfigurationError(
+                "graphs='chemprop': a new client's file can only be read with graphs='pyg'; let it take part in a run."
+            )
         return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
@@ -238,7 +242,9 @@ class MoleculeCSV(MoleculeDataModule):
         if not target_columns:
             raise ConfigurationError("target_columns=[]: name at least one column to predict.")
         if target_units is not None and len(target_units) != len(target_columns):
-            raise ConfigurationError(f"target_units={target_units!r}: give one unit for each of target_columns.")
+            raise ConfigurationError(
+                f"target_units={target_units!r}: give one unit for each of the {len(target_columns)} target_columns."
+            )
         if target_transform is None and target_factor != 1:
             raise ConfigurationError(f"target_factor={target_factor!r} has no effect without target_transform.")
         self.path = path

@@ -115,7 +115,9 @@ def read_table(
         transforms: target -> transform of its values.
     """
     if targets is not None and (not targets or len(units) != len(targets)):
-        raise ConfigurationError(f"targets={list(targets)!r}, units={list(units)!r}: name targets with a unit each.")
+        raise ConfigurationError(
+            f"targets={list(targets)!r}, units={list(units)!r}: name at least one target and one unit for each."
+        )
     if file_format == "drugood-json":
         frame = _read_drugood(path, get_args(DrugOODPart) if parts is None else parts)
     elif parts is not None:

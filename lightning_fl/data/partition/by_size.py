@@ -36,7 +36,9 @@ class SizePartitioner(JointPartitioner):
             raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
-            raise DataError(f"ratios={list(ratios)} leave client {sizes.index(0)} no sample: give it a larger one.")
+            raise DataError(
+                f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}: give it a larger one."
+            )
         return sizes
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
@@ -50,7 +52,9 @@ class SizePartitioner(JointPartitioner):
 
     def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
         if sum(sizes) > len(dataset):
-            raise DataError(f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller.")
+            raise DataError(
+                f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller ones."
+            )
         if not self.stratified:
             return random_parts(len(dataset), sizes, generator(seed, "partition", "quantity"))
         remedy = "set stratified to false, or give one class per sample"

@@ -73,7 +73,9 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     """
     check_classes(labels)
     if sum(sizes) > len(labels):
-        raise DataError(f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(labels)}: use smaller.")
+        raise DataError(
+            f"parts of sizes={list(sizes)} need {sum(sizes)} samples, there are {len(labels)}: use smaller."
+        )
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order
     by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]

@@ -42,7 +42,9 @@ class FromFlower(Partitioner):
 
         kinds = [name for name in flower.__all__ if name != "Partitioner" and not name.startswith("Vertical")]
         if self.partitioner not in kinds:
-            raise ConfigurationError(f"FromFlower.partitioner={self.partitioner!r}: must be one of {', '.join(kinds)}.")
+            raise ConfigurationError(
+                f"FromFlower.partitioner={self.partitioner!r}: must be one of {', '.join(kinds)}, which divide samples."
+            )
         kind = getattr(flower, self.partitioner)
         own = {"seed": seed % 2**32} if "seed" in inspect.signature(kind).parameters else {}
         try:
@@ -75,7 +77,9 @@ class FromFlower(Partitioner):
 
     def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
         if len(datasets) > 1:
-            raise DataError(f"FromFlower partitions one data set, not {', '.join(datasets)}: use pooled: true.")
+            raise DataError(
+                f"FromFlower partitions one data set, not {', '.join(datasets)}: join them with pooled: true."
+            )
         return super().partition_splits(datasets, seed)
 
     def describe(self) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class FromFile(Partitioner):
         file = self._splits
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
-            raise DataError(f"{file.place} is for the parts {listed(sorted(own))}, not {listed(sorted(datasets))}.")
+            raise DataError(
+                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}."
+            )
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
             split: [_indices(of[split], index_of[file.parts[split]], file) for of in file.clients] for split in SPLITS

@@ -179,7 +179,9 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
         p = q = -1.0
     if p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE:
         return p, q
-    raise ConfigurationError(f"mixture={mixture!r}: must be linear, random, or two percentages of sum 100 ('10:90').")
+    raise ConfigurationError(
+        f"mixture={mixture!r}: must be linear, random, or two percentages that add to 100, such as '10:90'."
+    )
 
 
 def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:
@@ -238,7 +240,9 @@ def by_mixture(
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
-        raise DataError(f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose others.")
+        raise DataError(
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: change its values."
+        )
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
         size = max(1, largest_mixture(available, shares, fractions, inverted))
@@ -262,4 +266,6 @@ def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Seq
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
     is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
     if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
-        raise ConfigurationError(f"{name}_a={of_a}, {name}_b={of_b}: give disjoint ones, or only {name}_a.")
+        raise ConfigurationError(
+            f"{name}_a={of_a}, {name}_b={of_b}: give at least one for each, without overlap, or only {name}_a."
+        )

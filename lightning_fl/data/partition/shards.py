@@ -96,7 +96,9 @@ class OneClassShards(LabelPartitioner):
         shard_size = int((sizes[held > 0] // held[held > 0]).min())
         if shard_size == 0:
             label = int((held - sizes).argmax())
-            raise DataError(f"class {label} has {int(sizes[label])} samples for {int(held[label])} shards: use fewer.")
+            raise DataError(
+                f"class {label} has {int(sizes[label])} samples for {int(held[label])} shards: lower num_shards."
+            )
         return holdings * shard_size
 
 

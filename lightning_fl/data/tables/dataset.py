@@ -179,7 +179,8 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
             cells = [text.strip() for text in content.split(",")]
             if len(cells) != len(columns):
                 raise DataError(
-                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}."
+                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}:"
+                    " correct it."
                 )
             rows[number] = [None if cell in ("", MISSING) else cell for cell in cells]
     if not rows:
@@ -236,7 +237,9 @@ def class_names(column: pd.Series, place: str) -> list[str]:
             " are not classes. Choose a column of classes, or put the values into classes first."
         )
     if len(values) < 2:
-        raise DataError(f"{place}, target column {column.name!r} has {len(values)} different values: choose another.")
+        raise DataError(
+            f"{place}, target column {column.name!r} has {len(values)} different values: choose another column."
+        )
     _warn_of_texts(numbers[finite], given[~finite], f"{place}, target column {column.name!r}", "classes")
     return sorted(values, key=float) if finite.all() and whole else sorted(values)
 

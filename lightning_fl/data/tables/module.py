@@ -82,7 +82,8 @@ class TableData(SharedDataModule):
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (self.drop is not None or not columns or target in columns):
             raise ConfigurationError(
-                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs but the target, or drop some."
+                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs without the target, or some to"
+                " drop."
             )
         self.card = None if name is None else load_card(name, TableCard)
         if self.card is not None and target in (None, self.card.target):
@@ -142,7 +143,9 @@ class TableData(SharedDataModule):
         columns = self.columns or [name for name in frames[0].columns if name not in unused]
         categorical = self.categorical
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
-            raise DataError(f"categorical={categorical}: {unknown[0]!r} is not among the inputs {listed(columns)}.")
+            raise DataError(
+                f"categorical={categorical}: {unknown[0]!r} is not among the input columns {listed(columns)}."
+            )
         if categorical is None and self.card is not None:
             categorical = [*self.card.categorical, *derived]
         if not columns:
@@ -277,7 +280,9 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
 
     encoding = record.get("encoding")
     if encoding is None:
-        raise ConfigurationError("the run's summary.json lacks the encoding of the columns: train it again.")
+        raise ConfigurationError(
+            "the run's summary.json lacks the encoding of the columns, as an older version made it: train it again."
+        )
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
     return TableSchema(tuple(encoding["numeric"]), categories), mean, std
