@@ -36,7 +36,9 @@ class DivisionSettings:
         if self.folds is not None and self.fold >= self.folds:
             raise ConfigurationError(f"fold={self.fold} with folds={self.folds}: must be from 0 to {self.folds - 1}.")
         if self.folds is not None and self.fractions[2] == 0:
-            raise ConfigurationError(f"folds={self.folds} with {split}: the share of test must be above 0.")
+            raise ConfigurationError(
+                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0."
+            )
         if self.folds == 2 and self.fractions[1] > 0:
             raise ConfigurationError(f"folds=2 with {split}: give at least 3 folds, or validation the share 0.")
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
@@ -56,7 +58,8 @@ class DivisionSettings:
     def check_parts(self, parts: Collection[Split]) -> None:
         if not self.is_default and len(parts) == len(SPLITS):
             raise ConfigurationError(
-                "all splits are given by the data or the partitioner: leave out division and folds."
+                "validation and test samples are given by the data or the partitioner: leave out division, folds and"
+                " fold."
             )
 
     @property
@@ -127,5 +130,6 @@ def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, di
     if divided := int((counts > 1).sum()):
         raise DataError(
             f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
-            " into several parts, against duplicates='together': correct the file, or use duplicates: report."
+            " into several parts, against duplicates='together': correct the file, merge the copies, or use"
+            " duplicates: report."
         )

@@ -74,7 +74,7 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     check_classes(labels)
     if sum(sizes) > len(labels):
         raise DataError(
-            f"parts of sizes={list(sizes)} need {sum(sizes)} samples, there are {len(labels)}: use smaller."
+            f"parts of sizes={list(sizes)} need {sum(sizes)} samples, there are {len(labels)}: use fewer or smaller ones."
         )
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order
@@ -102,4 +102,7 @@ def random_parts(count: int, sizes: Sequence[int], rng: torch.Generator, labels:
 def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(f"targets of shape {list(labels.shape)} and type {labels.dtype}: omit stratified.")
+        raise DataError(
+            f"targets of shape {list(labels.shape)} and type {labels.dtype} are not classes: stratified needs one"
+            " integer class per sample, [n]; leave it out for other targets."
+        )

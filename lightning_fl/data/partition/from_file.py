@@ -58,7 +58,9 @@ def read_split_file(path: Path) -> SplitFile:
         raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
     try:
         if content["format"] != _FORMAT:
-            raise DataError(f"{path} has format {content['format']!r}, but this version reads {_FORMAT}.")
+            raise DataError(
+                f"{path} has format {content['format']!r}, this version reads {_FORMAT}: use the version that wrote it."
+            )
         clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
         parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
         if not clients or not set(parts.values()) <= set(SPLITS):
@@ -131,7 +133,8 @@ class FromFile(Partitioner):
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
             raise DataError(
-                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}."
+                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}: give the"
+                " data as in that run."
             )
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
@@ -163,5 +166,8 @@ def _check_once(file: SplitFile) -> None:
         for split in SPLITS:
             for number in of[split]:
                 if (file.parts[split], number) in seen:
-                    raise DataError(f"{file.place} has sample {number} twice, again in the {split} samples of {name}.")
+                    raise DataError(
+                        f"{file.place} has sample {number} twice, again in the {split} samples of {name}: the file is"
+                        " damaged."
+                    )
                 seen.add((file.parts[split], number))

@@ -64,7 +64,8 @@ class LabelTypes(LabelPartitioner):
         if len(sizes) > len(shares) or missing:
             fault = f"none of class {missing[0]}" if missing else f"labels up to {len(sizes) - 1}"
             raise DataError(
-                f"{type(self).__name__} has shares for classes 0..{len(shares) - 1}, the data have {fault}."
+                f"{type(self).__name__} has shares for classes 0..{len(shares) - 1}, the data have {fault}: give"
+                " shares for these classes."
             )
         return shares
 

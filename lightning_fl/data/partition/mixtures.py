@@ -80,7 +80,8 @@ class Mixture(JointPartitioner):
             )
         if not by_class and (self.classes_a is not None or self.classes_b is not None):
             raise ConfigurationError(
-                f"column={self.column!r}, classes_a={self.classes_a}, classes_b={self.classes_b}: give one or other."
+                f"column={self.column!r} with classes_a={self.classes_a}, classes_b={self.classes_b}: define the"
+                " distributions by the column or by classes, not both."
             )
         _check_disjoint("classes", self.classes_a, self.classes_b)
         _check_disjoint("values", self.values_a, self.values_b)
@@ -241,7 +242,7 @@ def by_mixture(
     available = counts[:2].tolist()
     if 0 in available:
         raise DataError(
-            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: change its values."
+            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose values of both."
         )
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:

@@ -145,7 +145,9 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
     if found is None:
         raise DataError(f"{type(base).__name__} {problem}.")
     if len(found) != len(base):
-        raise DataError(f"{type(base).__name__} has {len(base)} samples, but {len(found)} keys to partition by.")
+        raise DataError(
+            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: give one per sample."
+        )
     return found if indices is None else [found[index] for index in indices]
 
 
