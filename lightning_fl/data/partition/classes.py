@@ -74,7 +74,7 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     check_classes(labels)
     if sum(sizes) > len(labels):
         raise DataError(
-            f"parts of sizes={list(sizes)} need {sum(sizes)} samples, there are {len(labels)}: use fewer or smaller ones."
+            f"parts of sizes={list(sizes)} need {sum(sizes)} of {len(labels)} samples: use fewer or smaller parts."
         )
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order

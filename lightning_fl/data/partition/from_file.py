@@ -133,8 +133,8 @@ class FromFile(Partitioner):
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
             raise DataError(
-                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}: give the"
-                " data as in that run."
+                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}:"
+                " give the data as in that run."
             )
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
