@@ -8,9 +8,9 @@ from rich.text import Text
 
 from lightning_fl.cli.options import File, Run
 from lightning_fl.core.escaping import terminal
-from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
+from lightning_fl.data.source import STAND_IN
 from lightning_fl.inference.trained_run import TrainedRun, check_out
-from lightning_fl.runtime.table import Column, Table, Value, metric_column, print_table
+from lightning_fl.runtime.table import Column, Table, Value, metric_column, number_value, print_table
 
 if TYPE_CHECKING:
     from lightning_fl.inference.personalization import Personalization
@@ -84,32 +84,25 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     metrics = of_all_targets({name: found.shared[whole] for name, whole in full.items()})
 
     lines = [
-        [f"shared_{k}", _number(importance[k]), f"{shares[k]:.1%}"]
-        + [_number(metric.clients.get(k)) for metric in metrics.values()]
+        [Value(f"shared_{k}"), number_value(importance[k]), Value(f"{shares[k]:.1%}")]
+        + [number_value(metric.clients.get(k, math.nan)) for metric in metrics.values()]
         for k in shown
     ]
+    empty = Value("")
     if len(shown) < len(shares):
         more, rest = len(shares) - len(shown), 1 - math.fsum(shares[k] for k in shown)
-        lines.append([f"... and {more} more", "", f"{rest:.1%}", *[""] * len(metrics)])
+        lines.append([Value(f"... and {more} more"), empty, Value(f"{rest:.1%}"), *[empty] * len(metrics)])
     for label, values in (("uniform mixture", found.uniform), ("personal model", found.personal)):
-        lines.append([label, "", "", *(_number(values.get(full[name])) for name in metrics)])
-    models, scores, parts, *others = (
-        [Value(text, state="summary" if number >= len(lines) - 2 else "") for number, text in enumerate(texts)]
-        for texts in zip(*lines, strict=True)
-    )
+        numbers = (number_value(values.get(full[name], math.nan), state="summary") for name in metrics)
+        lines.append([Value(label, state="summary"), empty, empty, *numbers])
+    models, scores, parts, *others = zip(*lines, strict=True)
     columns = [
         Column("model", models, is_label=True, min_width=15),
         Column(f"score υ\n{score if found.higher_is_better else f'exp(-{score})'}", scores),
         Column("share", parts),
     ]
-    for place, ((name, metric), texts) in enumerate(zip(metrics.items(), others, strict=True)):
-        columns.append(metric_column(name, metric.higher_is_better, texts, place))
-    if summary.get("data_source") == STAND_IN:
-        console.print(Text(f" {STAND_IN_LABEL} ", "bold black on yellow"))
-    console.print(Text(title, "bold"), soft_wrap=True)
-    print_table(Table("", columns, notes, num_summaries=2, elsewhere="in a wider window"), console)
+    for place, ((name, metric), numbers) in enumerate(zip(metrics.items(), others, strict=True)):
+        columns.append(metric_column(name, metric.higher_is_better, numbers, place))
+    is_stand_in = summary.get("data_source") == STAND_IN
+    print_table(Table(title, columns, notes, is_stand_in, num_summaries=2, elsewhere="in a wider window"), console)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4g}"

@@ -48,9 +48,9 @@ def study(
         print(listing(available_studies()))
         return 0
     # What follows takes a second to import.
+    from lightning_fl.core.environment import describe_environment
     from lightning_fl.study.cells import make_cells
     from lightning_fl.study.display import StudyDisplay
-    from lightning_fl.study.environment import describe_environment
     from lightning_fl.study.html_report import write_html
     from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.ray_workers import RayWorkers

@@ -4,6 +4,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
 #: Bytes of a name in UTF-8; file systems allow 255, and endings are added.
 _MOST_BYTES = 100
@@ -14,6 +15,12 @@ _DIGITS = 8
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 #: Names of shared models, which are in the same folder as those of clients.
 _SHARED = r"shared_\d+"
+
+
+def run_versions(folder: Path) -> list[tuple[int, Path]]:
+    """The folders ``version_N`` in a folder, each with N, in their order."""
+    found = ((re.fullmatch(r"version_([0-9]+)", path.name), path) for path in folder.glob("version_*"))
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def is_plain_name(name: str) -> bool:

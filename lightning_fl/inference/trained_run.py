@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.files.names import client_files
@@ -35,21 +36,18 @@ class Made:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class TrainedRun(FinishedRun):
-    """A finished run of ``lightning-fl fit`` with the files of its shared models, in order."""
-
-    shared: tuple[Path, ...]
+    """A finished run of ``lightning-fl fit`` that saved models."""
 
     @classmethod
-    def read(cls, folder: str | Path) -> "TrainedRun":
+    def read(cls, folder: str | Path) -> Self:
         """Read a run.
 
         Raises:
             ConfigurationError: no such run, or it is not finished, was started from Python or saved no models.
             CheckpointError: its record is damaged, or a model is missing.
         """
-        path, run = Path(folder).expanduser(), FinishedRun.read(folder)
+        path, run = Path(folder).expanduser(), super().read(folder)
         config = run.folder / "config.yaml"
         if run.folder != path:
             raise ConfigurationError(f"{path} is a folder of runs: name one of them, such as {run.folder}.")
@@ -63,7 +61,23 @@ class TrainedRun(FinishedRun):
         recipe = run.recipe
         if not isinstance(recipe.get("trainer") or {}, dict) or not (recipe.get("model") and recipe.get("data")):
             raise ConfigurationError(f"{config} has no model, no data or no mapping trainer: copy the file again.")
-        return cls(path, run.summary, recipe, tuple(_shared_models(path / "models", run.summary.get("num_models"))))
+        _ = run.shared
+        return run
+
+    @cached_property
+    def shared(self) -> list[Path]:
+        """Files of the shared models, in order; their number is missing in runs of older versions."""
+        folder, count = self.folder / "models", self.summary.get("num_models")
+        found = {int(match[1]) for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
+        if not found:
+            raise ConfigurationError(
+                f"{folder} has no shared_*.ckpt: train with trainer.enable_checkpointing and save_models."
+            )
+        models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
+        for path in models:
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing: copy the run again.")
+        return models
 
     @property
     def clients(self) -> dict[str, Path]:
@@ -142,20 +156,6 @@ class TrainedRun(FinishedRun):
         with seeded_as(self.seed), nullcontext() if trust else own_classes_only(place):
             made = instantiate(fit, fit.parse_object(named))
         return Made(made.model, made.data, settings)
-
-
-def _shared_models(folder: Path, count: int | None) -> list[Path]:
-    """Files of the shared models; their number is missing in runs of older versions."""
-    found = {int(match[1]): path for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
-    if not found:
-        raise ConfigurationError(
-            f"{folder} has no shared_*.ckpt: train with trainer.enable_checkpointing and save_models."
-        )
-    models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
-    for path in models:
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing: copy the run again.")
-    return models
 
 
 #: Files and folders of a run that must not be overwritten.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.data.module import known_clients
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def choose_processes(
     if devices != "auto":
         strategy.fork_processes(strategy.num_processes)
         return None
-    cores, clients, size = len(os.sched_getaffinity(0)), known_clients(data), _num_parameters(module)
+    cores, clients, size = usable_cores(), known_clients(data), _num_parameters(module)
     blocks = clients and -(-clients // trainer.stacked_clients)  # of clients that train at once
     processes = min(cores, blocks or cores)
     if processes < 2 or not 0 < size <= _SMALL_MODEL:
@@ -61,7 +62,7 @@ def choose_processes(
 def _slow_gpu(trainer: "FederatedTrainer", module: "LightningModule", data: "FederatedDataModule") -> str | None:
     """A hint for a model so small that CPU processes may be faster than the GPU."""
     strategy, clients, size = trainer.strategy, known_clients(data), _num_parameters(module)
-    processes = min(len(os.sched_getaffinity(0)), clients or _MANY_CORES) if hasattr(os, "sched_getaffinity") else 1
+    processes = min(usable_cores(), clients or _MANY_CORES)
     alone = strategy.num_processes == strategy.num_nodes == trainer.stacked_clients == 1
     if not alone or processes < _MANY_CORES:
         return None

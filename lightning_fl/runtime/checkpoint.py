@@ -8,7 +8,6 @@ rank zero has named them, so that a kill at any moment leaves a consistent set.
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,11 +19,10 @@ from lightning.fabric import Fabric
 from lightning_fl.core.errors import CheckpointError
 from lightning_fl.engine.processes import Processes
 from lightning_fl.files.atomic import link_whole, whole_file
+from lightning_fl.files.names import run_versions
 from lightning_fl.files.tensors import NUMPY, read_torch, unreadable_part
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint_fields import check_client_part, check_state
-
-_VERSION = re.compile(r"version_(\d+)$")
 
 
 @contextmanager
@@ -136,10 +134,9 @@ def resolve_checkpoint(
     file = Path("checkpoints") / f"{ckpt_path}.ckpt"
     found: int | str | None = None
     if fabric.is_global_zero:
-        versions = [(int(match[1]), path) for path in root.glob("version_*") if (match := _VERSION.match(path.name))]
         places: list[tuple[int | str, Path]] = [
             *enumerate(own),
-            *((folder.name, folder) for _, folder in sorted(versions, reverse=True)),
+            *((folder.name, folder) for _, folder in reversed(run_versions(root))),
         ]
         found = next((key for key, folder in places if (folder / file).is_file()), None)
     found = fabric.broadcast(found)

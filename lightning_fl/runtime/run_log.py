@@ -5,13 +5,10 @@ import io
 import json
 import math
 import os
-import platform
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +22,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
 from lightning_fl.files.atomic import remove_leftovers, write_whole
-from lightning_fl.files.names import client_files, file_names
+from lightning_fl.files.names import client_files, file_names, run_versions
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.curve_table import WholeCSVLogger, own_loggers, rows_before
 from lightning_fl.runtime.loggers import Outlet, outlet_of
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_VERSION = re.compile(r"version_([0-9]+)")
 #: The first keys of ``summary.json``.
 _HEADLINE = (
     *("title", "method", "data_source", "rounds", "interrupted"),
@@ -330,12 +326,6 @@ def _plain(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def versions() -> dict[str, str]:
-    """Versions of the packages of this run."""
-    packages = ("lightning-fl", "torch", "lightning", "torchmetrics", "torch-geometric", "rdkit", "numpy")
-    return {"python": platform.python_version(), **{package: version(package) for package in packages}}
-
-
 def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
     """Make the run's folder, of one name on every rank; returns it and a token, the same on all ranks of the run only.
 
@@ -379,5 +369,4 @@ def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
 
 def _next_number(root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
-    taken = [int(match[1]) for name in os.listdir(root) if (match := _VERSION.fullmatch(name))]
-    return max(taken, default=-1) + 1
+    return max((number for number, _ in run_versions(root)), default=-1) + 1

@@ -1,8 +1,10 @@
 """Tables and their rendering for terminal, Markdown and LaTeX; ``templates/page.html.j2`` renders them as HTML."""
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -101,6 +103,11 @@ class Table:
     def rows(self) -> Iterator[tuple[Value, ...]]:
         """Values row by row."""
         return zip(*(column.values for column in self.columns), strict=True)
+
+
+def number_value(value: float, spread: str = "", **options: Any) -> Value:
+    """A number with four digits; "-" for NaN."""
+    return Value("-" if math.isnan(value) else f"{value:.4g}", spread, **options)
 
 
 def label_column(name: str, texts: Sequence[object]) -> Column:

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.data.cards.lookup import Card, available_cards, file_sha256, find_file, load_card
 from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.names import run_versions
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.shipped import find_recipe
@@ -35,7 +36,6 @@ from lightning_fl.version import __version__
 #: An arm at a place of the grid; its cells differ in the seed only.
 Variant = tuple[str, tuple[tuple[str, str], ...]]
 
-_VERSION = re.compile(r"version_(\d+)$")
 #: Longest name of an arm and place in a folder's name.
 _MAX_NAME_LENGTH = 180
 
@@ -158,9 +158,7 @@ class Cell:
 
     def versions(self) -> list[Path]:
         """Folders of its runs, the latest last."""
-        paths = self.folder.glob("version_*")
-        found = [(int(match[1]), path) for path in paths if (match := _VERSION.match(path.name))]
-        return [path for _, path in sorted(found)]
+        return [path for _, path in run_versions(self.folder)]
 
     def finished(self) -> FinishedRun | None:
         """Its finished run, if there is one; read once."""

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, did_you_mean, listed
 from lightning_fl.core.escaping import printable_values
 from lightning_fl.core.metrics import direction_is_known
+from lightning_fl.files.names import run_versions
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.recipe.file import load_recipe
 
@@ -80,13 +81,13 @@ class FinishedRun:
     recipe: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def read(cls, folder: str | Path) -> "FinishedRun":
+    def read(cls, folder: str | Path) -> Self:
         """Read the run of a folder, or the last finished fit (else the last run) of the folders in it."""
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise ConfigurationError(f"{path} is not a folder: name a run's folder, such as runs/drflm_esol/version_0.")
         if not (path / "summary.json").is_file():
-            return cls.read(_last_finished(path))
+            path = _last_finished(path)
         for name in ("summary.json", "config.yaml", "metrics.csv"):
             refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
@@ -233,8 +234,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _last_finished(folder: Path) -> Path:
     """The last finished fit below a folder, else its last run: evaluations and resumed fits have their own folders."""
-    records = sorted(folder.glob("version_*/summary.json"), key=_natural, reverse=True)
-    if not records:
+    runs = [path for _, path in reversed(run_versions(folder)) if (path / "summary.json").is_file()]
+    if not runs:
         last = folder / "checkpoints" / "last.ckpt"
         remedy = (
             f"finish it with lightning-fl fit --config {folder / 'config.yaml'} --ckpt_path {last}"
@@ -242,11 +243,11 @@ def _last_finished(folder: Path) -> Path:
             else "name the folder that lightning-fl fit printed"
         )
         raise ConfigurationError(f"{folder} has no finished run, summary.json is missing: {remedy}.")
-    for path in records:
-        summary = _read_record(path)
+    for path in runs:
+        summary = _read_record(path / "summary.json")
         if "rounds" in summary and not summary.get("interrupted"):
-            return path.parent
-    return records[0].parent
+            return path
+    return runs[0]
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.interrupt import end_with_this_process
@@ -30,7 +31,6 @@ from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.run import run
 from lightning_fl.study.cells import Cell
 from lightning_fl.study.claims import cell_name
-from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.workers import TICK_SECONDS
 
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError, cut, expect_extra
 from lightning_fl.study.cells import Cell
-from lightning_fl.study.environment import usable_cores
 from lightning_fl.study.ray_task import run_command
 from lightning_fl.study.workers import TICK_SECONDS
 

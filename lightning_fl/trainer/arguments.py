@@ -21,6 +21,7 @@ from lightning_fl.callbacks.callback import RENAMED_HOOKS, Callback
 from lightning_fl.callbacks.figures.figures import FigureCallback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.progress import ProgressDisplay
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError, did_you_mean, page
 from lightning_fl.core.lightning_types import AnyLightningCallback, AnyModule, is_overridden
 from lightning_fl.core.validation import faults_of
@@ -87,7 +88,7 @@ def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
         available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
         raise ConfigurationError(
             f"trainer.accelerator={accelerator}, trainer.devices={devices}: {' '.join(str(error).split())} This machine"
-            f" has {available} and {_cores()} CPU cores."
+            f" has {available} and {usable_cores()} CPU cores."
         ) from error
 
 
@@ -128,18 +129,14 @@ def _check_processes(number: int, names: str) -> None:
     """Refuse far more processes than this machine's cores can run at once, before they are started."""
     if number > _most() and "LOCAL_RANK" not in os.environ:
         raise ConfigurationError(
-            f"{names} make {number} processes, too many for this machine's {_cores()} CPU cores. Set {names} to make"
-            f" {_cores()} or fewer."
+            f"{names} make {number} processes, too many for this machine's {usable_cores()} CPU cores. Set {names} to"
+            f" make {usable_cores()} or fewer."
         )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _most() -> int:
     """More processes, and more threads of a process, are refused."""
-    return max(4 * _cores(), 8)
+    return max(4 * usable_cores(), 8)
 
 
 def complete_callbacks(
@@ -229,8 +226,8 @@ def check_settings(settings: Settings) -> None:
     faults = faults_of(given, vars(settings), "trainer.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most():
         faults.append(
-            f"trainer.num_threads={settings.num_threads}: too many for this machine's {_cores()} CPU cores. Set"
-            f" trainer.num_threads to {_cores()} or less."
+            f"trainer.num_threads={settings.num_threads}: too many for this machine's {usable_cores()} CPU cores. Set"
+            f" trainer.num_threads to {usable_cores()} or less."
         )
     if settings.local_epochs is not None and settings.local_steps is not None:
         faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")

@@ -15,7 +15,7 @@ from lightning_fl.core.escaping import terminal
 from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric, metric_name
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
-from lightning_fl.runtime.table import Column, Table, Value, label_column, metric_column, print_table
+from lightning_fl.runtime.table import Column, Table, Value, label_column, metric_column, number_value, print_table
 
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
@@ -78,7 +78,7 @@ def target_table(metrics: Mapping[str, MetricSummary], order: Sequence[str] = ()
     columns = [label_column("target", list(rows)), Column("clients", counts)]
     kinds = {name.partition("/")[0]: metric.higher_is_better for name, metric in metrics.items()}
     for place, (kind, higher) in enumerate(kinds.items()):
-        values = [Value(_number(row[kind].mean) if kind in row else "-") for row in rows.values()]
+        values = [number_value(row[kind].mean) if kind in row else Value("-") for row in rows.values()]
         columns.append(metric_column(kind, higher, values, place))
     return Table("mean over clients of each target", columns, elsewhere=_ELSEWHERE)
 
@@ -139,9 +139,8 @@ def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) ->
         constant = metrics.get(f"{name}_of_mean")
         if constant is not None:
             unit = f" {units[0]}" if len(units) == 1 and units[0] != "not given" else ""
-            return f"{name} {_number(metric.mean)}{unit} on average; the training data's mean, for all, has " + (
-                _number(constant.mean)
-            )
+            own, of_mean = number_value(metric.mean), number_value(constant.mean)
+            return f"{name} {own}{unit} on average; the training data's mean, for all, has {of_mean}"
     return ""
 
 
@@ -189,19 +188,15 @@ def _cell(metric: MetricSummary, client: int) -> Value:
     if len(set(values)) > 1:
         best = (max if metric.higher_is_better else min)(values)
         state = "better" if value == best else "worse" if value == metric.worst else ""
-    return Value(_number(value), state=state)
+    return number_value(value, state=state)
 
 
 def _statistics(metric: MetricSummary, names: Sequence[str]) -> list[Value]:
     """Those of ``_STATISTICS``."""
     worst = "" if math.isnan(metric.worst) else names[metric.worst_client]
     return [
-        Value(_number(metric.mean), state="summary"),
-        Value(_number(metric.worst), worst, state="summary"),
-        Value(_number(metric.best)),
-        Value(_number(metric.std)),
+        number_value(metric.mean, state="summary"),
+        number_value(metric.worst, worst, state="summary"),
+        number_value(metric.best),
+        number_value(metric.std),
     ]
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"

@@ -1,6 +1,7 @@
 """Context of one fit, validate, test or predict: processes, data, module, checkpoint, and their end."""
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.callbacks.callback import method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.environment import package_versions
 from lightning_fl.core.errors import CheckpointError, LostPeerError
 from lightning_fl.core.lightning_private import collect_rng_states, set_rng_states
 from lightning_fl.core.lightning_types import is_overridden
@@ -24,10 +26,10 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.checkpoint import load_checkpoint, load_state, resolve_checkpoint, with_client_files
-from lightning_fl.runtime.run_log import versions
 from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.trainer.identity import check_fits, check_same, find_differences, identity_of, settings_of
 from lightning_fl.trainer.setup import set_up
+from lightning_fl.version import __version__
 
 
 @contextmanager
@@ -263,7 +265,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "client_names": names,
         "num_processes": trainer.fabric.world_size,
         "device": str(trainer.fabric.device),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), "lightning-fl": __version__, **package_versions()},
     }
     if trainer.differs:
         before = trainer.run_log.summary.get("differs_from_checkpoint", {})

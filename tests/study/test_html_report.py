@@ -11,7 +11,7 @@ from page_reader import Page
 from processes import run
 from study_tiny import results_of, tiny_cells
 
-from lightning_fl.study.environment import describe_environment
+from lightning_fl.core.environment import describe_environment
 from lightning_fl.study.html_report import write_html
 from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.results import StudyResults

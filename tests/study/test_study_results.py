@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 from study_tiny import finish, results_of, tiny_cells
 
+from lightning_fl.core.environment import describe_environment, package_commit
 from lightning_fl.runtime.table import Table
-from lightning_fl.study.environment import describe_environment, package_commit
 from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_tables import print_results, results_table, write_markdown
 

@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.molecules import codes
 from lightning_fl.data.molecules.codes import ATOM_GROUPS, BOND_GROUPS, Codes, read_codes
@@ -133,9 +134,8 @@ def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _count_own_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    return max(1, min(cores // ranks, _MAX_WORKERS))
+    return max(1, min(usable_cores() // ranks, _MAX_WORKERS))
 
 
 def _read_in_parallel(blocks: Iterator[list[str]], num_processes: int) -> Iterator[Codes]:

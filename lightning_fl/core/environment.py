@@ -1,10 +1,10 @@
-"""Versions, commit and machine of a study. Imports nothing heavy."""
+"""Versions, commit and machine. Imports nothing heavy."""
 
 import os
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ def describe_environment() -> dict[str, Any]:
         "lightning-fl": __version__,
         "commit": package_commit(),
         "python": platform.python_version(),
-        "packages": {package: _version(package) for package in _PACKAGES},
+        "packages": package_versions(),
         "system": platform.platform(),
         "cpu": _cpu_model(),
         "cores": usable_cores(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide results."""
+    return {package: version(package) for package in _PACKAGES}
 
 
 def usable_cores() -> int:
@@ -47,13 +52,6 @@ def _git(root: Path, *words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return result.stdout.strip() if result.returncode == 0 else ""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _cpu_model() -> str:
