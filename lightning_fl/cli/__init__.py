@@ -91,6 +91,8 @@ def _run(words: list[str]) -> int:
     if hasattr(module, "is_of_recipe") and module.is_of_recipe(rest):
         module = import_module(_RUN)
     parser, of_recipe = make_parser(command, module), module.__name__ == _RUN
+    if not rest and hasattr(module, "is_of_recipe"):  # both forms, before the error
+        parser.print_usage(sys.stderr)
     try:
         config = module.parse(command, parser, rest) if of_recipe else parser.parse_args(rest)
     except SystemExit as end:  # --help and --print_config

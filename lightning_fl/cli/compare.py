@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from lightning_fl.cli.options import Folder
 from lightning_fl.core.errors import ConfigurationError, listed
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from lightning_fl.study.finished_run import FinishedRun
 
 Split = Literal["test", "val", "train"]
-#: Formats of the written table.
-Format = Literal["md", "csv", "tex"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 _FIGURES = ("learning_curves", "client_values", "client_gains", "client_distribution")
 #: Settings in which recipes differ: the first ones are listed, the others counted.
 _MOST_SETTINGS = 12
@@ -44,7 +41,6 @@ def compare(
     baseline: str | None = None,
     reference: str | None = None,
     out: Folder | None = None,
-    format: Sequence[Format] = FORMATS,
     overwrite: bool = False,
     force: bool = False,
 ) -> int:
@@ -60,7 +56,6 @@ def compare(
         reference: run or label that gains of clients refer to, such as local training (default: each run's own local
             models, trained by LocalReference)
         out: write tables and figures (PNG and SVG) there
-        format: formats of the tables in --out
         overwrite: replace an earlier comparison in --out
         force: compare runs on different data, with a warning above the table
     """
@@ -97,7 +92,7 @@ def compare(
     if out is not None:
         clients = client_comparison(groups, metrics, split, reference=over)
         try:
-            _write_tables(out, frame, clients, groups, format, differences, settings)
+            _write_tables(out, frame, clients, groups, differences, settings)
             _draw(out, groups, frame, clients, split)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {out}: {error}; choose another --out.") from error
@@ -150,28 +145,24 @@ def _write_tables(
     frame: "pd.DataFrame",
     clients: "pd.DataFrame",
     groups: Mapping[str, Sequence["FinishedRun"]],
-    formats: Sequence[str],
     warnings: Sequence[str],
     settings: Sequence[str],
 ) -> None:
     from lightning_fl.study.render import to_latex, to_markdown
 
     out.mkdir(parents=True, exist_ok=True)
-    if "csv" in formats:
-        write_whole(out / "table.csv", csv_table(frame))
-        write_whole(out / "clients.csv", csv_table(clients))
-    if "tex" in formats:
-        write_whole(out / "table.tex", to_latex(frame, warnings))
-    if "md" in formats:
-        parts = [to_markdown(frame, warnings)]
-        if settings:
-            parts.append("\n".join(["The recipes differ in:\n", *(f"- {markdown_code(one)}" for one in settings), ""]))
-        runs = [
-            f"- {markdown(label)}: {', '.join(markdown_code(str(run.folder)) for run in found)}"
-            for label, found in groups.items()
-        ]
-        parts.append("\n".join(["Runs:\n", *runs, ""]))
-        write_whole(out / "table.md", "\n".join(parts))
+    write_whole(out / "table.csv", csv_table(frame))
+    write_whole(out / "clients.csv", csv_table(clients))
+    write_whole(out / "table.tex", to_latex(frame, warnings))
+    parts = [to_markdown(frame, warnings)]
+    if settings:
+        parts.append("\n".join(["The recipes differ in:\n", *(f"- {markdown_code(one)}" for one in settings), ""]))
+    runs = [
+        f"- {markdown(label)}: {', '.join(markdown_code(str(run.folder)) for run in found)}"
+        for label, found in groups.items()
+    ]
+    parts.append("\n".join(["Runs:\n", *runs, ""]))
+    write_whole(out / "table.md", "\n".join(parts))
 
 
 def _draw(
@@ -192,16 +183,12 @@ def _draw(
             ),
             "client_gains": partial(draw_client_values, of_metric, gain_over=over),
         }
+        (file_part,) = file_names([metric.replace("/", "_")])  # as the run's own figures are called
         for kind, draw in draws.items():
-            name = f"{kind}_{_file_part(metric)}"
+            name = f"{kind}_{file_part}"
             with drawing(name):
                 if (figure := draw()) is not None:
                     image = BytesIO()
                     figure.savefig(image, format="png", dpi=150, bbox_inches="tight")
                     write_whole(out / f"{name}.png", image.getvalue())
                     write_whole(out / f"{name}.svg", svg_element(figure, name))
-
-
-def _file_part(metric: str) -> str:
-    (part,) = file_names([metric.replace("/", "_")])  # as the run's own figures are called
-    return part

@@ -18,7 +18,7 @@ def show(run: Run, *, out: File | None = None, open: bool = False) -> int:
         out: the page (default: report.html in the run's folder)
         open: open the page in a browser
     """
-    from lightning_fl.study.run_page import write_run_page
+    from lightning_fl.study.html_pages import write_run_page
 
     if out is not None:
         if not out.parent.is_dir():

@@ -51,7 +51,7 @@ def study(
     from lightning_fl.core.environment import describe_environment
     from lightning_fl.study.cells import make_cells
     from lightning_fl.study.display import StudyDisplay
-    from lightning_fl.study.html_report import write_html
+    from lightning_fl.study.html_pages import write_study_page
     from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.results import CellResult, StudyResults
@@ -101,7 +101,7 @@ def study(
             results = StudyResults.of(declared, cells, out, environment)
             results.write(out)
             write_markdown(results, out)
-            write_html(results, out)
+            write_study_page(results, out)
             print_results(results, out)
         else:
             print(_shard_summary(asked, failed, num_open, out))

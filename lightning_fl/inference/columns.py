@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fl.inference.forward import Outputs
+from lightning_fl.recipe.predictions import numbered_columns
 
 __all__ = ["Naming", "free_name", "mean_outputs", "model_columns"]
 
@@ -90,10 +91,7 @@ def _columns(values: Tensor, naming: Naming, key: str) -> dict[str, np.ndarray]:
     wide = values.reshape(len(values), -1)
     if wide.shape[1] == len(targets) and not classes:
         return {f"{target}{end}": wide[:, place].numpy() for place, target in enumerate(targets)}
-    name = key or "prediction"
-    if wide.shape[1] == 1:
-        return {name: wide[:, 0].numpy()}
-    return {f"{name}_{place}": wide[:, place].numpy() for place in range(wide.shape[1])}
+    return numbered_columns(key or "prediction", wide)
 
 
 def _class_columns(values: Tensor, target: str, classes: Sequence[str]) -> dict[str, np.ndarray]:

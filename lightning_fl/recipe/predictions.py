@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -66,10 +67,10 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
         table["smiles"] = [smiles[index] for index in indices]
     if dataset is not None:
         with contextlib.suppress(DataError):
-            table |= _columns("target", dataset_targets(dataset))
+            table |= numbered_columns("target", dataset_targets(dataset))
     check_count(joined, count)
     for name, values in joined.items():
-        table |= _columns(name or "prediction", values)
+        table |= numbered_columns(name or "prediction", values)
     return pd.DataFrame(table)
 
 
@@ -98,7 +99,8 @@ def check_count(outputs: Mapping[str, Tensor], count: int) -> None:
             )
 
 
-def _columns(name: str, values: Tensor) -> dict[str, Any]:
+def numbered_columns(name: str, values: Tensor) -> dict[str, np.ndarray]:
+    """Columns of values [k, ...]: ``NAME`` of a single one, else ``NAME_0``, ``NAME_1``, ..."""
     wide = values.reshape(len(values), -1)
     if wide.shape[1] == 1:
         return {name: wide[:, 0].numpy()}

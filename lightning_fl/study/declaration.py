@@ -11,6 +11,8 @@ from lightning_fl.study.claims import Claim
 #: Default scale: everything declared outside of ``scales``.
 FULL = "full"
 
+#: Keys of a written study that hold a field as it is.
+_WRITTEN = ("title", "scale", "metric", "split", "seeds", "overrides", "arms", "grid", "exclude", "table", "chosen")
 #: Settings of a recipe, nested as in its file, or by dotted key as on the command line.
 Overrides = dict[str, Any]
 
@@ -168,20 +170,7 @@ class Study:
             cell = published.setdefault(row, {})
             cell = cell.setdefault(column, {}) if self.table.columns else cell
             cell[statistic] = value if spread is None else [value, spread]
-        names = (
-            "title",
-            "scale",
-            "metric",
-            "split",
-            "seeds",
-            "overrides",
-            "arms",
-            "grid",
-            "exclude",
-            "table",
-            "chosen",
-        )
-        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
+        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _WRITTEN}
         content["claims"] = [claim.text for claim in self.claims]
         content["scales"] = {name: _plain(scale) for name, scale in self.scales.items() if name != FULL}
         if published:

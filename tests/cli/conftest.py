@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,24 +10,16 @@ from lightning_fl.cli import main
 
 
 @pytest.fixture(scope="session")
-def feature_cache(tmp_path_factory):
-    """One cache of molecules' features for all tests."""
-    return tmp_path_factory.mktemp("cache")
+def finished(tmp_path_factory):
+    """Finished runs, to be copied, and one cache of molecules' features for all tests."""
+    return tmp_path_factory.mktemp("finished")
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path, feature_cache):
-    """Every test runs in a folder of its own, without a network, and leaves the environment as it was."""
-    monkeypatch.chdir(tmp_path)
+def _shared_cache(monkeypatch, finished):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
-    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(feature_cache))
-    for name in ("LIGHTNING_FL_DATA", "LIGHTNING_FL_DEBUG", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    # what a run sets: put back afterwards
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, os.environ.get(name, "0" if name.startswith("PL_") else "1"))
-    return tmp_path
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(finished / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 @pytest.fixture
@@ -63,6 +56,17 @@ data:
 """
     )
     return tmp_path
+
+
+@pytest.fixture
+def fitted(tiny, finished, command):
+    """A finished fit of the recipe, on a file of another folder; it is made once."""
+    if not (finished / "tiny").is_dir():
+        (finished / "tiny.csv").write_text(Path("tiny.csv").read_text())
+        assert command("fit", "--config", "tiny.yaml", "--data.path", finished / "tiny.csv")[0] == 0
+        shutil.move("runs", finished / "tiny")
+    shutil.copytree(finished / "tiny", "runs")
+    return Path("runs/version_0")
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import shlex
 import shutil
 
 import pytest
@@ -15,64 +16,51 @@ def script(tmp_path_factory):
     return path
 
 
-def complete(script, *words):
-    """What bash offers for the last word."""
+def complete(script, *cases):
+    """What bash offers for the last of some words, in each case."""
     code = (
-        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE};'
-        ' function=$(complete -p lightning-fl | sed "s/.*-F \\([^ ]*\\).*/\\1/");'
-        ' $function lightning-fl "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"; printf "%s\\n" "${COMPREPLY[@]}"'
+        f"source {script}; function=$(complete -p lightning-fl | sed 's/.*-F \\([^ ]*\\).*/\\1/');"
+        ' offer() { COMP_WORDS=(lightning-fl "$@"); COMP_CWORD=$#; COMP_LINE="${COMP_WORDS[*]}"; COMPREPLY=();'
+        ' COMP_POINT=${#COMP_LINE}; $function lightning-fl "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}";'
+        ' echo "${COMPREPLY[*]}"; };'
     )
-    command = ["bash", "-c", code, "bash", str(script), "lightning-fl", *words]
-    ended = run(*command)
-    assert ended.code == 0, ended.err
-    return ended.out.split()
+    ended = run("bash", "-c", code + "".join(f" offer {shlex.join(words)};" for words in cases))
+    assert (ended.code, ended.err) == (0, "")
+    return [line.split() for line in ended.out.splitlines()]
+
+
+OFFERED = {
+    ("re",): ["recipes"],
+    ("fit", "--trainer.max"): ["--trainer.max_rounds"],
+    ("fit", "--trainer.precision", "bf"): ["bf16-mixed", "bf16-true"],
+    ("validate", "--model", "Mol"): ["MoleculeModel"],
+    ("fit", "--model.encoder", "g"): ["gcn", "gat", "gin", "gine"],
+    ("fit", "--data.source", ""): ["auto", "real", "standin"],
+    ("fit", "--trainer.callbacks", "DRO"): ["DROClientSampling"],
+    ("fit", "--trainer.strategy", "feda"): ["fedadagrad", "fedadam", "fedavg", "fedavgm"],
+    ("personalize", "run", "new.csv", "--accelerator", "cu"): ["cuda"],
+    ("personalize", "run", "new.csv", "--ho"): ["--holdout"],
+    ("predict", "run", "new.csv", "--model", "b"): ["best"],
+    ("predict", "--ck"): ["--ckpt_path"],
+    ("compare", "run", "--split", "te"): ["test"],
+    ("compare", "run", "--base"): ["--baseline"],
+    ("recipes", "--c"): ["--copy"],
+    ("datasets", "fre"): ["freesolv"],
+    ("study", "dig"): ["digits"],
+    ("study", "digits", "--wo"): ["--workers"],
+    ("completion", ""): ["bash", "zsh"],
+    ("fit", "--ckpt_path", "la"): ["last"],
+}
 
 
 @pytest.mark.processes
-@pytest.mark.slow
-def test_bash_knows_the_script(script):
-    ended = run("bash", "-c", f"source {script}; complete -p lightning-fl")
-    assert ended.code == 0
-    assert ended.out.endswith(" lightning-fl\n")
-    assert ended.err == ""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (("re",), ["recipes"]),
-        (("fit", "--trainer.max"), ["--trainer.max_rounds"]),
-        (("fit", "--trainer.precision", "bf"), ["bf16-mixed", "bf16-true"]),
-        (("validate", "--model", "Mol"), ["MoleculeModel"]),
-        (("fit", "--model.encoder", "g"), ["gcn", "gat", "gin", "gine"]),
-        (("fit", "--data.source", ""), ["auto", "real", "standin"]),
-        (("fit", "--trainer.callbacks", "DRO"), ["DROClientSampling"]),
-        (("fit", "--trainer.strategy", "feda"), ["fedadagrad", "fedadam", "fedavg", "fedavgm"]),
-        (("personalize", "run", "new.csv", "--accelerator", "cu"), ["cuda"]),
-        (("personalize", "run", "new.csv", "--ho"), ["--holdout"]),
-        (("predict", "run", "new.csv", "--model", "b"), ["best"]),
-        (("predict", "--ck"), ["--ckpt_path"]),
-        (("compare", "run", "--split", "te"), ["test"]),
-        (("compare", "run", "--base"), ["--baseline"]),
-        (("recipes", "--c"), ["--copy"]),
-        (("datasets", "fre"), ["freesolv"]),
-        (("study", "dig"), ["digits"]),
-        (("study", "digits", "--wo"), ["--workers"]),
-        (("completion", ""), ["bash", "zsh"]),
-        (("fit", "--ckpt_path", "la"), ["last"]),
-    ],
-)
-def test_bash_offers(script, words, offered):
-    assert complete(script, *words) == offered
-
-
-@pytest.mark.processes
-def test_bash_offers_shipped_recipes_and_recipes_of_ones_own(script, tmp_path):
+def test_bash_offers(script, tmp_path):
+    assert dict(zip(OFFERED, complete(script, *OFFERED), strict=True)) == OFFERED
+    # shipped recipes and one's own
     (tmp_path / "drfa_mine.yaml").write_text("")
     (tmp_path / "drfa_mine.txt").write_text("")
     names = [name for name in available_recipes() if name.startswith("drfa")]
-    assert complete(script, "fit", "--config", "drfa") == [*names, "drfa_mine.yaml"]
+    assert complete(script, ("fit", "--config", "drfa")) == [[*names, "drfa_mine.yaml"]]
 
 
 @pytest.mark.processes

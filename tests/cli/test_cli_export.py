@@ -14,42 +14,35 @@ from lightning_fl.models import MoleculeModel
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def run(tiny, command):
-    words = ("--data.path", str(tiny / "tiny.csv"))
-    assert command("fit", "--config", "tiny.yaml", *words)[0] == 0
-    return Path("runs/version_0")
-
-
 def card(folder="out"):
     _, header, text = Path(folder, "README.md").read_text().split("---\n", 2)
     return yaml.safe_load(header), text
 
 
-def test_the_folder_predicts_as_the_run_does_and_names_no_place_of_the_machine(run, command, tiny):
-    code, out, _ = command("export", run, "--to-folder", "out")
+def test_the_folder_predicts_as_the_run_does_and_names_no_place_of_the_machine(fitted, command, finished):
+    code, out, _ = command("export", fitted, "--to-folder", "out")
     assert code == 0
     assert "hf upload USER/NAME out" in out
     files = {str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file()}
     assert files - {"model.safetensors"} == {"README.md", "config.yaml", "models/shared_0.ckpt", "summary.json"}
     Path("new.csv").write_text("smiles\nCCCO\nCCCCCBr\n")
-    for folder in (run, "out"):
+    for folder in (fitted, "out"):
         code, _, err = command(
             "predict", folder, "new.csv", "--out", f"{Path(folder).name}.csv", "--accelerator", "cpu"
         )
         assert code == 0, err
     pd.testing.assert_frame_equal(pd.read_csv("version_0.csv"), pd.read_csv("out.csv"))
-    assert not [path for path in files if str(tiny) in Path("out", path).read_bytes().decode(errors="ignore")]
+    assert not [path for path in files if str(finished) in Path("out", path).read_bytes().decode(errors="ignore")]
     one = MoleculeModel.load_from_checkpoint("out/models/shared_0.ckpt", map_location="cpu")
-    saved = torch.load(run / "models" / "shared_0.ckpt", weights_only=True)["state_dict"]
+    saved = torch.load(fitted / "models" / "shared_0.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in one.state_dict().items())
     assert not list(Path().glob(".out-*"))
 
 
-def test_the_card_says_what_the_record_says(run, command):
-    command("export", run, "--to-folder", "out")
+def test_the_card_says_what_the_record_says(fitted, command):
+    command("export", fitted, "--to-folder", "out")
     header, text = card()
-    record = json.loads((run / "summary.json").read_text())
+    record = json.loads((fitted / "summary.json").read_text())
     rmse = record["metrics"]["test"]["rmse"]
     assert header["library_name"] == "lightning-fl"
     assert header["pipeline_tag"] == "graph-ml"
@@ -68,31 +61,31 @@ def test_the_card_says_what_the_record_says(run, command):
     assert recipe["data"]["init_args"]["path"] == "tiny.csv"
 
 
-def test_a_client_s_model_has_its_own_row_only(run, command):
-    assert command("export", run, "--to-folder", "out", "--model", "assay_1")[0] == 0
+def test_a_client_s_model_has_its_own_row_only(fitted, command):
+    assert command("export", fitted, "--to-folder", "out", "--model", "assay_1")[0] == 0
     _, text = card()
     assert "the model of client assay_1" in text
     assert "assay_0" not in text.partition("## Results")[2].partition("## Data")[0]
-    assert Path("out/models/shared_0.ckpt").read_bytes() == (run / "models" / "assay_1.ckpt").read_bytes()
+    assert Path("out/models/shared_0.ckpt").read_bytes() == (fitted / "models" / "assay_1.ckpt").read_bytes()
 
 
-def test_nothing_is_overwritten(run, command):
+def test_nothing_is_overwritten(fitted, command):
     Path("out").mkdir()
     Path("out/mine.txt").write_text("mine")
-    code, _, err = command("export", run, "--to-folder", "out")
+    code, _, err = command("export", fitted, "--to-folder", "out")
     assert (code, err) == (
         2,
         "error: out is not empty: choose a new folder with --to-folder.\n",
     )
     assert os.listdir("out") == ["mine.txt"]
-    code, _, err = command("export", run, "--to-folder", "out/mine.txt/x")
+    code, _, err = command("export", fitted, "--to-folder", "out/mine.txt/x")
     assert code == 2
     assert "cannot be written" in err
-    path = run / "models" / "assay_0.ckpt"
+    path = fitted / "models" / "assay_0.ckpt"
     content = torch.load(path, weights_only=True)
     next(iter(content["state_dict"].values())).add_(1)
     path.unlink()  # it may be the same file as the shared one's
     torch.save(content, path)
-    code, _, err = command("export", run, "--to-folder", "two", "--model", "all")
+    code, _, err = command("export", fitted, "--to-folder", "two", "--model", "all")
     assert (code, err) == (2, "error: --model all selects 2 models: choose one.\n")
     assert not Path("two").exists()

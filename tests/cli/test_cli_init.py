@@ -10,6 +10,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS
@@ -32,24 +33,6 @@ def fresh(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("data", "task"), FITTING)
-def test_what_is_written_runs_and_learns(data, task, command, fresh):
-    code, out, err = command("init", "--data", data, "--task", task, "--algorithm", "fedavg")
-    assert (code, err) == (0, "")
-    assert out.endswith("Now: lightning-fl fit --config recipe.yaml\n")
-    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "5")
-    assert code == 0, err
-    record = summary()
-    assert record["num_clients"] == 3
-    assert set(record["client_names"]) == {"north", "south", "west"}
-    table = Path("runs/version_0/metrics.csv").read_text().splitlines()
-    columns = dict(zip(table[0].split(","), zip(*(line.split(",") for line in table[1:]), strict=True), strict=True))
-    losses = [float(value) for value in columns["val/loss"] if value]
-    assert losses[-1] < losses[0]
-    assert ("acc" in record["metrics"]["test"]) == (task == "classification")
-
-
 def grey_images(folder):
     from PIL import Image
 
@@ -63,16 +46,25 @@ def grey_images(folder):
 @pytest.mark.parametrize(
     ("data", "task", "own"), [*((*each, False) for each in FITTING), ("images", "classification", True)]
 )
-def test_each_command_that_a_run_prints_works_as_printed(data, task, own, command, fresh):
+def test_what_is_written_learns_and_each_command_that_a_run_prints_works(data, task, own, command, fresh):
     words = []
     if own:
         grey_images("mine")
         words = ["--file", "mine"]
-    code, out, _ = command("init", "--data", data, "--task", task, "--algorithm", "fedavg", *words)
-    fit = shlex.split(out.splitlines()[-1].removeprefix("Now: lightning-fl "))
-    short = ["--trainer.max_rounds", "2"]
-    assert command(*fit, *short, "--seed_everything", "1")[0] == 0
-    code, out, err = command(*fit, *short)
+    code, out, err = command("init", "--data", data, "--task", task, "--algorithm", "fedavg", *words)
+    assert (code, err) == (0, "")
+    assert out.endswith("Now: lightning-fl fit --config recipe.yaml\n")
+    fit = ["fit", "--config", "recipe.yaml", "--trainer.max_rounds"]
+    code, _, err = command(*fit, "4")
+    assert code == 0, err
+    record = summary()
+    assert record["num_clients"] == 3
+    assert ("acc" in record["metrics"]["test"]) == (task == "classification")
+    if not own:
+        assert set(record["client_names"]) == {"north", "south", "west"}
+        losses = pd.read_csv("runs/version_0/metrics.csv")["val/loss"].dropna().tolist()
+        assert losses[-1] < losses[0]
+    code, out, err = command(*fit, "1")
     assert code == 0, err
     printed = [line.split(": lightning-fl ", 1)[1] for line in out.splitlines() if ": lightning-fl " in line]
     page = Path("runs/version_1/report.html")
@@ -95,7 +87,7 @@ def test_each_command_that_a_run_prints_works_as_printed(data, task, own, comman
 @pytest.mark.parametrize("data", ["own", "molecules"])
 def test_every_algorithm_runs(algorithm, data, command, fresh):
     assert command("init", "--data", data, "--task", "regression", "--algorithm", algorithm)[0] == 0
-    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "2")
+    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "1")
     assert code == 0, err
     record = summary()
     words = {"drfa": "DROClientSampling", "ditto": "Ditto", "ifca": "IFCA"}
@@ -110,7 +102,7 @@ def test_a_file_of_one_s_own(command, fresh):
     code, out, err = command("init", "--data", "table", "--task", "classification", "--algorithm", "fedavg", *words)
     assert (code, err) == (0, "")
     assert out.splitlines()[:-1] == ["module.py", "recipe.yaml"]
-    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "2")
+    code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "1")
     assert code == 0, err
     assert summary()["client_names"] == ["h, 0", "h, 1"]
     assert summary()["data"]["classes"] == ["a", "b", "c"]
@@ -133,9 +125,7 @@ def test_three_questions(command, monkeypatch):
     assert "'nothing'" in out
     assert out.endswith("Now: cd new/here && lightning-fl fit --config recipe.yaml\n")
     assert sorted(os.listdir("new/here")) == ["data.py", "module.py", "recipe.yaml"]
-    assert (
-        Path("new/here/recipe.yaml").read_text().startswith("# one shared model, on average good (FedAvg), of PyTorch")
-    )
+    assert Path("new/here/recipe.yaml").read_text().startswith("# one shared model, on average good (FedAvg), of Py")
 
 
 def test_what_is_there_stays_as_it_is(command):
@@ -155,16 +145,10 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["--data", "own", "--task", "regression"],
-            "give --algorithm fedavg|drfa|ditto|ifca.",
-        ),
+        (["--data", "own", "--task", "regression"], "give --algorithm fedavg|drfa|ditto|ifca."),
         (["--data", "tabel", *OWN], "--data tabel: there is no such answer (did you mean 'table'?)."),
         (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: there is no such answer; there are"),
-        (
-            ["--data", "images", "--task", "regression", "--algorithm", "ifca"],
-            "images have classes only",
-        ),
+        (["--data", "images", "--task", "regression", "--algorithm", "ifca"], "images have classes only"),
         (["--data", "own", *OWN, "--file", "a.csv"], "--file with --data own: read the file in the data.py"),
         (["--data", "table", *OWN, "--target", "a"], "--target and --clients name columns of a file: give --file too."),
         (["--data", "table", *OWN, "--file", "a.csv"], "--file a.csv: name the column to predict with --target"),
@@ -178,10 +162,7 @@ OWN = ["--task", "classification", "--algorithm", "fedavg"]
             " --clients.",
         ),
         (["--data", "images", *OWN, "--file", "nowhere"], "--file nowhere: there is no such folder."),
-        (
-            ["--data", "images", *OWN, "--file", "x", "--target", "a"],
-            "--target and --clients name columns, which images lack",
-        ),
+        (["--data", "images", *OWN, "--file", "x", "--target", "a"], "--target and --clients name columns, which"),
     ],
 )
 def test_answers_that_are_none(words, said, command):

@@ -15,12 +15,6 @@ from finished_runs import molecule_run, write_molecules
 from lightning_fl.models import MoleculeModel
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Folder of a run on molecules, to be copied."""
-    return tmp_path_factory.mktemp("finished")
-
-
 @pytest.fixture
 def run(finished, tmp_path):
     """A finished run on molecules, three models, and a new client's file."""

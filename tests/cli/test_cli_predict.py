@@ -26,12 +26,6 @@ from lightning_fl.models import MoleculeModel
 BAD = {3: "C(C)(C)(C)(C)C", 5: "", 8: "xyz"}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Runs on molecules, to be copied."""
-    return tmp_path_factory.mktemp("finished")
-
-
 @pytest.fixture
 def run(finished, tmp_path):
     """A finished run of FedAvg on molecules, and new ones without targets."""

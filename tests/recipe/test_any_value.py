@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import chdir
 from typing import Any
 
 import pytest
@@ -57,13 +56,12 @@ def test_any_value_at_any_place_is_parsed_or_refused(parser, tmp_path, place, va
         node = node[key]
     node[place[-1]] = value
     (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe), encoding="utf-8")
-    with chdir(tmp_path):
-        try:
-            parse("fit", parser, ["--config", "recipe.yaml"])
-        except (ConfigurationError, ArgumentError) as error:
-            text = error_text(error)
-            assert len(text.splitlines()) <= 3, text
-            assert len(text) <= 1000, text
+    try:
+        parse("fit", parser, ["--config", "recipe.yaml"])
+    except (ConfigurationError, ArgumentError) as error:
+        text = error_text(error)
+        assert len(text.splitlines()) <= 3, text
+        assert len(text) <= 1000, text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

@@ -66,8 +66,9 @@ def test_no_more_than_blocks_of_clients_that_train_at_once(four_cores, tmp_path)
     assert chosen(tmp_path, stacked_clients=3) == (1, False, None)
 
 
-def test_what_is_given_is_kept_and_forked(four_cores, tmp_path):
+def test_what_is_given_is_kept_and_forked_on_one_machine(four_cores, tmp_path):
     assert chosen(tmp_path, devices=2) == (2, True, None)
+    assert chosen(tmp_path, devices=2, num_nodes=2) == (2, False, None)
     assert chosen(tmp_path, devices=1) == (1, False, None)
 
 
@@ -95,35 +96,25 @@ def test_one_where_the_model_is_large_or_unknown(four_cores, tmp_path, module):
 
 
 @pytest.mark.parametrize("devices", ["auto", 2])
-class TestNothingIsForked:
-    def check(self, tmp_path, devices):
-        processes, forks, said = chosen(tmp_path, devices=devices)
-        assert (processes, forks, said) == (1 if devices == "auto" else 2, False, None)
-
-    def test_in_a_process_that_does_other_things(self, tmp_path, devices):
-        self.check(tmp_path, devices)
-
-    def test_beside_other_threads(self, four_cores, monkeypatch, tmp_path, devices):
-        monkeypatch.setattr(threading, "active_count", lambda: 2)
-        self.check(tmp_path, devices)
-
-    def test_in_a_worker_of_a_study(self, four_cores, monkeypatch, tmp_path, devices):
-        monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
-        self.check(tmp_path, devices)
-
-    def test_where_forks_are_not_safe(self, four_cores, monkeypatch, tmp_path, devices):
-        monkeypatch.setattr(sys, "platform", "darwin")
-        self.check(tmp_path, devices)
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (sys, "argv", ["pytest"]),
+        (threading, "active_count", lambda: 2),
+        (multiprocessing, "parent_process", lambda: object()),
+        (sys, "platform", "darwin"),
+    ],
+    ids=["a process that does other things", "other threads", "a worker of a study", "forks are not safe"],
+)
+def test_nothing_is_forked(four_cores, monkeypatch, tmp_path, devices, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+    assert chosen(tmp_path, devices=devices) == (1 if devices == "auto" else 2, False, None)
 
 
 def test_nothing_is_forked_where_a_launcher_starts_the_processes(four_cores, monkeypatch, tmp_path):
     for name, value in (("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("RANK", "0"), ("NODE_RANK", "0")):
         monkeypatch.setenv(name, value)
     assert chosen(tmp_path) == (1, False, None)
-
-
-def test_nothing_is_forked_on_several_machines(four_cores, tmp_path):
-    assert chosen(tmp_path, devices=2, num_nodes=2) == (2, False, None)
 
 
 def test_what_cannot_be_forked_is_refused(monkeypatch, tmp_path):

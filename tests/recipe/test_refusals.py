@@ -40,11 +40,6 @@ def parser() -> ArgumentParser:
     return make_parser("fit")
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
         parse("fit", parser, ["--config", "drflm_esol", *words])

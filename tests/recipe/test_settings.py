@@ -34,11 +34,6 @@ def collected(*words: str) -> dict:
     return collect_settings(options(*words), KEYS)
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 def test_recipes_are_merged_in_order_and_options_over_them():
     Path("one.yaml").write_text(
         "model: {class_path: A, init_args: {x: 1, y: 1}}\ntrainer: {callbacks: [{class_path: B}]}"

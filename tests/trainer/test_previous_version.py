@@ -51,7 +51,6 @@ def learned(run: FederatedTrainer) -> list[dict[str, Any]]:
 def test_a_run_of_the_previous_version_resumes_to_the_same_result(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
     if list(FOLDER.glob(f"{name}/*.client-*")):  # each client's state is in a file of its own
         monkeypatch.setattr(Processes, "private", property(lambda self: True))
     whole = fit(name, tmp_path / "whole")

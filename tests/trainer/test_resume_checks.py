@@ -186,11 +186,8 @@ def test_another_recipe_is_said_by_name_and_value(last: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["folder", "HCCT"])
-def test_callbacks_are_compared_where_there_were_none_and_files_have_their_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_callbacks_are_compared_where_there_were_none_and_files_have_their_names(name: str, tmp_path: Path) -> None:
     """The recipe without callbacks names none, which is no path; a file called as a class changes nothing."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     plain = [ModelCheckpoint(every_n_rounds=1)]
     before = trainer(tmp_path, 1, callbacks=plain)

@@ -193,15 +193,6 @@ def test_metrics_are_mean_and_worst_over_clients(tmp_path: Path) -> None:
     assert set(summary["versions"]) >= {"torch", "lightning", "lightning-fl"}
 
 
-def test_a_new_run_never_overwrites_an_old_one(tmp_path: Path) -> None:
-    folders = []
-    for _ in range(2):
-        run = FederatedTrainer(max_rounds=1, enable_progress_bar=False, default_root_dir=tmp_path)
-        run.fit(TinyModule(), TinyClients())
-        folders.append(run.log_dir)
-    assert folders == [str(tmp_path / "version_0"), str(tmp_path / "version_1")]
-
-
 class FailsAt(TinyModule):
     """A module whose step fails for one client."""
 
@@ -325,16 +316,16 @@ def test_a_second_fit_of_one_trainer_writes_into_a_folder_of_its_own(tmp_path):
     assert Path(twice.log_dir).name == "version_2"
 
 
-def test_an_evaluation_before_a_fit_leaves_the_fit_its_folder(tmp_path):
-    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", devices=1, default_root_dir=tmp_path)
-    trainer.validate(TinyModule(), TinyClients())
-    trainer.fit(TinyModule(), TinyClients())
-    assert Path(trainer.log_dir).name == "version_0"
-    trainer.fit(TinyModule(), TinyClients())
-    assert Path(trainer.log_dir).name == "version_1"
+def test_an_evaluation_before_a_fit_leaves_the_fit_its_folder_and_no_fit_overwrites_another(tmp_path):
+    for folders in (["version_0", "version_1"], ["version_2", "version_3"]):
+        run = trainer(max_rounds=1, default_root_dir=tmp_path)
+        run.validate(TinyModule(), TinyClients())
+        for folder in folders:
+            run.fit(TinyModule(), TinyClients())
+            assert run.log_dir == str(tmp_path / folder)
 
 
-def test_who_watches_a_client_s_start_sees_what_it_starts_from(tmp_path):
+def test_who_watches_a_client_s_start_sees_what_it_starts_from():
     class Watcher(Callback):
         def __init__(self):
             self.seen = []
@@ -349,17 +340,9 @@ def test_who_watches_a_client_s_start_sees_what_it_starts_from(tmp_path):
                     parameter.fill_(torch.nan)
 
     def fit(*callbacks):
-        trainer = FederatedTrainer(
-            max_rounds=2,
-            accelerator="cpu",
-            devices=1,
-            callbacks=[PersonalLayers(layers=["linear.bias"]), *callbacks],
-            default_root_dir=tmp_path,
-            logger=False,
-            enable_progress_bar=False,
-        )
-        trainer.fit(TinyModule(), TinyClients())
-        return trainer
+        run = trainer(max_rounds=2, callbacks=[PersonalLayers(layers=["linear.bias"]), *callbacks])
+        run.fit(TinyModule(), TinyClients())
+        return run
 
     watcher = Watcher()
     watched, alone = fit(watcher), fit()
