@@ -19,6 +19,7 @@ from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.inference.models import choose_models
 from lightning_fl.inference.trained_run import TrainedRun
+from lightning_fl.recipe.file import class_name
 from lightning_fl.runtime.model_file import load_model_checkpoint
 from lightning_fl.study.finished_run import ONLY_SHOW
 from lightning_fl.version import __version__
@@ -113,8 +114,8 @@ def model_card(run: TrainedRun, model: str) -> str:
     data, shared = summary["data"], model.startswith("shared_")
     metrics = summary.get("metrics", {})
     split = next((split for split in ("test", "val", "train") if metrics.get(split)), "")
-    dataset = str(data.get("title") or data.get("name") or _short(recipe["data"]))
-    title = f"{_short(recipe['model'])} on {dataset}"
+    dataset = str(data.get("title") or data.get("name") or class_name(recipe["data"]))
+    title = f"{class_name(recipe['model'])} on {dataset}"
     module, _, name = str(recipe["model"]["class_path"]).rpartition(".")
     text = files("lightning_fl.inference").joinpath("model_card.md.j2").read_text(encoding="utf-8")
     return (
@@ -141,7 +142,7 @@ def model_card(run: TrainedRun, model: str) -> str:
 
 def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
     summary = run.summary
-    task = _TASKS.get(_short(run.recipe["data"]))
+    task = _TASKS.get(class_name(run.recipe["data"]))
     tags = ["federated-learning", "lightning", "pytorch", str(summary["strategy"]).lower()]
     found: dict[str, Any] = {"library_name": "lightning-fl", "tags": tags}
     metrics = summary.get("metrics", {}).get("test", {})
@@ -192,7 +193,3 @@ def _training_facts(run: TrainedRun) -> dict[str, Any]:
         "Sent by all clients": None if exchanged is None else f"{exchanged / 1e6:.3g} MB",
         "Versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     }
-
-
-def _short(part: Mapping[str, Any]) -> str:
-    return str(part["class_path"]).rpartition(".")[2]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.files.names import client_files
 from lightning_fl.files.user_file import refuse_link_out
+from lightning_fl.recipe.file import class_name
 from lightning_fl.study.finished_run import FinishedRun
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ class TrainedRun(FinishedRun):
         """Layers that were not shared (``PersonalLayers``, ``PrivateHeads``); ``None`` if all were."""
         callbacks = (self.recipe.get("trainer") or {}).get("callbacks") or []
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-            name = callback.get("class_path", "") if isinstance(callback, dict) else ""
-            if str(name).rpartition(".")[2] in ("PersonalLayers", "PrivateHeads"):
+            if isinstance(callback, dict) and class_name(callback) in ("PersonalLayers", "PrivateHeads"):
                 return (callback.get("init_args") or {}).get("layers") or "some"
         return None
 

@@ -33,7 +33,7 @@ def flat_settings(value: object, path: str = "", without: Collection[str] = ()) 
     """
     if isinstance(value, Mapping):
         if isinstance(value.get("class_path"), str):
-            yield path, _class_name(value)
+            yield path, class_name(value)
             arguments = (value.get("init_args"), value.get("dict_kwargs"))
             value = {key: item for part in arguments if isinstance(part, Mapping) for key, item in part.items()}
         for key, item in value.items():
@@ -41,7 +41,7 @@ def flat_settings(value: object, path: str = "", without: Collection[str] = ()) 
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         names: list[str] = []
         for number, item in enumerate(value):
-            name = _class_name(item) if isinstance(item, Mapping) and "class_path" in item else str(number)
+            name = class_name(item) if isinstance(item, Mapping) and "class_path" in item else str(number)
             if name not in without:
                 names.append(name)
                 again = f"[{names.count(name)}]" if names.count(name) > 1 else ""
@@ -50,5 +50,6 @@ def flat_settings(value: object, path: str = "", without: Collection[str] = ()) 
         yield path, value
 
 
-def _class_name(entry: Mapping[str, Any]) -> str:
-    return str(entry["class_path"]).rpartition(".")[2]
+def class_name(entry: Mapping[str, Any]) -> str:
+    """The class of a recipe's entry, without its module."""
+    return str(entry.get("class_path")).rpartition(".")[2]

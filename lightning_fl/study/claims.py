@@ -21,9 +21,20 @@ from typing import Literal
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
-#: Statistics of a metric over clients (mean to last_worst), of gains over local training (gain to harmed), and the
-#: adjusted Rand index of coalitions.
-STATISTICS = ("mean", "worst", "best", "std", "last_mean", "last_worst", "gain", "rsd", "ipr", "harmed", "ari")
+#: Statistics of a metric, and their meaning.
+STATISTICS = {
+    "mean": "mean over clients",
+    "worst": "worst client",
+    "best": "best client",
+    "std": "standard deviation over clients",
+    "last_mean": "mean over clients, averaged over the last rounds (LastRounds) instead of the best round",
+    "last_worst": "worst client of each of the last rounds, averaged over them",
+    "gain": "mean gain over the clients' own local training",
+    "rsd": "standard deviation of these gains over clients",
+    "ipr": "share of clients that gain over local training",
+    "harmed": "share of clients that lose against local training",
+    "ari": "adjusted Rand index of the coalitions against the clients' known groups (GroupAgreement)",
+}
 #: Statistics that are shares of clients.
 SHARES = ("ipr", "harmed")
 #: Name of an arm, an axis or a value of an axis.

@@ -15,7 +15,7 @@ from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
 from lightning_fl.recipe.trust import predict_command
 from lightning_fl.runtime.table import Column, Value, label_column
-from lightning_fl.study.claims import cell_name
+from lightning_fl.study.claims import STATISTICS, cell_name
 from lightning_fl.study.declaration import FULL, Study
 from lightning_fl.study.figures import draw_claims, draw_curves, draw_distributions, draw_results
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
@@ -28,23 +28,10 @@ _MAX_METRICS = 12
 #: Panels of curves.
 _MAX_CURVES = 4
 _SPLITS = {"test": "Test", "val": "Validation"}
-_RUN_STATISTICS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
+_STATISTICS = {"mean": "average", "worst": "worst", "best": "best", "std": "standard deviation"}
 #: Linked files of a run.
 _FILES = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "*.csv", "figures/*.png", "models/*.ckpt")
 
-_STUDY_STATISTICS = {
-    "mean": "mean over clients",
-    "worst": "worst client",
-    "best": "best client",
-    "std": "standard deviation over clients",
-    "last_mean": "mean over clients, averaged over the last rounds (LastRounds) instead of the best round",
-    "last_worst": "worst client of each of the last rounds, averaged over them",
-    "gain": "mean gain over the clients' own local training",
-    "rsd": "standard deviation of these gains over clients",
-    "ipr": "share of clients that gain over local training",
-    "harmed": "share of clients that lose against local training",
-    "ari": "adjusted Rand index of the coalitions against the clients' known groups (GroupAgreement)",
-}
 _ABOUT_CLAIMS = (
     "The difference is left side minus right side, paired by seed. A claim holds if its whole interval is on the"
     " claimed side, does not hold if it is on the other side, and is undecided otherwise."
@@ -94,10 +81,10 @@ def _metrics_table(run: FinishedRun, split: str) -> list[Part]:
     metrics = {name: run.metric(name, split) for name in names[:_MAX_METRICS]}
     numbers = {
         name: [metric.clients.get(client, math.nan) for client in run.client_names]
-        + [getattr(metric, statistic) for statistic in _RUN_STATISTICS]
+        + [getattr(metric, statistic) for statistic in _STATISTICS]
         for name, metric in metrics.items()
     }
-    columns = [label_column("client", [*run.client_names, *_RUN_STATISTICS.values()])]
+    columns = [label_column("client", [*run.client_names, *_STATISTICS.values()])]
     columns += [_column(metric, numbers) for metric in metrics.values()]
     note = f"Evaluated: {evaluated}."
     if len(names) > _MAX_METRICS:
@@ -178,7 +165,7 @@ def write_study_page(results: StudyResults, out: Path) -> Path:
     badges |= {f"runs {status}: {count}": status for status, count in statuses.items()}
     verdicts = Counter(answer.verdict for answer in results.answers)
     badges |= {f"claims, {verdict}: {count}": verdict for verdict, count in verdicts.items()}
-    meanings = "; ".join(f"{name}: {_STUDY_STATISTICS[name]}" for name in study.table.statistics)
+    meanings = "; ".join(f"{name}: {STATISTICS[name]}" for name in study.table.statistics)
     claims = Part.of_table(claims_table(results.answers, study.table.digits)) if results.answers else []
     hours = sum(cell.seconds or 0.0 for cell in results.cells) / 3600
     about_runs = f"{len(results.cells)} runs, {hours:.2f} hours of training in total."
@@ -219,7 +206,7 @@ def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
         for column, of_rows in group_cells(results).items()
     }
     figures = {
-        f"{name}: {_STUDY_STATISTICS[name]}": partial(draw_results, results, name)
+        f"{name}: {STATISTICS[name]}": partial(draw_results, results, name)
         for name in study.table.statistics
         if any(not math.isnan(cell.values[name]) for cell in results.cells)
     }

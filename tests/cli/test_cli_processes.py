@@ -14,12 +14,12 @@ SCRIPT = Path(sys.executable).with_name("lightning-fl")
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("line", ["--help", "recipes", "recipes drfa_esol", "datasets"])
-def test_light_commands_do_not_import_torch(line):
-    code = "import sys; from lightning_fl.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    result = run(sys.executable, "-c", code, *line.split())
+def test_light_commands_do_not_import_torch():
+    code = "import sys; from lightning_fl.cli import main; print([main(line.split()) for line in sys.argv[1:]])"
+    lines = ("--help", "recipes", "recipes drfa_esol", "datasets")
+    result = run(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)", *lines)
     assert result.code == 0, result.err
-    assert result.out
+    assert result.out.endswith("\n[0, 0, 0, 0]\n")
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_an_example_of_the_docs_gets_on_two_processes_what_it_gets_on_one(
     name, command, start_warm, tmp_path, monkeypatch
 ):
     """From the examples' folder, as their page says: a class of the user's own is found there."""
-    words = ["fit", "--config", f"{name}.yaml", "--trainer.max_rounds", "3", "--trainer.accelerator", "cpu"]
+    words = ["fit", "--config", f"{name}.yaml", "--trainer.max_rounds", "2", "--trainer.accelerator", "cpu"]
     roots = [tmp_path / number for number in ("1", "2")]
     here = [[*words, "--trainer.default_root_dir", str(root), "--trainer.devices", root.name] for root in roots]
     monkeypatch.chdir(EXAMPLES)
