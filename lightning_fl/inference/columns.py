@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,8 @@ def mean_outputs(outputs: Sequence[Outputs]) -> Outputs:
 
 def free_name(name: str, taken: Collection[str]) -> str:
     """The first unused name of NAME, ``NAME_predicted``, ``NAME_predicted_2``, ..."""
-    if name not in taken:
-        return name
-    number, found = 1, f"{name}_predicted"
-    while found in taken:
-        number += 1
-        found = f"{name}_predicted_{number}"
-    return found
+    names = chain([name, f"{name}_predicted"], (f"{name}_predicted_{number}" for number in count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def _columns(values: Tensor, naming: Naming, key: str) -> dict[str, np.ndarray]:

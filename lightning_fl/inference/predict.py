@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch.utils.data import Subset
 
 from lightning_fl import callbacks
-from lightning_fl.core.errors import DataError
-from lightning_fl.core.seeding import isolated_draws, seed_default_generators
+from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
+from lightning_fl.core.seeding import isolated_draws, seed_default_generators, seeded_as
+from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.molecules.module import MoleculeDataModule
+from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
 from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
 from lightning_fl.inference.forward import Outputs, Predictor
@@ -39,6 +42,8 @@ __all__ = ["ERROR_COLUMN", "RunPredictor", "predict"]
 
 #: Column with the reason why a row has no prediction.
 ERROR_COLUMN = "error"
+#: Of Morgan fingerprints.
+_RADIUS, _BITS = 2, 2048
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,7 @@ class RunPredictor:
             self._widths = half_widths(measured, asked.interval, self._naming)
         self._similarity = None
         if asked.similarity:
-            from lightning_fl.inference.similarity import TrainingSimilarity
-
-            self._similarity = TrainingSimilarity(made.data, self.run.summary["seed"])
+            self._similarity = _TrainingSimilarity(made.data, self.run.summary["seed"])
 
     def _load(self, run: TrainedRun) -> tuple[list[LoadedModel], Made]:
         asked = self._options
@@ -244,3 +247,53 @@ def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarr
     column = np.full(count, np.nan if real else None, dtype=values.dtype if real else object)
     column[kept] = values
     return column
+
+
+class _TrainingSimilarity:
+    """Tanimoto similarity of Morgan fingerprints to each client's nearest training molecule.
+
+    Rogers and Hahn 2010, https://doi.org/10.1021/ci100050t: 1 for equal fingerprints, 0 for no common bits. ``columns``
+    are ``similarity``, the maximum over clients, and ``similarity@CLIENT`` for several clients. ``data``, before
+    ``setup``, are read again.
+    """
+
+    def __init__(self, data: FederatedDataModule, seed: int) -> None:
+        if not isinstance(data, MoleculeDataModule):
+            raise ConfigurationError("similarity: the run's data are not molecules; remove this option.")
+        try:
+            with seeded_as(seed):
+                data.prepare_data()
+                data.setup("fit")
+        except FederatedError as error:
+            raise DataError(f"similarity: the run's data cannot be read: {error}") from error
+        smiles = data.dataset.smiles
+        self._clients: dict[str, list[Any]] = {}
+        for client, name in enumerate(data.client_names()):
+            part = SharedDataModule.client_data(data, client, "train")  # molecules, not graphs
+            places = part.indices if isinstance(part, Subset) else []
+            self._clients[name] = [found for place in places if (found := _fingerprint(smiles[place])) is not None]
+        several = [f"similarity@{name}" for name in self._clients] if len(self._clients) > 1 else []
+        self.columns = ["similarity", *several]
+
+    def __call__(self, chunk: Unlabelled) -> dict[str, np.ndarray]:
+        """Columns [k] for a chunk of molecules."""
+        from rdkit.DataStructs import BulkTanimotoSimilarity
+
+        smiles = chunk.data.smiles
+        found = torch.zeros(len(self._clients), len(smiles))
+        for place, text in enumerate(smiles):
+            fingerprint = _fingerprint(text)
+            for client, known in enumerate(self._clients.values()):
+                found[client, place] = max(BulkTanimotoSimilarity(fingerprint, known), default=0.0)
+        nearest = found.max(dim=0).values.numpy()
+        return dict(zip(self.columns, [nearest, *(row.numpy() for row in found)], strict=False))
+
+
+def _fingerprint(smiles: str) -> Any:
+    from rdkit import Chem
+    from rdkit.Chem import rdFingerprintGenerator
+
+    molecule = Chem.MolFromSmiles(smiles)
+    if molecule is None:
+        return None
+    return rdFingerprintGenerator.GetMorganGenerator(radius=_RADIUS, fpSize=_BITS).GetFingerprint(molecule)

@@ -15,6 +15,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import USAGE, add_arguments, parse
+from lightning_fl.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fl.trainer.trainer import FederatedTrainer
@@ -30,7 +31,6 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     from lightning import seed_everything
 
     from lightning_fl.recipe.processes import choose_processes
-    from lightning_fl.recipe.saved_config import SaveConfig
     from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
 
     seed_everything(int(config.seed_everything), verbose=False)
@@ -42,7 +42,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         notice = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
         if notice is not None:
             print(notice, file=sys.stderr)
-    trainer.callbacks.insert(0, SaveConfig(parser.dump(config, skip_unset=False)))
+    trainer.run_log.recipe = f"# lightning-fl {__version__}\n{parser.dump(config, skip_unset=False)}"
     trainer.run_log.hyperparameters = _hyperparameters(config.as_dict())
     try:
         code = _COMMANDS[command](made, config.ckpt_path, arguments)

@@ -1,17 +1,6 @@
 """How a run reaches loggers: TensorBoard, Weights & Biases, MLflow, Comet, or one of the user's.
 
-All get the same scalars. Pictures, tables, files and settings each logger takes in its own way:
-
-==================  ==================  ================  =====================  ==========================
-logger              pictures            tables            files                  settings
-==================  ==================  ================  =====================  ==========================
-TensorBoardLogger   ``add_figure``                                               ``add_hparams``, at the end
-WandbLogger         ``log_image``       ``log_table``     an artifact            the run's config
-MLFlowLogger        ``log_image``       ``log_text``      artifacts              parameters
-CometLogger         ``log_image``       ``log_table``     assets                 parameters
-another             ``add_figure`` of                                            ``log_hyperparams``
-                    its experiment
-==================  ==================  ================  =====================  ==========================
+All get the same scalars; pictures, tables, files and settings each takes in its own way.
 """
 
 import hashlib

@@ -70,8 +70,9 @@ class RunLog:
         self.summary: dict[str, Any] = {}
         #: The same on all ranks of a run and of no other; empty in a single process.
         self.token = ""
-        #: Shown in TensorBoard's HPARAMS tab; the command line sets the resolved recipe.
+        #: Shown in TensorBoard's HPARAMS tab; the command line sets them, and the resolved recipe for ``config.yaml``.
         self.hyperparameters: dict[str, Any] = {}
+        self.recipe = ""
 
     @property
     def directory(self) -> Path:
@@ -105,6 +106,8 @@ class RunLog:
         except ConfigurationError:
             self.discard()
             raise
+        if self.recipe:
+            self.write("config.yaml", self.recipe)
 
     def log_round(
         self, federation: Federation, logged: Mapping[str, float], *, evaluated: bool, names: Sequence[str] | None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"]
 
 #: Callbacks that change no result: those with ``Callback.only_shows`` (importing them would import torch; a test
-#: compares the two), and ``LocalReference``.
+#: compares the two), ``LocalReference``, and ``SaveConfig`` of older versions.
 ONLY_SHOW = frozenset(
     {
         *("Calibration", "CalibrationFigure", "CoalitionFigure", "CollaborationFigure", "ContributionFigure"),

@@ -27,8 +27,6 @@ from lightning_fl.runtime.surface import TrainerSurface
 from lightning_fl.strategies.federated import FederatedStrategy
 from lightning_fl.version import __version__
 
-#: Callbacks that single ranks may have: they exchange nothing.
-_OWN_CALLBACKS = ("ProgressDisplay", "SaveConfig")
 #: Settings that do not change any model: length of the run, what is shown and saved.
 _CHANGES_NOTHING = (
     *(f"trainer.{one.name}" for one in fields(Settings) if not one.metadata.get("decides", True)),
@@ -214,7 +212,8 @@ def _other_data(trainer: TrainerSurface, before: Mapping[int, Mapping[str, str]]
 
 def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
     """Settings, strategy, callbacks and the module's hyper-parameters."""
-    callbacks = {name: one for name, one in _callbacks(trainer).items() if type(one).__name__ not in _OWN_CALLBACKS}
+    # Single ranks may have a display: it exchanges nothing.
+    callbacks = {name: one for name, one in _callbacks(trainer).items() if type(one).__name__ != "ProgressDisplay"}
     shared = [one.name for one in fields(Settings) if one.metadata.get("shared", True)]
     common: dict[str, Any] = {
         "lightning-fl's version": __version__,
