@@ -43,25 +43,14 @@ def find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | 
     known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
     if name in known:
         return known[name]
-    if strategy := registered_strategy(name, bases):
-        return strategy[0]
+    from lightning_fl.trainer.arguments import registered_strategy  # imports torch
+
+    if (found := registered_strategy(name)) and issubclass(found[0], tuple(bases)):
+        return found[0]
     return (
         f"there is no such class{did_you_mean(name, known)}; give a class of your own with its module, as in"
         " my_package.MyClass"
     )
-
-
-def registered_strategy(name: object, bases: Sequence[type]) -> tuple[type, dict[str, Any]] | None:
-    """The class registered with Fabric under a strategy's name, and the arguments that the name implies.
-
-    ``None`` if there is none, or if it is not a subclass of ``bases``.
-    """
-    from lightning.fabric.strategies import STRATEGY_REGISTRY
-
-    entry = dict(STRATEGY_REGISTRY).get(str(name).lower())
-    if entry is None or not (isinstance(entry["strategy"], type) and issubclass(entry["strategy"], tuple(bases))):
-        return None
-    return entry["strategy"], dict(entry["init_params"])
 
 
 @cache

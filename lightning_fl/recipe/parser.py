@@ -22,7 +22,7 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namesp
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import dump_yaml, parse_yaml
-from lightning_fl.recipe.classes import annotations_of, registered_strategy
+from lightning_fl.recipe.classes import annotations_of
 from lightning_fl.recipe.error_messages import compact, federated_cause
 from lightning_fl.recipe.faults import find_faults
 from lightning_fl.recipe.help import CommandParser
@@ -150,14 +150,14 @@ def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:
 
     Arguments without a class are those of ``fedavg``.
     """
-    from lightning_fl.strategies import FederatedStrategy
+    from lightning_fl.trainer.arguments import registered_strategy
 
     trainer = settings.get("trainer")
     entry = trainer.get("strategy") if isinstance(trainer, Mapping) else None
     given = (entry.get("init_args") or {}) if isinstance(entry, Mapping) else None
     if not isinstance(trainer, Mapping) or not isinstance(entry, Mapping) or not isinstance(given, Mapping):
         return settings
-    found = registered_strategy(entry.get("class_path", "fedavg"), [FederatedStrategy])
+    found = registered_strategy(entry.get("class_path", "fedavg"))
     if found is None:
         return settings
     kind, implied = found

@@ -96,20 +96,19 @@ def _strategy(strategy: object) -> FederatedStrategy:
     """Make the strategy of a registered name or an import path, with its default arguments."""
     if isinstance(strategy, FederatedStrategy):
         return strategy
-    entries = {name: STRATEGY_REGISTRY[name] for name in STRATEGY_REGISTRY.available_strategies()}
-    ours = {name: entry for name, entry in entries.items() if _is_federated(entry["strategy"])}
     module, _, cls = str(strategy).rpartition(".")
-    if (entry := ours.get(str(strategy).lower())) is not None:
-        kind, arguments = entry["strategy"], entry["init_params"]
+    if (found := registered_strategy(strategy)) is not None:
+        kind, arguments = found
     else:
         try:
             kind, arguments = getattr(import_module(module), cls) if module else None, {}
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(f"trainer.strategy={strategy!r} cannot be imported: {error}.") from error
     if not _is_federated(kind):
-        names = [name for name in sorted(ours) if not name.endswith(("_fork", "_spawn"))]
+        names = [name for name in sorted(STRATEGY_REGISTRY) if registered_strategy(name)]
+        names = [name for name in names if not name.endswith(("_fork", "_spawn"))]
         raise ConfigurationError(
-            f"trainer.strategy={strategy!r} is not a federated strategy{did_you_mean(str(strategy), ours)}. Registered"
+            f"trainer.strategy={strategy!r} is not a federated strategy{did_you_mean(str(strategy), names)}. Registered"
             f" are: {', '.join(names)}; name your own with its module, as in my_package.MyStrategy."
         )
     try:
@@ -119,6 +118,14 @@ def _strategy(strategy: object) -> FederatedStrategy:
             f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
             f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
         ) from error
+
+
+def registered_strategy(name: object) -> tuple[type[FederatedStrategy], dict[str, Any]] | None:
+    """The class registered with Fabric under a strategy's name, and the arguments that the name implies."""
+    entry = dict(STRATEGY_REGISTRY).get(str(name).lower())
+    if entry is None or not _is_federated(entry["strategy"]):
+        return None
+    return entry["strategy"], dict(entry["init_params"])
 
 
 def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:

@@ -1,5 +1,6 @@
 """Spreads and dropout as functions, then the options of ``lightning-fl predict`` on runs of molecules."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,14 @@ from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibr
 NEW = ["CCO", "CCCCN", "CCCCCCF"]
 
 
+@cache  # tests only read the runs
 def _fit(name, values, *, seed=3, callbacks=("Calibration",), dropout=0.3):
     rows = [f"{'C' * n}{end},{values(n, end)},{end}" for n in range(1, 13) for end in "ONF"]
     Path(f"{name}.csv").write_text("\n".join(["smiles,y,lab", *rows]) + "\n")
     model = {"hidden_dim": 8, "num_layers": 2, "learning_rate": 0.1, "dropout": dropout}
     data = {"path": f"{name}.csv", "target_columns": ["y"], "group_column": "lab", "split": [0.5, 0.25, 0.25]}
-    return fit(
-        {"class_path": "MoleculeModel", "init_args": model},
-        {"class_path": "MoleculeCSV", "init_args": data},
-        callbacks,
-        seed=seed,
-        root=f"runs/{name}{seed}",
-    )
+    parts = {"class_path": "MoleculeModel", "init_args": model}, {"class_path": "MoleculeCSV", "init_args": data}
+    return fit(*parts, callbacks, seed=seed, root=f"runs/{name}{seed}").absolute()
 
 
 def _number(n, end):
@@ -116,7 +113,7 @@ def test_intervals_and_spreads_of_a_regression(capsys) -> None:
 
 
 def test_calibrated_probabilities(capsys) -> None:
-    run = _fit("label", _label, callbacks=("Calibration",))
+    run = _fit("label", _label)
     raw = torch.tensor(predict(run, NEW)["y"].tolist())
     measured = read_calibration(run)["shared_0"][0]
     assert measured.kind == "classification"
