@@ -93,8 +93,8 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
         more, rest = len(shares) - len(shown), 1 - math.fsum(shares[k] for k in shown)
         lines.append([Value(f"... and {more} more"), empty, Value(f"{rest:.1%}"), *[empty] * len(metrics)])
     for label, values in (("uniform mixture", found.uniform), ("personal model", found.personal)):
-        numbers = (number_value(values.get(full[name], math.nan), state="summary") for name in metrics)
-        lines.append([Value(label, state="summary"), empty, empty, *numbers])
+        lines.append([Value(label, state="summary"), empty, empty])
+        lines[-1] += [number_value(values.get(full[name], math.nan), state="summary") for name in metrics]
     models, scores, parts, *others = zip(*lines, strict=True)
     columns = [
         Column("model", models, is_label=True, min_width=15),

@@ -96,6 +96,7 @@ def _strategy(strategy: object) -> FederatedStrategy:
     """Make the strategy of a registered name or an import path, with its default arguments."""
     if isinstance(strategy, FederatedStrategy):
         return strategy
+    kind: Any
     module, _, cls = str(strategy).rpartition(".")
     if (found := registered_strategy(strategy)) is not None:
         kind, arguments = found
