@@ -104,5 +104,6 @@ def _print(found: "Personalization", summary: dict[str, Any], folder: Path, data
     for place, ((name, metric), numbers) in enumerate(zip(metrics.items(), others, strict=True)):
         columns.append(metric_column(name, metric.higher_is_better, numbers, place))
     is_stand_in = summary.get("data_source") == STAND_IN
-    print_table(Table(title, columns, notes, is_stand_in, num_summaries=2, elsewhere="in a wider window"), console)
+    console.print(Text(title, "bold"), soft_wrap=True)
+    print_table(Table("", columns, notes, is_stand_in, num_summaries=2, elsewhere="in a wider window"), console)
     console.print(Text(f"personal model: {out}"), soft_wrap=True)
