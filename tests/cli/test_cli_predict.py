@@ -241,6 +241,8 @@ def test_a_file_that_is_not_given(run, command):
     code, _, err = command("predict", run)
     assert code == 2
     assert err == "error: the following arguments are required: file.\n"
+    code, _, err = command("predict")
+    assert (code, "predict RUN FILE" in err, "predict --config RECIPE" in err) == (2, True, True)
 
 
 def test_what_python_gives_that_is_no_molecule(run):
