@@ -116,13 +116,7 @@ class RankExchange(DDPStrategy):
         if self.world_size == 1:
             return obj
         own = self.global_rank == src
-        message = _message(obj) if own else b""
-        length = torch.tensor([len(message)], device=self.message_device)
-        with self._together():
-            torch.distributed.broadcast(length, src=src)
-        count = int(length.item())
-        self._check_length(count, src)
-        content = self._broadcast_message(message, count, src)
+        content = self._gathered(_message(obj) if own else b"")[src]
         return obj if own else self._read(content, src)
 
     def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
@@ -182,7 +176,10 @@ class RankExchange(DDPStrategy):
         elif self.world_size * max(lengths) <= _AT_ONCE:
             rows = self._gathered_rows(np.frombuffer(message, np.uint8), max(lengths))
         else:
-            rows = [self._broadcast_message(message, length, rank) for rank, length in enumerate(lengths)]
+            rows = [
+                self._broadcast_message(message, length, rank) if length else heads[rank]
+                for rank, length in enumerate(lengths)
+            ]
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def _gathered_rows(self, content: np.ndarray, width: int) -> list[np.ndarray]:
