@@ -129,9 +129,10 @@ class TransformedImages(FederatedDataModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mean, std, augment = self.mean, self.std, self.augment or []
-        if len(set(augment)) < len(augment):
-            raise ConfigurationError(f"augment={augment}: name each augmentation once.")
+        self.augment = self.augment or []
+        mean, std = self.mean, self.std
+        if len(set(self.augment)) < len(self.augment):
+            raise ConfigurationError(f"augment={self.augment}: name each augmentation once.")
         if len(mean or []) != len(std or []) or (mean is not None and len(mean) not in (1, 3)):
             raise ConfigurationError(f"mean={mean}, std={std}: give both, one number per channel, or neither.")
         if mean is not None and not self.normalize:
@@ -141,7 +142,7 @@ class TransformedImages(FederatedDataModule):
         """Make the transform; refuse statistics of another number of channels."""
         if mean is not None and len(mean) not in (1, channels):
             raise ConfigurationError(f"mean={mean}: the images have {channels} channels; give one number for each.")
-        self._transform = ImageTransform(mean, std, self.augment or [])
+        self._transform = ImageTransform(mean, std, self.augment or ())
 
     @property
     @abstractmethod
