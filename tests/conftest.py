@@ -1,13 +1,20 @@
 """Every test starts from the same environment and leaves none of its own behind."""
 
+import importlib.metadata
 import os
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from processes import no_process_left, start_warm, warm_python
+
+# Every trainer asks for both, a fifth of the time of a tiny run; before anything imports them.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+importlib.metadata.version = cache(importlib.metadata.version)
 
 __all__ = ["no_process_left", "start_warm", "warm_python"]  # fixtures
 
@@ -33,6 +40,31 @@ def pytest_configure(config: pytest.Config) -> None:
         from cuda_standin.plugin import EverywhereOnTheDevice
 
         config.pluginmanager.register(EverywhereOnTheDevice())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsers_made_once() -> Iterator[None]:
+    """A command's parser takes longer to make than a tiny run; modules of the working directory are found as ever."""
+    from lightning_fl import cli
+
+    make_parser = cache(cli.make_parser)
+
+    def kept(command: str, module: Any = None) -> Any:
+        if module is not None and module.__name__ == cli._RUN and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        return make_parser(command, module)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "make_parser", kept)
+        yield
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How sure FedCollab is of its coalitions is not asked: most of the time of a tiny run."""
+    from lightning_fl.functional.fedcollab import same_coalitions_share
+
+    monkeypatch.setitem(same_coalitions_share.__kwdefaults__, "num_draws", 1)
 
 
 @pytest.fixture

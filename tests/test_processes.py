@@ -1,7 +1,6 @@
 """Real processes: the same bits on one and on two, and silos that stay where they are."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from algorithm_run import callbacks, federation, outcome, settings, settings_of
-from processes import SUPPORT, Process, reserved_port, start, succeed
+from processes import SUPPORT, Process, reserved_port, succeed
 from tiny import FolderSilo, TinyClients, digest, regression_set
 
 from lightning_fl import FederatedTrainer, Silos
@@ -30,12 +29,6 @@ def records_of(folder: Path, processes: list[Process]) -> list[dict[str, Any]]:
 
 def words(folder: Path, *arguments: str) -> list[str]:
     return [str(SCRIPT), "--root", str(folder / "runs"), "--out", str(folder / "out.json"), *arguments]
-
-
-def fresh(folder: Path, *arguments: str, command: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Start the script, which starts other ranks itself or is started by a launcher; the records of all ranks."""
-    line = [sys.executable, *command, *words(folder, *arguments)]
-    return records_of(folder, [start(*line, environment={"OMP_NUM_THREADS": "1"})])
 
 
 @pytest.fixture
@@ -80,19 +73,27 @@ def in_this_process(folder: Path, data: Any, algorithm: str = "drflm", **more: A
     return trainer
 
 
-def test_processes_compile_after_they_were_forked(tmp_path: Path, two_ranks: TwoRanks) -> None:
-    one = in_this_process(tmp_path, TinyClients())
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
+    """The run in this process to which others are compared."""
+    return in_this_process(tmp_path_factory.mktemp("plain"), TinyClients())
+
+
+def test_processes_compile_after_they_were_forked(plain: FederatedTrainer, two_ranks: TwoRanks) -> None:
     ranks = two_ranks("--compile", "aot_eager")
-    assert [rank["weights"] for rank in ranks] == 2 * [digest(one.models[0])]
+    assert [rank["weights"] for rank in ranks] == 2 * [digest(plain.models[0])]
 
 
-@pytest.mark.parametrize("command", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
-def test_two_processes_give_the_bits_of_one(command: tuple[str, ...], tmp_path: Path) -> None:
-    one = in_this_process(tmp_path, TinyClients())
-    ranks = fresh(tmp_path, "--devices", "2", command=command)
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
+def test_two_processes_give_the_bits_of_one(
+    launcher: tuple[str, ...], tmp_path: Path, plain: FederatedTrainer, start_warm: Callable[..., Process]
+) -> None:
+    """Started by the script itself, or by a launcher."""
+    line = [*launcher, *words(tmp_path, "--devices", "2")]
+    ranks = records_of(tmp_path, [start_warm(*line, environment={"OMP_NUM_THREADS": "1"})])
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
     assert sorted(client for rank in ranks for client in rank["hosted"]) == [0, 1, 2]
-    assert all(same(one, TinyClients(), rank) for rank in ranks)
+    assert all(same(plain, TinyClients(), rank) for rank in ranks)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
 
 
@@ -152,10 +153,11 @@ def test_an_algorithm_has_the_same_bits_on_two_processes(algorithm: str, tmp_pat
         assert all(torch.equal(exported["state_dict"][name], value) for name, value in expected["state_dict"].items())
 
 
-def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_path: Path, two_ranks: TwoRanks) -> None:
-    one = in_this_process(tmp_path, TinyClients())
+def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(
+    tmp_path: Path, plain: FederatedTrainer, two_ranks: TwoRanks
+) -> None:
     ranks = two_ranks("--profile")
-    assert [rank["weights"] for rank in ranks] == [digest(one.models[0])] * 2
+    assert [rank["weights"] for rank in ranks] == [digest(plain.models[0])] * 2
     frame = pd.read_csv(tmp_path / "runs" / "version_0" / "profile.csv")
     assert list(frame.columns) == ["rank", "round", "category", "seconds"]
     assert set(frame.groupby(["rank", "round"]).groups) == {(rank, n) for rank in (0, 1) for n in (1, 2, 3, 4)}
@@ -167,17 +169,17 @@ def test_a_profile_of_two_processes_tells_their_waiting_and_changes_no_bit(tmp_p
     assert set(frame[frame["category"] == "loggers"]["rank"]) == {0, 1}
 
 
-def test_two_nodes_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
+def test_two_nodes_give_the_bits_of_one(plain: FederatedTrainer, ranks_of: Callable[..., Any]) -> None:
     """Two machines started by hand, as Lightning documents it; here both are this one."""
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         nodes = [{**shared, "NODE_RANK": str(node)} for node in range(2)]
         ranks = ranks_of(nodes, "--devices", "1", "--num-nodes", "2")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
-    assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
+    assert {rank["weights"] for rank in ranks} == {digest(plain.models[0])}
 
 
-def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[..., Any]) -> None:
+def test_slurm_tasks_give_the_bits_of_one(plain: FederatedTrainer, ranks_of: Callable[..., Any]) -> None:
     """What ``srun`` with two tasks sets for each of them."""
     shared = {
         "SLURM_JOB_ID": "7",
@@ -193,7 +195,7 @@ def test_slurm_tasks_give_the_bits_of_one(tmp_path: Path, ranks_of: Callable[...
         tasks = [{**shared, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
         ranks = ranks_of(tasks, "--devices", "2")
     assert [rank["num_processes"] for rank in ranks] == [2, 2]
-    assert {rank["weights"] for rank in ranks} == {digest(in_this_process(tmp_path, TinyClients()).models[0])}
+    assert {rank["weights"] for rank in ranks} == {digest(plain.models[0])}
 
 
 def silos_of_ranks(folder: Path) -> Silos:

@@ -257,7 +257,7 @@ _DRAWN: set[str] = set()
 
 
 @pytest.fixture
-def quick_pictures(monkeypatch):
+def quick_pictures(monkeypatch, few_draws):
     """Of pictures of one name the first is drawn: what they show is tested elsewhere, here that a recipe makes them."""
     draw, log = Figure.savefig, RunLog.log_figure
 
@@ -309,20 +309,6 @@ def test_it_reads_as_an_experiment(name):
         assert f"test RMSE {average} on average over the clients, {worst} for the worst client" in words
     assert list(yaml.safe_load(text)) == ["seed_everything", "trainer", "model", "data"]
     assert max(map(len, text.splitlines())) <= 120
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COALITIONS)
-def test_coalition_recipes_are_what_their_names_say(name, parser):
-    made = instantiate(parser, parse("fit", parser, ["--config", name]))
-    callbacks = [type(callback).__name__ for callback in made.trainer.callbacks]
-    known = set().union(*PARTS.values())
-    assert known & set(callbacks) == PARTS[name.partition("_")[0]]
-    assert "Figures" in callbacks
-    if name.endswith("shift"):
-        assert (made.trainer.local_epochs, made.data.num_clients) == (1, 20)
-    if name.endswith("label_shift"):
-        assert (made.trainer.max_rounds, made.model.hparams.learning_rate) == (200, 0.1)
 
 
 def test_the_discriminators_of_fedcollab_are_set_by_their_key(parser):
@@ -388,26 +374,30 @@ def test_a_coalition_recipe_runs_a_round(name, capsys, quick_pictures):
         assert set(record["gains_over_local_training"]["test"]) >= {metric, "loss"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("pifl")])
-def test_pifl_recipes_mix_two_distributions(name, parser):
-    data = instantiate(parser, parse("fit", parser, ["--config", name])).data
-    mixing = data if name == "pifl_synthetic" else data.partitioner
+def of_a_coalition(name, made):
+    callbacks = [type(callback).__name__ for callback in made.trainer.callbacks]
+    known = set().union(*PARTS.values())
+    assert known & set(callbacks) == PARTS[name.partition("_")[0]]
+    assert "Figures" in callbacks
+    if name.endswith("shift"):
+        assert (made.trainer.local_epochs, made.data.num_clients) == (1, 20)
+    if name.endswith("label_shift"):
+        assert (made.trainer.max_rounds, made.model.hparams.learning_rate) == (200, 0.1)
+
+
+def mixes_two_distributions(name, made):
+    mixing = made.data if name == "pifl_synthetic" else made.data.partitioner
     assert mixing.mixture == "10:90"
     assert mixing.num_clients == {"pifl_digits": 20, "pifl_chembl_families": 12}.get(name, 100)
     # of the paper's data, those of images only are tested on the inverse
     assert mixing.invert_test == mixing.invert_validation == (name not in ("pifl_synthetic", "pifl_chembl_families"))
     if name == "pifl_emnist":
-        classes = data.origin.card.classes
+        classes = made.data.origin.card.classes
         lower, upper = ("".join(classes[label] for label in of) for of in (mixing.classes_a, mixing.classes_b))
         assert (lower, upper) == (string.ascii_lowercase, string.ascii_uppercase)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DRFLM)
-def test_it_is_what_its_name_says(name, parser):
-    config = parse("fit", parser, ["--config", name])
-    made = instantiate(parser, config)
+def of_drflm(name, made):
     algorithm, _, data = name.partition("_")
     callbacks = {type(callback).__name__: callback for callback in made.trainer.callbacks}
     assert type(made.trainer.strategy).__name__ == "FedAvg"
@@ -422,13 +412,31 @@ def test_it_is_what_its_name_says(name, parser):
     assert type(made.data.partitioner).__name__ == ("GroupBy" if data == "chembl_ic50" else "Scaffold")
 
 
+def leaves_the_task_to_the_data(name, made):
+    assert (made.model.hparams.task, made.model.hparams.num_targets) == (None, None)
+    assert type(made.data.partitioner).__name__ == "Scaffold"
+    assert made.data.card.task == ("classification" if name in CLASSES else "regression")
+
+
+#: What recipes must be by their names.
+KINDS = [
+    (COALITIONS, of_a_coalition),
+    ([name for name in RECIPES if name.startswith("pifl")], mixes_two_distributions),
+    (DRFLM, of_drflm),
+    ([*CLASSES, *VALUES], leaves_the_task_to_the_data),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_its_resolved_form_is_the_same_recipe(name, parser, tmp_path):
+def test_it_is_what_its_name_says_and_its_resolved_form_is_the_same(name, parser):
     config = parse("fit", parser, ["--config", name])
-    (tmp_path / "resolved.yaml").write_text(parser.dump(config, skip_unset=False))
-    again = parse("fit", parser, ["--config", "resolved.yaml"])
-    assert config.as_dict() == again.as_dict()
+    Path("resolved.yaml").write_text(parser.dump(config, skip_unset=False))
+    assert parse("fit", parser, ["--config", "resolved.yaml"]).as_dict() == config.as_dict()
+    made = instantiate(parser, config)
+    for names, check in KINDS:
+        if name in names:
+            check(name, made)
 
 
 @pytest.mark.slow
@@ -446,15 +454,6 @@ def test_a_recipe_of_molecules_runs_a_round(name, capsys, quick_pictures):
         assert (folder / "figures" / "sampling_weights.png").is_file() == (not name.startswith("fedavg"))
     else:
         assert len(json.loads((folder / "splits.json").read_text())["clients"]) == record["num_clients"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CLASSES, *VALUES])
-def test_recipes_of_molecules_leave_their_task_to_the_data(name, parser):
-    made = instantiate(parser, parse("fit", parser, ["--config", name]))
-    assert (made.model.hparams.task, made.model.hparams.num_targets) == (None, None)
-    assert type(made.data.partitioner).__name__ == "Scaffold"
-    assert made.data.card.task == ("classification" if name in CLASSES else "regression")
 
 
 @pytest.mark.slow

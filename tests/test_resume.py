@@ -2,7 +2,7 @@
 
 import os
 import signal
-import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from algorithm_run import callbacks, settings
 from meeting import meeting
-from processes import SUPPORT, start
+from processes import SUPPORT, Process
 from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import CheckpointError, FederatedTrainer
@@ -101,11 +101,13 @@ def test_a_crash_leaves_the_last_checkpoint_and_the_old_folder(tmp_path: Path, u
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: FederatedTrainer) -> None:
+def test_a_killed_process_resumes_to_the_same_bits(
+    tmp_path: Path, uninterrupted: FederatedTrainer, start_warm: Callable[..., Process]
+) -> None:
     script = SUPPORT / "algorithm_run.py"
     words = ["--root", tmp_path, "--out", tmp_path / "out.json", "--rounds", "100", "--meet-in-round", "4"]
     with meeting() as (server, environment):
-        process = start(sys.executable, script, *words, environment=environment)
+        process = start_warm(script, *words, environment=environment)
         with process.until_it_connects(server):
             process.send_signal(signal.SIGKILL)
             assert process.end().code == -signal.SIGKILL

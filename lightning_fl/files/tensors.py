@@ -103,6 +103,8 @@ def read_numpy(
 
 def unreadable_part(content: dict[str, Any], known: Sequence[Any] = ()) -> tuple[str, str] | None:
     """Find an object that :func:`read_torch` would refuse: its place and class; ``None`` if there is none."""
+    if _refused(content, known) is None:
+        return None
     for name, value in content.items():
         if (kind := _refused(value, known)) is not None:
             parts = value.items() if isinstance(value, dict) else ()

@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jsonargparse
-import processes
 import pytest
 import torch
 import yaml
@@ -81,9 +79,8 @@ def test_the_same_command_gives_the_same_model_and_overwrites_nothing(run, comma
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_in_a_process_of_its_own(run):
-    words = [sys.executable, "-m", "lightning_fl", "personalize", str(run), "new.csv", "--holdout", "0"]
-    ended = processes.run(*words)
+def test_in_a_process_of_its_own(run, start_warm):
+    ended = start_warm("-m", "lightning_fl", "personalize", run, "new.csv", "--holdout", "0").end()
     assert (ended.code, ended.err) == (0, "")
     assert "of 18 samples, and so are the metrics" in ended.out
     assert_is_the_mixture(run, run / "personal" / "new.ckpt", shares_of(ended.out))

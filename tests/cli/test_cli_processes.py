@@ -64,7 +64,7 @@ def test_an_example_of_the_docs_gets_on_two_processes_what_it_gets_on_one(
 def test_by_default_as_many_forks_as_cores_and_a_line_that_says_so(start_warm):
     words = ["fit", "--config", "fedavg_digits", "--trainer.max_rounds", "2", "--trainer.enable_progress_bar", "false"]
     cores = sorted(os.sched_getaffinity(0))[:2]
-    two = run(SCRIPT, *words, cores=cores)
+    two = start_warm(SCRIPT, *words, cores=cores).end()
     assert two.code == 0, two.err
     forks = (
         "2 processes of one thread each for 12 clients: there are 2 cores and the model is small (4,810 parameters)."

@@ -6,13 +6,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from hooks import Cohorts, StopAfter
 from lightning.pytorch import LightningModule
+from tiny import QUIET
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks.callback import Callback
-from lightning_fl.core.cohort import Cohort
 from lightning_fl.data.module import Split
 
 
@@ -203,36 +204,21 @@ class Rows(IterableDataset):
         return iter(self.rows)
 
 
-class LeaveOut(Callback):
+def leave_out(cohorts: Sequence[Sequence[int]]) -> Callback:
     """Clients take part in the rounds that ``cohorts`` lists for each round."""
-
-    role = "participation"
-
-    def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
-        self.cohorts = cohorts
-
-    def select_clients(self, trainer: FederatedTrainer) -> Cohort:
-        return Cohort.of(list(self.cohorts[trainer.current_round]))
-
-
-class StopAfterTwo(Callback):
-    """Ends the run after its second round."""
-
-    def on_round_end(self, trainer: FederatedTrainer) -> None:
-        trainer.should_stop = trainer.current_round == 2
+    return Cohorts(dict(enumerate(cohorts, start=1)), 0)
 
 
 def federated_trainer(folder: Path, **arguments: Any) -> FederatedTrainer:
     """A quiet trainer that writes below ``folder``."""
-    quiet: dict[str, Any] = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "default_root_dir": folder,
-        "seed": 0,
-    }
-    return FederatedTrainer(**(quiet | arguments))
+    return FederatedTrainer(**(QUIET | {"default_root_dir": folder, "seed": 0} | arguments))
+
+
+def fitted(folder: Path, *given: Any, ckpt_path: Any = None, **arguments: Any) -> FederatedTrainer:
+    """The trainer of a fit of a module on data."""
+    trainer = federated_trainer(folder, **arguments)
+    trainer.fit(*given, ckpt_path=ckpt_path)
+    return trainer
 
 
 def lightning_trainer(folder: Path, kind: Any = pl.Trainer, **arguments: Any) -> Any:
@@ -315,7 +301,7 @@ def fit_whole_and_resumed(
     """
     runs: list[tuple[str, dict[str, Any], str | None]] = [
         ("whole", {}, None),
-        ("cut", {"callbacks": [StopAfterTwo()]} if stop else {"max_rounds": 2}, None),
+        ("cut", {"callbacks": [StopAfter(2)]} if stop else {"max_rounds": 2}, None),
         ("cut", {}, "last"),
     ]
     modules, trainers = [], []

@@ -10,11 +10,12 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     make,
     train_both,
 )
@@ -146,12 +147,10 @@ def test_a_clients_average_is_what_it_uses_and_the_shared_model_is_not(tmp_path:
     """Client 2 takes part once, client 3 never: it has no average, and uses the shared model."""
     data, kind = Clients((8, 4, 12, 8)), _module("ema")
     cohorts = [[2, 0, 1], [1, 0], [0, 1]]
-    settings: dict[str, Any] = {"max_rounds": 3, "callbacks": [LeaveOut(cohorts)], "enable_checkpointing": True}
+    settings: dict[str, Any] = {"max_rounds": 3, "callbacks": [leave_out(cohorts)], "enable_checkpointing": True}
     module, plain = make(kind), make(_module(None))
-    trainer = federated_trainer(tmp_path / "own", **settings)
-    trainer.fit(module, data)
-    reference = federated_trainer(tmp_path / "plain", **settings)
-    reference.fit(plain, data)
+    trainer = fitted(tmp_path / "own", module, data, **settings)
+    reference = fitted(tmp_path / "plain", plain, data, **settings)
     assert trainer.models[0].equal(reference.models[0])
     expected = _averages(module.steps) | {3: float(plain.net.weight.detach().sum())}
     assert trainer.metrics["val"]["weight"].clients == pytest.approx(expected, rel=1e-6)
@@ -197,8 +196,7 @@ def test_an_evaluation_by_itself_loads_states(path: str | None, tmp_path: Path) 
             return self.callback
 
     module, data = make(Holds), Clients((8, 4, 12))
-    trainer = federated_trainer(tmp_path, max_rounds=2, enable_checkpointing=True)
-    trainer.fit(module, data)
+    trainer = fitted(tmp_path, module, data, max_rounds=2, enable_checkpointing=True)
     expected = trainer.metrics["val"]["weight"].clients
     evaluated = module if path is None else make(Holds)
     assert trainer.test(evaluated, data, ckpt_path=path)["weight"].clients == expected
@@ -230,7 +228,7 @@ def test_a_failed_turn_and_what_callbacks_of_the_run_do_change_nothing(brought: 
         ([[0, 1], [0, 1], [0, 1]], Fails, [Looks()]),
         ([[0, 1], [1], [0, 1]], _module(brought), []),
     ):
-        callbacks = [LeaveOut(cohorts), *watching]
+        callbacks = [leave_out(cohorts), *watching]
         trainer = federated_trainer(tmp_path, max_rounds=3, on_client_error="skip", callbacks=callbacks)
         trainer.fit(make(module), Clients((8, 8)))
         metrics = {name: metric.clients for name, metric in trainer.metrics["val"].items()}
@@ -241,8 +239,7 @@ def test_a_failed_turn_and_what_callbacks_of_the_run_do_change_nothing(brought: 
 def test_each_clients_best_model_is_its_average(tmp_path: Path) -> None:
     module, data = make(_module("ema")), Clients((8, 4))
     best = BestClientModels(monitor="weight", mode="min")  # that of the last round
-    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[best], local_steps=2)
-    trainer.fit(module, data)
+    trainer = fitted(tmp_path, module, data, max_rounds=2, callbacks=[best], local_steps=2)
     assert trainer.test(module, data)["weight"].clients == pytest.approx(_averages(module.steps), rel=1e-6)
 
 
@@ -250,7 +247,6 @@ def test_each_clients_best_model_is_its_average(tmp_path: Path) -> None:
 def test_a_strategy_that_evaluates_other_weights_goes_on_doing_so(strategy: Any, tmp_path: Path) -> None:
     found = []
     for brought in ("ema", None):
-        trainer = federated_trainer(tmp_path, max_rounds=2, strategy=strategy())
-        trainer.fit(make(_module(brought)), Clients((8, 4)))
+        trainer = fitted(tmp_path, make(_module(brought)), Clients((8, 4)), max_rounds=2, strategy=strategy())
         found.append(trainer.metrics["val"]["weight"].clients)
     assert found[0] == found[1]

@@ -8,7 +8,16 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from processes import run
-from reference import Clients, Linear, assert_same_weights, federated_trainer, fit_whole_and_resumed, make, samples
+from reference import (
+    Clients,
+    Linear,
+    assert_same_weights,
+    federated_trainer,
+    fit_whole_and_resumed,
+    fitted,
+    make,
+    samples,
+)
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 
@@ -88,8 +97,7 @@ def test_every_exported_model_predicts_the_same(separate: bool, tmp_path: Path) 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_exported_models_open_without_this_package(tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(Configured(), Clients((4,)))
+    trainer = fitted(tmp_path, Configured(), Clients((4,)), max_rounds=1, enable_checkpointing=True)
     code = f"""
 import sys
 sys.modules["lightning_fl"] = None
@@ -109,8 +117,7 @@ def test_changed_hyperparameters_are_exported_as_they_are(tmp_path: Path) -> Non
         def setup(self, stage: str) -> None:
             self.hparams["rate"] = 0.5
 
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(Adapts(), Clients((4,)))
+    trainer = fitted(tmp_path, Adapts(), Clients((4,)), max_rounds=1, enable_checkpointing=True)
     loaded = Adapts.load_from_checkpoint(Path(trainer.log_dir) / "models" / "shared_0.ckpt")
     assert loaded.hparams["rate"] == 0.5
 
@@ -146,8 +153,7 @@ def test_metrics_states_are_not_part_of_a_model(tmp_path: Path) -> None:
             self.mse.update(self.net(batch[0]), batch[1])
             self.log("val_mse", self.mse)
 
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(Measures(), Clients((4,)))
+    trainer = fitted(tmp_path, Measures(), Clients((4,)), max_rounds=1, enable_checkpointing=True)
     saved = torch.load(Path(trainer.log_dir) / "models" / "client_0.ckpt", weights_only=True)
     assert sorted(saved["state_dict"]) == ["net.bias", "net.weight"]
 

@@ -13,6 +13,7 @@ from reference import (
     Validated,
     assert_same_weights,
     federated_trainer,
+    fitted,
     lightning_trainer,
     linear,
     make,
@@ -219,8 +220,7 @@ def test_the_data_module_is_told_what_the_run_is_doing(tmp_path: Path) -> None:
         predict_step = test_step
 
     data, module = AsksItsTrainer(), make(Evaluated)
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, data)
+    trainer = fitted(tmp_path, module, data, max_rounds=1)
     assert set(data.asked) == {"training", "validating evaluating"}
     for run, said in ((trainer.test, "testing evaluating"), (trainer.predict, "predicting")):
         data.asked = []
@@ -240,8 +240,7 @@ class Predicts(Linear):
 def test_predict_step(tmp_path: Path, three_clients: Clients) -> None:
     """Whatever it returns comes back batch by batch; every client's own samples with the shared model."""
     module = make(Predicts)
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, three_clients)
+    trainer = fitted(tmp_path, module, three_clients, max_rounds=1)
     outputs = trainer.predict(module, three_clients)
     assert sorted(outputs) == [0, 1, 2]
     for client, batches in outputs.items():

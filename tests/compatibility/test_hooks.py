@@ -14,11 +14,12 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from reference import (
     Clients,
     Fails,
-    LeaveOut,
     Linear,
     Validated,
     assert_same_weights,
     federated_trainer,
+    fitted,
+    leave_out,
     linear,
     make,
     step,
@@ -314,8 +315,7 @@ def test_values_in_training(tmp_path: Path) -> None:
             seen.append((t.client, t.current_epoch, t.global_step, batch_idx, t.num_training_batches, t.is_last_batch))
             return self.loss(batch)
 
-    trainer = federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[0, 1], [0], [0, 1]])])
-    trainer.fit(Looks(), Clients((10, 8)))
+    fitted(tmp_path, Looks(), Clients((10, 8)), max_rounds=3, callbacks=[leave_out([[0, 1], [0], [0, 1]])])
     zero = [(0, r, 3 * r + i, i, 3, i == 2) for r in range(3) for i in range(3)]
     one = [(1, r, 2 * visit + i, i, 2, i == 1) for visit, r in enumerate((0, 2)) for i in range(2)]
     assert sorted(seen) == sorted(zero + one)
@@ -432,8 +432,7 @@ def test_should_stop_ends_the_run_after_the_round(tmp_path: Path) -> None:
             self.trainer.should_stop = True
 
     module = linear("Stops", training_step=step(act), steps=0)()
-    trainer = federated_trainer(tmp_path, max_rounds=5)
-    trainer.fit(module, Clients((10, 10)))
+    trainer = fitted(tmp_path, module, Clients((10, 10)), max_rounds=5)
     assert trainer.current_round == 2
     assert module.steps == 2 * 2 * 3
 
@@ -489,8 +488,7 @@ def test_the_data_modules_hooks_come_first(tmp_path: Path) -> None:
 
 def test_module_after_the_run_holds_the_shared_model(tmp_path: Path) -> None:
     module = make(Linear)
-    trainer = federated_trainer(tmp_path, max_rounds=2)
-    trainer.fit(module, Clients((4, 8)))
+    trainer = fitted(tmp_path, module, Clients((4, 8)), max_rounds=2)
     torch.testing.assert_close(
         torch.cat([parameter.flatten() for parameter in module.parameters()]),
         torch.cat([trainer.models[0].vectors[torch.float32][:3], trainer.models[0].vectors[torch.float32][16:17]]),
@@ -589,9 +587,7 @@ def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
 
     def run(kind: type[Averaged]) -> FederatedTrainer:
         callbacks = [PersonalLayers(layers=list(module.own)), LastRounds(num=1)]
-        trainer = federated_trainer(tmp_path / kind.__name__, max_rounds=2, callbacks=callbacks)
-        trainer.fit(make(kind), Clients((8, 4, 12)))
-        return trainer
+        return fitted(tmp_path / kind.__name__, make(kind), Clients((8, 4, 12)), max_rounds=2, callbacks=callbacks)
 
     trainer, plain = run(module), run(Plain)
     span = next(one for one in trainer.loop.flat.spans() if one.name == "average")

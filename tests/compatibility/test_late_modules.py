@@ -8,11 +8,12 @@ import pytest
 import torch
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -124,8 +125,7 @@ def test_what_is_made_is_averaged_exported_and_tested(tmp_path: Path) -> None:
             ends[self.trainer.client] = self.teacher.weight.cpu().clone()
 
     module, data = make(Watches), Clients((8, 8))
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(module, data)
+    trainer = fitted(tmp_path, module, data, max_rounds=1, enable_checkpointing=True)
     torch.testing.assert_close(module.teacher.weight, (ends[0] + ends[1]) / 2)
     assert trainer.communication.model_bytes == sum(v.numel() * v.element_size() for v in module.state_dict().values())
     exported = torch.load(Path(trainer.log_dir) / "models" / "shared_0.ckpt", weights_only=False)["state_dict"]
@@ -151,8 +151,7 @@ def test_a_resumed_run_continues(module: type[Linear], tmp_path: Path) -> None:
 
 def test_an_evaluation_of_a_module_without_the_part_says_so(tmp_path: Path) -> None:
     data = Clients((8, 8))
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(make(Teacher), data)
+    trainer = fitted(tmp_path, make(Teacher), data, max_rounds=1, enable_checkpointing=True)
     fresh = make(Teacher)
     with pytest.warns(
         UserWarning, match=r"the checkpoint has 'teacher.weight', 'teacher.bias', made in on_train_start"
@@ -199,5 +198,5 @@ def test_a_module_without_tensors_may_come_later(tmp_path: Path) -> None:
     adds = linear(on_train_epoch_start=lambda self: setattr(self, "activation", nn.Tanh()))
     own, plain = make(adds), make(Linear)
     for module in (own, plain):
-        federated_trainer(tmp_path, max_rounds=2, callbacks=[LeaveOut([[0, 1]] * 2)]).fit(module, Clients((8, 8)))
+        federated_trainer(tmp_path, max_rounds=2, callbacks=[leave_out([[0, 1]] * 2)]).fit(module, Clients((8, 8)))
     assert_same_weights(own, plain, moved=False)

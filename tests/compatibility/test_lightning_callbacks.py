@@ -1,7 +1,6 @@
 """Callbacks of Lightning's in ``trainer.callbacks``: what they do is what they do under Lightning's Trainer."""
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -13,17 +12,18 @@ import pytest
 import pytorch_lightning
 import torch
 from early_stopping_run import run
+from hooks import StopAfter
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
-from processes import SUPPORT, start, succeed
+from processes import SUPPORT, Process, succeed
 from reference import (
     Clients,
-    LeaveOut,
-    StopAfterTwo,
     Validated,
     assert_same_weights,
     federated_trainer,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -109,8 +109,7 @@ def test_callbacks_of_the_module_stop_the_run_too(kind: Any, tmp_path: Path) -> 
     """One of the class that the trainer has replaces it, as in Lightning."""
     early = kind("val_loss", stopping_threshold=1000.0)
     module = make(linear("Brings", Logs, configure_callbacks=lambda self: early))
-    trainer = federated_trainer(tmp_path, max_rounds=8, callbacks=[kind("val_loss", patience=50)])
-    trainer.fit(module, Clients((4, 8)))
+    trainer = fitted(tmp_path, module, Clients((4, 8)), max_rounds=8, callbacks=[kind("val_loss", patience=50)])
     assert trainer.current_round == 1
     assert module.trainer.callbacks[len(trainer.callbacks) :] == [early]
 
@@ -132,8 +131,8 @@ def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_processes_stop_together(tmp_path: Path) -> None:
-    succeed(start(sys.executable, str(SUPPORT / "early_stopping_run.py"), str(tmp_path)))
+def test_processes_stop_together(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
+    succeed(start_warm(SUPPORT / "early_stopping_run.py", tmp_path))
     one, other = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert one == other
     assert one[0] == one[2] == run(tmp_path / "one")
@@ -142,7 +141,7 @@ def test_processes_stop_together(tmp_path: Path) -> None:
 
 def test_the_timer_continues_where_it_was(tmp_path: Path) -> None:
     first = federated_trainer(
-        tmp_path, max_rounds=4, callbacks=[Timer(timedelta(days=1)), StopAfterTwo()], enable_checkpointing=True
+        tmp_path, max_rounds=4, callbacks=[Timer(timedelta(days=1)), StopAfter(2)], enable_checkpointing=True
     )
     first.fit(make(Logs), Clients())
     elapsed = first.lightning_callbacks[0].time_elapsed()
@@ -171,7 +170,7 @@ def test_the_learning_rate_reaches_tensorboard(tmp_path: Path) -> None:
     rates = _scalars(Path(trainer.log_dir), "lr-SGD")
     assert rates == _scalars(Path(theirs.log_dir), "lr-SGD") == pytest.approx([0.05, 0.05, 0.025, 0.025])
     assert monitor.lrs == {"lr-SGD": pytest.approx(rates)}
-    given = [lightning_callbacks.LearningRateMonitor(), lightning_callbacks.DeviceStatsMonitor(), LeaveOut([[0], [1]])]
+    given = [lightning_callbacks.LearningRateMonitor(), lightning_callbacks.DeviceStatsMonitor(), leave_out([[0], [1]])]
     trainer = federated_trainer(tmp_path, max_rounds=2, logger=True, callbacks=given, log_every_n_steps=1)
     trainer.fit(make(Logs), Clients((4, 8)))
     assert _scalars(Path(trainer.log_dir), "lr-SGD/client_1") == pytest.approx([0.05])
@@ -198,8 +197,7 @@ def test_hooks_of_the_run_see_the_metrics_of_all_clients_once(tmp_path: Path) ->
 
     hooks = ("setup", "on_fit_start", "on_train_start", "on_validation_end", "on_train_end", "on_fit_end", "teardown")
     watching = LambdaCallback(**{hook: note(hook) for hook in hooks})
-    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=watching)
-    trainer.fit(make(Logs), Clients((4, 8, 4)))
+    trainer = fitted(tmp_path, make(Logs), Clients((4, 8, 4)), max_rounds=2, callbacks=watching)
     last = trainer.metrics["val"]["val_loss"].mean
     assert [one[0] for one in seen] == [*hooks[:4], *hooks[3:]]
     assert [one[1:3] for one in seen] == [(0, 0), (0, 0), (0, 0), (0, 2), (1, 4), (2, 4), (2, 4), (2, 4)]
@@ -224,7 +222,7 @@ class Validations(pl.Callback):
 
 
 def test_a_state_without_hooks_of_a_turn_is_one_of_the_run(tmp_path: Path) -> None:
-    for given, path in (([Validations(), StopAfterTwo()], None), ([Validations()], "last")):
+    for given, path in (([Validations(), StopAfter(2)], None), ([Validations()], "last")):
         trainer = federated_trainer(tmp_path, max_rounds=8, callbacks=given, enable_checkpointing=True)
         trainer.fit(make(Logs), Clients((4, 8)), ckpt_path=path)
     assert trainer.current_round == trainer.lightning_callbacks[0].count == 3
@@ -239,8 +237,7 @@ class Counts(Validations):
 
 
 def test_a_state_with_hooks_of_a_turn_is_each_clients(tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, max_rounds=2, callbacks=[Counts()])
-    trainer.fit(make(Logs), Clients((4, 8)))
+    trainer = fitted(tmp_path, make(Logs), Clients((4, 8)), max_rounds=2, callbacks=[Counts()])
     assert trainer.metrics["train"]["count"].clients == {0: 21.0, 1: 41.0}
 
 

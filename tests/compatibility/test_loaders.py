@@ -22,6 +22,7 @@ from reference import (
     Validated,
     assert_same_weights,
     federated_trainer,
+    fitted,
     lightning_trainer,
     loader,
     make,
@@ -45,8 +46,7 @@ def both(
 ) -> tuple[Any, FederatedTrainer, Any, pl.Trainer]:
     """One silo for some rounds, and Lightning for as many epochs."""
     own, reference = make(module), make(module)
-    trainer = federated_trainer(folder / "federated", max_rounds=epochs, optimizer_state="keep", **arguments)
-    trainer.fit(own, Silos([data()]))
+    trainer = fitted(folder / "federated", own, Silos([data()]), max_rounds=epochs, optimizer_state="keep", **arguments)
     theirs = lightning_trainer(folder / "lightning", max_epochs=epochs, **arguments)
     theirs.fit(reference, datamodule=data())
     return own, trainer, reference, theirs
@@ -165,8 +165,7 @@ def test_a_loader_s_metrics_stand_for_its_samples(tmp_path: Path) -> None:
             {"train": samples(0, 4), "val": Batches(0, 7)},
         ]
     )
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(make(Counts), silos)
+    trainer = fitted(tmp_path, make(Counts), silos, max_rounds=1)
     several, one = (trainer.loop.evaluator.evaluate(client, trainer.client_model(client), "val") for client in range(2))
     assert several is not None
     assert one is not None
@@ -240,8 +239,7 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
     assert own.told == reference.told
     assert trainer.num_samples == [10]
     twice = make(Asks)
-    trainer = federated_trainer(tmp_path, max_rounds=1, local_epochs=2)
-    trainer.fit(twice, Silos([Rows(0, 10)], batch_size=4, shuffle=False))
+    trainer = fitted(tmp_path, twice, Silos([Rows(0, 10)], batch_size=4, shuffle=False), max_rounds=1, local_epochs=2)
     assert [index for index, _, _ in twice.told] == list(range(6))
     assert [last for _, _, last in twice.told] == 5 * [False] + [True]
     assert_same_weights(twice, reference)  # without optimiser states
@@ -251,8 +249,7 @@ def test_accumulation_begins_anew_with_every_pass_over_a_stream(tmp_path: Path) 
     weights = []
     for data in (Silos([Batches(0, 10)]), Silos([DataLoader(samples(0, 10), batch_size=4)])):
         module = make(Linear)
-        trainer = federated_trainer(tmp_path, max_rounds=1, local_epochs=2, accumulate_grad_batches=2)
-        trainer.fit(module, data)
+        trainer = fitted(tmp_path, module, data, max_rounds=1, local_epochs=2, accumulate_grad_batches=2)
         assert trainer.client_states[0].global_step == 4
         weights.append(module)
     assert_same_weights(*weights)
@@ -274,8 +271,7 @@ class Endless(IterableDataset):
 def test_an_endless_stream_trains_by_steps(tmp_path: Path) -> None:
     """Each turn begins it anew; its weight is what is read in a turn, or what is given."""
     streams = [Endless(0), Endless(1)]
-    trainer = federated_trainer(tmp_path, max_rounds=2, local_steps=3)
-    trainer.fit(make(Linear), Silos(streams, batch_size=4))
+    trainer = fitted(tmp_path, make(Linear), Silos(streams, batch_size=4), max_rounds=2, local_steps=3)
     assert trainer.num_samples == [12, 12]
     assert trainer.client_states[0].global_step == 6
     assert streams[0].read == 3 * 12  # counted, and two rounds
@@ -433,8 +429,7 @@ def test_each_silo_has_hooks_of_its_own(tmp_path: Path) -> None:
     plain = [{"train": scaled(c, "train", 8, f), "val": scaled(c, "val", 4, f)} for c, f in enumerate((3.0, 0.5))]
     for silos in ([Scales(0, 3.0), Scales(1, 0.5)], plain):
         module = make(Validated)
-        trainer = federated_trainer(tmp_path, max_rounds=2)
-        trainer.fit(module, Silos([*silos, loader(2, 8)], batch_size=4, shuffle=False))
+        trainer = fitted(tmp_path, module, Silos([*silos, loader(2, 8)], batch_size=4, shuffle=False), max_rounds=2)
         modules.append((module, trainer.metrics["val"]["val_loss"].clients))
     assert_same_weights(modules[0][0], modules[1][0])
     assert modules[0][1] == modules[1][1]
@@ -563,8 +558,7 @@ def test_an_endless_loader_with_a_length_trains_and_is_evaluated(amount: dict[st
     loaders = [Endless(), Endless()]
     own, reference = make(Validated), make(Validated)
     data = Silos([Holds(lambda: loaders[0], lambda: loaders[1])])
-    trainer = federated_trainer(tmp_path / "federated", max_rounds=2, enable_checkpointing=True, **amount)
-    trainer.fit(own, data)
+    trainer = fitted(tmp_path / "federated", own, data, max_rounds=2, enable_checkpointing=True, **amount)
     theirs = lightning_trainer(tmp_path / "lightning", max_epochs=2)
     theirs.fit(reference, datamodule=Holds(Endless, Endless))
     assert_same_weights(own, reference)

@@ -14,6 +14,7 @@ from reference import (
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
     lightning_trainer,
     linear,
     loader,
@@ -43,9 +44,7 @@ def _compare(module: Callable[[], Any], folder: Path, names: list[str], split: s
 
 def _trained(act: Callable[[Any], Any], folder: Path, data: Clients, **options: Any) -> FederatedTrainer:
     """The trainer after a round of a module that calls ``act(module)`` in each step."""
-    trainer = federated_trainer(folder, max_rounds=1, **options)
-    trainer.fit(linear(training_step=step(act))(), data)
-    return trainer
+    return fitted(folder, linear(training_step=step(act))(), data, max_rounds=1, **options)
 
 
 # -- values and arguments -------------------------------------------------------------------------------------------
@@ -166,8 +165,7 @@ def test_single_steps_are_logged_on_the_clients_own_steps(tmp_path: Path) -> Non
             self.log("quiet", float(batch_idx), on_step=False, on_epoch=True)
             return self.loss(batch)
 
-    trainer = federated_trainer(tmp_path, max_rounds=2, log_every_n_steps=2, logger=True)
-    trainer.fit(Logs(), Clients((12, 8)))
+    trainer = fitted(tmp_path, Logs(), Clients((12, 8)), max_rounds=2, log_every_n_steps=2, logger=True)
     table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv")
     curve = table.dropna(subset=["index/step/client_0"]).set_index("step")["index/step/client_0"].to_dict()
     assert curve == {0: 0.0, 2: 2.0, 4: 1.0}  # rounds of three steps: 0 1 2, then 3 4 5
@@ -216,8 +214,7 @@ def test_metric_objects(tmp_path: Path) -> None:
 
 def test_metric_objects_cover_one_clients_samples_only(tmp_path: Path, three_clients: Clients) -> None:
     module = make(Metrics)
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, three_clients)
+    trainer = fitted(tmp_path, module, three_clients, max_rounds=1)
     for client in range(3):
         x, y = samples(client, 5, "val").tensors
         mae = float((module.net(x) - y).abs().mean())
@@ -269,8 +266,7 @@ def test_metric_collections(module: type[Classifier], tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:No positive samples", "ignore:No negative samples")
 def test_metric_collections_cover_one_clients_samples_only(tmp_path: Path, three_clients: Clients) -> None:
     module = make(Classifier)
-    trainer = federated_trainer(tmp_path, max_rounds=2)
-    trainer.fit(module, three_clients)
+    trainer = fitted(tmp_path, module, three_clients, max_rounds=2)
     for client in range(3):
         x, y = samples(client, 5, "val").tensors
         score, label = torch.sigmoid(module.net(x)), (y > 0).long()
@@ -344,8 +340,7 @@ def test_evaluation_hooks_that_log(word: str, moment: str, tmp_path: Path) -> No
 
 
 def test_what_on_train_start_logs_belongs_to_the_first_round_of_every_client(tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, max_rounds=2, logger=True)
-    trainer.fit(logs_from("on_train_start")(), Clients((4, 4)))
+    trainer = fitted(tmp_path, logs_from("on_train_start")(), Clients((4, 4)), max_rounds=2, logger=True)
     table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv").set_index("step")
     assert table["on_train_start/client_1"].to_dict()[1] == 1.0
     assert math.isnan(table["on_train_start/client_1"].to_dict()[2])
@@ -415,8 +410,7 @@ def test_metrics_between_turns_are_means_over_clients(tmp_path: Path, three_clie
             assert trainer.logged_metrics.keys() == {"train_loss", "train/loss", "val_mae", "val_loss"}
             assert trainer.progress_bar_metrics == {}
 
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(make(Looks), three_clients)
+    trainer = fitted(tmp_path, make(Looks), three_clients, max_rounds=1)
     assert seen[0] == pytest.approx({name: m.mean for name, m in trainer.metrics["train"].items()}, rel=1e-6)
     both = trainer.metrics["train"] | trainer.metrics["val"]
     assert seen[1] == pytest.approx({name: metric.mean for name, metric in both.items()}, rel=1e-6)
@@ -470,8 +464,7 @@ def test_names_of_steps_and_epochs(on_step: bool, on_epoch: bool, tmp_path: Path
 
 def test_between_turns_names_are_means_over_clients(tmp_path: Path, three_clients: Clients) -> None:
     module = make(lambda: Names(True, True))
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, three_clients)
+    trainer = fitted(tmp_path, module, three_clients, max_rounds=1)
     shown = trainer.loop.module_trainer.callback_metrics
     turns = [of for of, _, _ in module.seen["train"] if "loss_epoch" in of]  # type: ignore[attr-defined]
     for name in ("loss", "loss_epoch", "loss_step", "mae_epoch", "mae_step"):

@@ -8,11 +8,12 @@ import torch
 import torchmetrics
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -88,11 +89,11 @@ def test_one_client_is_lightnings_run(module: type[Best], tmp_path: Path) -> Non
 def test_every_client_has_its_own(module: type[Best], tmp_path: Path) -> None:
     together, others = make(module), make(module)
     clients = Clients((8, 8, 8))
-    federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[0, 1, 2]] * 3)]).fit(together, clients)
+    federated_trainer(tmp_path, max_rounds=3, callbacks=[leave_out([[0, 1, 2]] * 3)]).fit(together, clients)
     for client in range(3):
         values = [together.seen[epoch, client] for epoch in range(3)]
         assert module is not Best or values == sorted(values, reverse=True)
-    federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut([[2, 0, 1]] * 3)]).fit(others, clients)
+    federated_trainer(tmp_path, max_rounds=3, callbacks=[leave_out([[2, 0, 1]] * 3)]).fit(others, clients)
     assert others.seen == together.seen
     assert_same_weights(together, others, moved=False)
     assert len({together.seen[2, client] for client in range(3)}) == 3
@@ -106,8 +107,7 @@ def test_a_resumed_run_continues(module: type[Best], tmp_path: Path) -> None:
 
 def test_logged_metrics_leave_nothing_behind(tmp_path: Path) -> None:
     logged = linear("Logged", Best, on_validation_epoch_end=lambda self: None)
-    trainer = federated_trainer(tmp_path, max_rounds=2)
-    trainer.fit(make(logged), Clients((8, 8)))
+    trainer = fitted(tmp_path, make(logged), Clients((8, 8)), max_rounds=2)
     assert "metric_states" not in trainer.federation.client_stores
 
 
@@ -121,8 +121,7 @@ def test_evaluations_of_callbacks_do_not_count(tmp_path: Path) -> None:
     clients = Clients((8, 8))
     federated_trainer(tmp_path, max_rounds=3).fit(own, clients)
     seen: dict[Any, float] = {}
-    trainer = federated_trainer(tmp_path, max_rounds=3, callbacks=[Looks()])
-    trainer.fit(watched, clients)
+    trainer = fitted(tmp_path, watched, clients, max_rounds=3, callbacks=[Looks()])
     stores = trainer.client_store("metric_states")
     for client in (0, 1):
         seen[client] = float(stores[client]["best"]["min_value"])

@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
-from reference import Clients, Fails, Linear, assert_same_weights, federated_trainer, linear, make, train_both
+from reference import Clients, Fails, Linear, assert_same_weights, federated_trainer, fitted, linear, make, train_both
 from torch import Tensor, nn
 
 from lightning_fl.core.errors import TrainingError
@@ -82,8 +82,7 @@ def test_a_callback_is_called_in_each_clients_turn(tmp_path: Path) -> None:
 
         def validation_step(self, batch: Any, batch_idx: int) -> None: ...
 
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(make(Brings), Clients((4, 5)))
+    trainer = fitted(tmp_path, make(Brings), Clients((4, 5)), max_rounds=1)
     assert seen == [
         (0, 0, ["loss"]),
         (1, 0, ["loss"]),

@@ -13,6 +13,7 @@ from reference import (
     Linear,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
     linear,
     make,
     samples,
@@ -188,8 +189,7 @@ def test_loaders_are_those_of_the_client_whose_turn_it_is(tmp_path: Path) -> Non
             for loader in (self.trainer.predict_dataloaders, self.trainer.datamodule.predict_dataloader()):
                 assert torch.equal(list(loader)[batch_idx][0], batch[0])
 
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(Reads(), data)
+    trainer = fitted(tmp_path, Reads(), data, max_rounds=1)
     assert seen == [(0, 2, 4, [2]), (1, 1, 4, [2])]
     trainer.test(Reads(), data)
     trainer.predict(Reads(), data, split="val")
@@ -387,8 +387,7 @@ class AsksData(Linear):
 def test_the_data_module_is_the_silos(tmp_path: Path) -> None:
     module, hospitals = AsksData(), [Hospital(6), Hospital(4)]
     data = Silos(hospitals, names=["a", "b"])
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, data)
+    trainer = fitted(tmp_path, module, data, max_rounds=1)
     assert module.read == [(0, 106, 6, 3), (1, 104, 4, 2)]
     trainer.test(module, data)
     assert hospitals[1].notes == [("fit", True, False, False, False, 1, 1), ("test", False, False, True, False, 1, 1)]
@@ -397,8 +396,7 @@ def test_the_data_module_is_the_silos(tmp_path: Path) -> None:
 def test_the_data_module_is_the_one_that_was_cut_up(tmp_path: Path) -> None:
     module, hospital = AsksData(), Hospital(8)
     data = Partitioned(hospital, IID(num_clients=2))
-    trainer = federated_trainer(tmp_path, max_rounds=1)
-    trainer.fit(module, data)
+    fitted(tmp_path, module, data, max_rounds=1)
     assert module.read == [(0, 108, 8, 2), (1, 108, 8, 2)]  # 4 of 8 samples in batches of 2
     assert [note[0] for note in hospital.notes] == ["fit", "test"]
 

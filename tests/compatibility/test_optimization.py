@@ -8,10 +8,11 @@ import torch
 from lightning.pytorch import LightningModule
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
+    fitted,
+    leave_out,
     linear,
     make,
     samples,
@@ -88,8 +89,7 @@ class Skips(Linear):
 
 def test_a_client_without_any_loss_keeps_its_weights(tmp_path: Path) -> None:
     module = make(linear(training_step=lambda *_: None))
-    trainer = federated_trainer(tmp_path, max_rounds=2)
-    trainer.fit(module, Clients((4, 4)))
+    trainer = fitted(tmp_path, module, Clients((4, 4)), max_rounds=2)
     assert torch.equal(module.net.weight, make(Linear).net.weight)
     assert trainer.metrics["train"] == {}
 
@@ -403,7 +403,7 @@ def _by_hand(sizes: list[int], cohorts: list[list[int]], momentum: float) -> tup
 def test_every_client_keeps_its_own_optimizer_state(tmp_path: Path, three_clients: Clients) -> None:
     cohorts = [[0, 1, 2], [0, 2], [1, 2]]
     module = make(_with(torch.optim.SGD, lr=0.05, momentum=0.9))
-    trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state="keep", callbacks=[LeaveOut(cohorts)])
+    trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state="keep", callbacks=[leave_out(cohorts)])
     trainer.fit(module, three_clients)
     weight, bias = _by_hand([8, 4, 12], cohorts, 0.9)
     assert_equal_up_to_rounding(module.net.weight, weight, steps=3 * 3)

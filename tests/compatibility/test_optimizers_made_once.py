@@ -8,11 +8,12 @@ import pytest
 import torch
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     samples,
@@ -144,7 +145,7 @@ def test_the_order_of_clients_does_not_matter(case: str, state: Any, tmp_path: P
     modules = [make(CASES[case]), make(CASES[case])]
     orders = [[0, 1, 2], [0, 1], [0, 1, 2]], [[2, 0, 1], [1, 0], [2, 0, 1]]
     for module, cohorts in zip(modules, orders, strict=True):
-        trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state, callbacks=[LeaveOut(cohorts)])
+        trainer = federated_trainer(tmp_path, max_rounds=3, optimizer_state=state, callbacks=[leave_out(cohorts)])
         trainer.fit(module, Clients((8, 8, 8)))
     assert_same_weights(modules[0], modules[1], moved=False)
 
@@ -208,15 +209,14 @@ def test_a_failed_turn_leaves_nothing_in_the_optimiser(tmp_path: Path) -> None:
 
     module, alone = make(Fails), make(Held)
     federated_trainer(tmp_path, max_rounds=1, on_client_error="skip").fit(module, Clients((12, 12)))
-    federated_trainer(tmp_path, max_rounds=1, callbacks=[LeaveOut([[1]])]).fit(alone, Clients((12, 12)))
+    federated_trainer(tmp_path, max_rounds=1, callbacks=[leave_out([[1]])]).fit(alone, Clients((12, 12)))
     assert_same_weights(module, alone, moved=False)
 
 
 def test_nothing_is_shared_with_the_saved_state(tmp_path: Path) -> None:
     """The state that a client keeps is not changed by another client's steps."""
     module = make(Held)
-    trainer = federated_trainer(tmp_path, max_rounds=2, optimizer_state="keep")
-    trainer.fit(module, Clients((4, 12)))
+    trainer = fitted(tmp_path, module, Clients((4, 12)), max_rounds=2, optimizer_state="keep")
     steps = [trainer.federation.client_states[client].optimizers[0]["state"][0]["step"] for client in (0, 1)]
     assert [int(step) for step in steps] == [2, 6]
     assert not module.optimizer.state  # as it was before the run

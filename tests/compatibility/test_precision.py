@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import Clients, Linear, assert_same_weights, federated_trainer, make, train_both
+from reference import Clients, Linear, assert_same_weights, federated_trainer, fitted, make, train_both
 from torch import Tensor, nn
 
 
@@ -51,8 +51,7 @@ def test_precision(precision: Any, tmp_path: Path) -> None:
     ("precision", "dtype"), [("32", torch.float32), ("64", torch.float64), ("bf16-true", torch.bfloat16)]
 )
 def test_exported_models_keep_the_precision(precision: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    trainer = federated_trainer(tmp_path, max_rounds=1, precision=precision, enable_checkpointing=True)
-    trainer.fit(make(Typed), Clients((4,)))
+    trainer = fitted(tmp_path, make(Typed), Clients((4,)), max_rounds=1, precision=precision, enable_checkpointing=True)
     saved = torch.load(Path(trainer.log_dir) / "models" / "client_0.ckpt", weights_only=True)["state_dict"]
     assert saved["net.0.weight"].dtype == dtype
     assert saved["count"].dtype == torch.long

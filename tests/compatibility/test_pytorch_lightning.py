@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import pytorch_lightning
 import torch
-from reference import Clients, federated_trainer, lightning_trainer, loader, samples
+from reference import Clients, federated_trainer, fitted, lightning_trainer, loader, samples
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError
@@ -151,8 +151,7 @@ def test_both_names_give_the_same_bits(members: dict[str, Any], tmp_path: Path) 
     found = []
     for pl in BOTH:
         module = module_of(pl, **members)
-        trainer = federated_trainer(tmp_path / pl.__name__, max_rounds=3, optimizer_state="keep")
-        trainer.fit(module, Clients((10, 6)))
+        trainer = fitted(tmp_path / pl.__name__, module, Clients((10, 6)), max_rounds=3, optimizer_state="keep")
         trainer.test(module, Clients((10, 6)))
         found.append(_outcome(trainer, module))
     _assert_equal(found[1], found[0])
@@ -218,8 +217,7 @@ def test_data_modules(kind: str, tmp_path: Path) -> None:
         else:
             data = Silos([hospital(8), hospital(12)])
             data = data if kind == "silos" else Partitioned(hospital(16), IID(num_clients=2))
-            trainer = federated_trainer(folder, max_rounds=2)
-            trainer.fit(module, data)
+            trainer = fitted(folder, module, data, max_rounds=2)
             trainer.test(module, data)
         found.append(_outcome(trainer, module))
     _assert_equal(found[1], found[0])
@@ -230,8 +228,7 @@ def test_loggers(tmp_path: Path) -> None:
     for pl in BOTH:
         logger = pl.loggers.CSVLogger(tmp_path, name=pl.__name__)
         module = module_of(pl)
-        trainer = federated_trainer(tmp_path / "runs", max_rounds=2, logger=logger)
-        trainer.fit(module, Clients((8, 6)))
+        fitted(tmp_path / "runs", module, Clients((8, 6)), max_rounds=2, logger=logger)
         assert module.logger is logger
         tables.append(pd.read_csv(Path(logger.log_dir) / "metrics.csv"))
     pd.testing.assert_frame_equal(tables[0], tables[1])
@@ -240,8 +237,7 @@ def test_loggers(tmp_path: Path) -> None:
 
 def test_exported_models_open_under_their_own_name(tmp_path: Path) -> None:
     module = _Exported(0.01)
-    trainer = federated_trainer(tmp_path, max_rounds=1, enable_checkpointing=True)
-    trainer.fit(module, Clients((8, 6)))
+    trainer = fitted(tmp_path, module, Clients((8, 6)), max_rounds=1, enable_checkpointing=True)
     path = Path(trainer.log_dir) / "models" / "client_0.ckpt"
     opened = _Exported.load_from_checkpoint(path, map_location="cpu")
     assert opened.hparams.lr == 0.01

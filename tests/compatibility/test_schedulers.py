@@ -9,11 +9,12 @@ import pytest
 import torch
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -160,8 +161,7 @@ def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, 
         estimates.append(self.trainer.estimated_stepping_batches)
 
     module = make(watching(OneCycle, ["configure_optimizers"], note))
-    trainer = federated_trainer(tmp_path, max_rounds=3, **arguments)
-    trainer.fit(module, Clients((10,)))
+    trainer = fitted(tmp_path, module, Clients((10,)), max_rounds=3, **arguments)
     assert estimates == [steps] * 3
     assert trainer.client_states[0].global_step == steps
 
@@ -203,7 +203,7 @@ _COHORTS = [[0, 1], [0], [0], [0, 1]]
 )
 def test_a_client_that_misses_rounds(own: str, interval: Any, away: list[float], tmp_path: Path) -> None:
     made = make(linear("PerClient", PerClient, interval=own))
-    trainer = federated_trainer(tmp_path, max_rounds=4, scheduler_interval=interval, callbacks=[LeaveOut(_COHORTS)])
+    trainer = federated_trainer(tmp_path, max_rounds=4, scheduler_interval=interval, callbacks=[leave_out(_COHORTS)])
     trainer.fit(made, Clients((4, 4)))
     assert [rate for client, rate in made.rates if client == 0] == [0.1, 0.05, 0.025, 0.0125]
     assert [rate for client, rate in made.rates if client == 1] == away
@@ -222,7 +222,7 @@ def test_a_plateau_scheduler_sees_the_latest_value_once_after_missed_rounds(tmp_
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
 
     module = make(Improves)
-    federated_trainer(tmp_path, max_rounds=4, callbacks=[LeaveOut(_COHORTS)]).fit(module, Clients((4, 4)))
+    federated_trainer(tmp_path, max_rounds=4, callbacks=[leave_out(_COHORTS)]).fit(module, Clients((4, 4)))
     assert {rate for _, rate in module.rates} == {0.1}
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hooks import Cohorts
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
+    fitted,
+    leave_out,
     linear,
     make,
     samples,
@@ -324,8 +326,7 @@ class Drops(Linear):
 def test_dropout_does_not_depend_on_who_trained_before(tmp_path: Path) -> None:
     alone, second, others = make(Drops), make(Drops), make(Drops)
     for module, cohort in ((alone, [1]), (second, [0, 1]), (others, [2, 1, 0])):
-        trainer = federated_trainer(tmp_path, max_rounds=1, callbacks=[LeaveOut([cohort])])
-        trainer.fit(module, Clients((8, 8, 8)))
+        fitted(tmp_path, module, Clients((8, 8, 8)), max_rounds=1, callbacks=[leave_out([cohort])])
     assert torch.equal(alone.after[0, 1], second.after[0, 1])
     assert torch.equal(alone.after[0, 1], others.after[0, 1])
 
@@ -417,13 +418,13 @@ def test_lazy_layers_get_their_shapes_before_training(tmp_path: Path) -> None:
     """Nothing is trained by that: a module with these initial weights, made by hand, learns the same."""
     modules, starts = [make(Lazy), make(Lazy)], []
 
-    class Starts(LeaveOut):
+    class Starts(Cohorts):
         def on_fit_start(self, trainer: Any) -> None:
             starts.append({name: value.clone() for name, value in trainer.module.state_dict().items()})
 
     for module in modules:
         torch.manual_seed(int(torch.randint(100, ())))  # the caller's generator does not matter
-        callbacks = [Starts([[0, 1]] * 2)]
+        callbacks = [Starts({}, num_clients=2)]
         federated_trainer(tmp_path, max_rounds=2, callbacks=callbacks).fit(module, Clients((8, 12)))
     assert_same_weights(modules[0], modules[1], moved=False)
     assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])

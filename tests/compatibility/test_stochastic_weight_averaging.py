@@ -1,6 +1,5 @@
 """Lightning's ``StochasticWeightAveraging``: a client alone trains as in Lightning; shared models are averaged."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
-from processes import SUPPORT, start, succeed
+from processes import SUPPORT, Process, succeed
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -87,9 +87,8 @@ def test_the_average_of_several_clients_is_what_is_used(tmp_path: Path) -> None:
     module, data = make(_MODULES["normed"]), Clients((8, 4, 12, 8))
     starts = Starts()
     averaging = StochasticWeightAveraging(0.02, swa_epoch_start=2, annealing_epochs=2)
-    callbacks = [LeaveOut([[0, 1], [1, 0], [0, 1], [0, 2]]), averaging, starts]
-    trainer = federated_trainer(tmp_path, max_rounds=4, callbacks=callbacks, enable_checkpointing=True)
-    trainer.fit(module, data)
+    callbacks = [leave_out([[0, 1], [1, 0], [0, 1], [0, 2]]), averaging, starts]
+    trainer = fitted(tmp_path, module, data, max_rounds=4, callbacks=callbacks, enable_checkpointing=True)
     for name, parameter in module.named_parameters():
         mean = torch.stack([state[name] for state in starts.states[1:]]).mean(0)
         torch.testing.assert_close(parameter.detach(), mean)
@@ -129,8 +128,8 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_processes_average_to_the_same_bits(tmp_path: Path) -> None:
-    succeed(start(sys.executable, str(SUPPORT / "weight_averaging_run.py"), str(tmp_path)))
+def test_processes_average_to_the_same_bits(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
+    succeed(start_warm(SUPPORT / "weight_averaging_run.py", tmp_path))
     one = run(tmp_path / "one")
     for rank in (0, 1):
         other = torch.load(tmp_path / f"rank_{rank}.pt")

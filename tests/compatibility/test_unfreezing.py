@@ -7,11 +7,12 @@ import pytest
 import torch
 from reference import (
     Clients,
-    LeaveOut,
     Linear,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
+    fitted,
+    leave_out,
     linear,
     make,
     train_both,
@@ -157,8 +158,7 @@ def test_every_client_has_its_own_groups(tmp_path: Path) -> None:
         groups[order] = []
         modules[order] = make(Watches)
         cohorts = [list(order), [0], list(order)]
-        trainer = federated_trainer(tmp_path, max_rounds=3, callbacks=[LeaveOut(cohorts)])
-        trainer.fit(modules[order], Clients((8, 8)))
+        fitted(tmp_path, modules[order], Clients((8, 8)), max_rounds=3, callbacks=[leave_out(cohorts)])
     assert sorted(groups[0, 1]) == sorted(groups[1, 0]) == [(0, 0, 1), (0, 1, 2), (0, 2, 2), (1, 0, 1), (1, 2, 1)]
     assert_same_weights(modules[0, 1], modules[1, 0], moved=False)
 

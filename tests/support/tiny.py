@@ -103,10 +103,18 @@ def with_optimizer(base: type, make: Callable[..., Any]) -> Any:
     return type(base.__name__, (base,), {"configure_optimizers": lambda module: make(module.parameters())})
 
 
+#: Of a trainer on the CPU that shows and writes nothing.
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_checkpointing": False,
+}
+
+
 def quiet_trainer(*more: Any, callbacks: Any = (), **settings: Any) -> FederatedTrainer:
     """A trainer on the CPU that shows and writes nothing, unless the settings are others."""
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    return FederatedTrainer(callbacks=[*more, *callbacks], **(quiet | settings))
+    return FederatedTrainer(callbacks=[*more, *callbacks], **(QUIET | settings))
 
 
 class FolderSilo(LightningDataModule):

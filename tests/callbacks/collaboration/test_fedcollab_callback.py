@@ -16,8 +16,10 @@ from two_kinds import TwoKinds
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.fedcollab import read_distances
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.functional.fedcollab import same_coalitions_share
 from lightning_fl.strategies import FedAvg
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 SIZES = (120, 80, 120, 80, 120)
 
 
@@ -86,8 +88,9 @@ def test_clients_that_differ_are_separated_and_everything_is_kept(measured):
 
 
 @pytest.mark.slow
-def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, caplog):
+def test_coalitions_that_hang_on_a_few_samples_are_warned_of(tmp_path, monkeypatch):
     """Clients of one kind, and a capacity with which chance decides; known distances are not estimates."""
+    monkeypatch.setitem(same_coalitions_share.__kwdefaults__, "num_draws", 40)
     with pytest.warns(UserWarning, match=r"FedCollab: .*distance_errors\.csv.* \d+% of draws"):
         trainer(weak := quick(capacity=0.3)).fit(TinyModule(), clients())
     record = trainer(known := quick(distances=given(tmp_path, far_apart(5)))).fit(TinyModule(), clients())
