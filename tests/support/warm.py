@@ -17,7 +17,8 @@ import threading
 import traceback
 import warnings
 from contextlib import redirect_stdout
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +49,7 @@ MODULES = (
 
 def import_everything() -> None:
     """Import what runs need, and what making the command's parser needs."""
+    metadata.entry_points, metadata.version = cache(metadata.entry_points), cache(metadata.version)  # as in conftest.py
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what dependencies say of each other
         for name in MODULES:
