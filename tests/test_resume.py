@@ -239,10 +239,7 @@ class LosesARank(Callback):
 
 @pytest.mark.parametrize(
     ("removed", "said"),
-    [
-        (False, r"rank 1 \(b\) .*round 2.*--ckpt_path .*last\.ckpt"),
-        (True, r"rank 1 \(b\) .*(?i:no checkpoint)"),
-    ],
+    [(False, r"rank 1 \(b\) .*round 2.*--ckpt_path .*last\.ckpt"), (True, r"rank 1 \(b\) .*(?i:no checkpoint)")],
 )
 def test_after_a_lost_rank_the_round_to_go_on_from_is_that_of_the_file(
     removed: bool, said: str, tmp_path: Path

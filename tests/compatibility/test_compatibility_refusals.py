@@ -328,13 +328,7 @@ LOADERS = [
     ),
     _row(Linear, DataError, "client 0 (client_0)", data=lambda: _silo(Batches(0, 0))),
     *(
-        _row(
-            Linear,
-            ConfigurationError,
-            place,
-            type(wrong).__name__,
-            data=partial(_silo, data),
-        )
+        _row(Linear, ConfigurationError, place, type(wrong).__name__, data=partial(_silo, data))
         for wrong in (3, "data.csv", torch.zeros(3))
         for place, data in (("Holds.train_dataloader()", Holds(partial(_same, wrong))), ("client_0", wrong))
     ),

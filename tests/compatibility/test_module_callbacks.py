@@ -83,13 +83,7 @@ def test_a_callback_is_called_in_each_clients_turn(tmp_path: Path) -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> None: ...
 
     trainer = fitted(tmp_path, make(Brings), Clients((4, 5)), max_rounds=1)
-    assert seen == [
-        (0, 0, ["loss"]),
-        (1, 0, ["loss"]),
-        (1, 1, ["loss"]),
-        (0, "validated"),
-        (1, "validated"),
-    ]
+    assert seen == [(0, 0, ["loss"]), (1, 0, ["loss"]), (1, 1, ["loss"]), (0, "validated"), (1, "validated")]
     assert trainer.metrics["train"]["rows"].mean == pytest.approx((4 + (4 * 4 + 1) / 5) / 2, abs=0.3)
 
 

@@ -109,9 +109,7 @@ CASES: dict[str, type[Any]] = {
     "sequence": linear("HeldSequence", HeldScheduler, made_scheduler=_sequence),
     # A new scheduler at each call, over the optimiser from ``__init__``.
     "new scheduler": linear(
-        "NewScheduler",
-        HeldScheduler,
-        configure_optimizers=lambda self: ([self.optimizer], [self.made_scheduler()]),
+        "NewScheduler", HeldScheduler, configure_optimizers=lambda self: ([self.optimizer], [self.made_scheduler()])
     ),
     "by hand": ByHand,
 }

@@ -106,10 +106,7 @@ _FORMS: dict[str, type[Any]] = {
     "one cycle": OneCycle,
     "sequential": _scheduled(lambda of: [{"scheduler": _sequential(of), "interval": "step"}]),
     "two": _scheduled(
-        lambda of: [
-            lr_scheduler.StepLR(of, 2),
-            {"scheduler": lr_scheduler.ExponentialLR(of, 0.9), "interval": "step"},
-        ]
+        lambda of: [lr_scheduler.StepLR(of, 2), {"scheduler": lr_scheduler.ExponentialLR(of, 0.9), "interval": "step"}]
     ),
     "plateau": Plateau,
     "plateau on training": _scheduled(
@@ -232,11 +229,7 @@ def test_a_plateau_scheduler_sees_the_latest_value_once_after_missed_rounds(tmp_
 def _misspelt(strict: bool) -> type[Any]:
     return _scheduled(
         lambda of: {
-            "lr_scheduler": {
-                "scheduler": lr_scheduler.ReduceLROnPlateau(of),
-                "monitor": "valid_loss",
-                "strict": strict,
-            }
+            "lr_scheduler": {"scheduler": lr_scheduler.ReduceLROnPlateau(of), "monitor": "valid_loss", "strict": strict}
         }
     )
 

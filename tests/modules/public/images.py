@@ -99,11 +99,7 @@ def lightly_simclr() -> dict[str, Any]:
     def make() -> Any:
         return Lit(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), SimCLRProjectionHead(288, 16, 8)), loss)
 
-    return {
-        "make": make,
-        "loaders": lambda silo: split_loaders(tensors(silo, (3, 8, 8), (3, 8, 8))),
-        "load": load_into,
-    }
+    return {"make": make, "loaders": lambda silo: split_loaders(tensors(silo, (3, 8, 8), (3, 8, 8))), "load": load_into}
 
 
 @case("DINO (teacher by momentum)", "lightly", wraps=True)

@@ -125,20 +125,8 @@ _GLUONTS: dict[str, dict[str, Any]] = {
     "DLinear": {"context_length": 8},
     "PatchTST": {"context_length": 8, "patch_len": 4, "d_model": 8, "nhead": 2, "dim_feedforward": 8},
     "SimpleFeedForward": {"context_length": 8},
-    "TemporalFusionTransformer": {
-        "context_length": 8,
-        "freq": "D",
-        "num_heads": 2,
-        "hidden_dim": 8,
-        "variable_dim": 4,
-    },
-    "WaveNet": {
-        "freq": "D",
-        "dilation_depth": 2,
-        "num_residual_channels": 4,
-        "num_skip_channels": 4,
-        "num_bins": 16,
-    },
+    "TemporalFusionTransformer": {"context_length": 8, "freq": "D", "num_heads": 2, "hidden_dim": 8, "variable_dim": 4},
+    "WaveNet": {"freq": "D", "dilation_depth": 2, "num_residual_channels": 4, "num_skip_channels": 4, "num_bins": 16},
 }
 for _name, _options in _GLUONTS.items():
     case(f"{_name}LightningModule", "gluonts")(partial(_gluonts, _name, **_options))
@@ -165,12 +153,7 @@ def _neuralforecast(name: str, **options: Any) -> dict[str, Any]:
         dataset = TimeSeriesDataset.from_df(frame)[0]
         return TimeSeriesDataModule(dataset, batch_size=2, valid_batch_size=2, shuffle_train=False)
 
-    return {
-        "make": make,
-        "loaders": lambda silo: {},
-        "datamodule": datamodule,
-        "load": load_into,
-    }
+    return {"make": make, "loaders": lambda silo: {}, "datamodule": datamodule, "load": load_into}
 
 
 _NEURALFORECAST: dict[str, dict[str, Any]] = {
