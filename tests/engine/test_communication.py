@@ -323,6 +323,7 @@ def test_a_graph_without_edges_moves_nothing_but_what_a_newcomer_starts_from() -
     assert sent(run) == [0] * N
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_distances_cost_the_weights_of_discriminators(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, measure = [], fedcollab.pairwise_distances
 

@@ -202,13 +202,14 @@ def test_callbacks_are_compared_where_there_were_none_and_files_have_their_names
     ("before", "now", "name"),
     [
         (
-            [FedCollab(discriminator=DiscriminatorSettings())],
-            [FedCollab(discriminator=DiscriminatorSettings(max_train=7))],
+            [FedCollab(discriminator=DiscriminatorSettings(max_rounds=10))],
+            [FedCollab(discriminator=DiscriminatorSettings(max_rounds=10, max_train=7))],
             "FedCollab.discriminator",
         ),
         ([LabelNoise(std=1.0), LabelNoise(std=2.0)], [LabelNoise(std=3.0), LabelNoise(std=2.0)], "LabelNoise.std"),
     ],
 )
+@pytest.mark.usefixtures("few_draws")
 def test_settings_of_all_callbacks_are_compared(
     before: list[Callback], now: list[Callback], name: str, tmp_path: Path
 ) -> None:

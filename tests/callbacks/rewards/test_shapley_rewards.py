@@ -371,6 +371,7 @@ def test_personal_layers_are_each_clients_own(method: Any) -> None:
             assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_given_coalitions_are_valued_by_themselves() -> None:
     rewards = ShapleyRewards(method="exact")
     small = DiscriminatorSettings(hidden=8, max_rounds=40, learning_rate=0.5)
