@@ -90,6 +90,8 @@ SMALLER = {
 LESS_WORK = {
     r"\b(init_epochs|local_epochs|warm_up_rounds): \d+": r"\1: 1",
     r"\blocal_steps: (?!1\b)\d+": "local_steps: 2",
+    # FedCollab's
+    r"(\n +)num_restarts: \d+(?:\n +discriminator: .*)?": r"\1num_restarts: 1\1discriminator: {max_rounds: 20}",
 }
 #: ... and a tenth of the clients, of whom the same share is flipped.
 FEWER_CLIENTS = {

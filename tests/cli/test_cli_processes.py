@@ -83,9 +83,9 @@ def test_by_default_as_many_forks_as_cores_and_a_line_that_says_so(start_warm):
 
 
 @pytest.mark.slow
-def test_under_torchrun_nothing_is_forked():
+def test_under_torchrun_nothing_is_forked(start_warm):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "lightning_fl"]
-    result = run(sys.executable, *launcher, "fit", "--config", "fedavg_digits", "--trainer.max_rounds", "1")
+    result = start_warm(*launcher, "fit", "--config", "fedavg_digits", "--trainer.max_rounds", "1").end()
     assert result.code == 0, result.err
     assert "processes of one thread" not in result.err
     assert json.loads(Path("runs/fedavg_digits/version_0/summary.json").read_text())["num_processes"] == 1

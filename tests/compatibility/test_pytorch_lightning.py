@@ -1,6 +1,5 @@
 """Modules, data modules and loggers of ``pytorch_lightning`` work as those of ``lightning.pytorch`` do."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pandas as pd
 import pytest
 import pytorch_lightning
 import torch
+from processes import Process, succeed
 from reference import Clients, federated_trainer, fitted, lightning_trainer, loader, samples
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -376,14 +376,13 @@ def test_what_counts_as_what() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_other_name_is_not_imported_for_it() -> None:
+def test_the_other_name_is_not_imported_for_it(start_warm: Callable[..., Process]) -> None:
+    """Where all of this package is imported, and a recipe was read."""
     code = """
 import sys
-import lightning_fl
 from lightning_fl.core.lightning_types import AnyModule
-from lightning_fl.recipe.parser import make_parser
-make_parser("fit")
 assert not isinstance(3, AnyModule)
+assert "lightning_fl.recipe.parser" in sys.modules
 assert "pytorch_lightning" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    succeed(start_warm("-c", code))
