@@ -600,7 +600,7 @@ def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
     expected = trainer.metrics["val"]["weight"].clients
     (last,) = trainer.run_log.summary["last_rounds"]["test"].values()
     assert list(last["clients"].values()) == pytest.approx(list(expected.values()))
-    fitted = trainer.module
-    assert trainer.test(fitted, Clients((8, 4, 12)))["weight"].clients == pytest.approx(expected)
-    predicted = trainer.predict(fitted, Clients((8, 4, 12)))
+    trained = trainer.module
+    assert trainer.test(trained, Clients((8, 4, 12)))["weight"].clients == pytest.approx(expected)
+    predicted = trainer.predict(trained, Clients((8, 4, 12)))
     assert {client: float(outputs[0]) for client, outputs in predicted.items()} == pytest.approx(expected)
