@@ -44,15 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _parsers_made_once() -> Iterator[None]:
-    """A command's parser takes longer to make than a tiny run; modules of the working directory are found as ever."""
+    """A recipe's parser takes longer to make than a tiny run; modules of the working directory are found as ever."""
     from lightning_fl import cli
 
-    make_parser = cache(cli.make_parser)
+    make_parser, of_recipes = cli.make_parser, cache(cli.make_parser)
 
     def kept(command: str, module: Any = None) -> Any:
-        if module is not None and module.__name__ == cli._RUN and os.getcwd() not in sys.path:
+        if module is None or module.__name__ != cli._RUN:
+            return make_parser(command, module)
+        if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-        return make_parser(command, module)
+        return of_recipes(command, module)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "make_parser", kept)
