@@ -59,7 +59,7 @@ FEDERATIONS: list[tuple[Any, dict[str, Any], str]] = [
     ([SET, SET], {"num_clients": 2}, "num_clients"),
     ({"train": ROWS, "val": ROWS}, {}, "data is a dict of train, val"),
     (DataLoader(ROWS), {}, "data is a DataLoader"),  # type: ignore[arg-type]
-    (Whole(), {"num_clients": 2, "collate_fn": _stacked}, "collate_fn: .*Whole"),
+    (Whole(), {"num_clients": 2, "collate_fn": _stacked}, "collate_fn.*Whole"),
 ]
 
 
