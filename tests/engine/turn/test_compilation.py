@@ -16,8 +16,6 @@ from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError, fe
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.engine.turn.compilation import CompiledSteps
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> Iterator[None]:
@@ -114,14 +112,13 @@ def test_compiled_steps_compute_the_same(module: Any, settings: dict[str, Any], 
 
 @pytest.mark.slow
 def test_inductor_computes_the_same_up_to_rounding(tmp_path: Path) -> None:
-    try:
-        CompiledSteps(TinyModule(), True).check(CPU)
-    except ConfigurationError as error:
-        pytest.skip(str(error))
     # Batches of one size only: each further one is compiled anew, which is torch's affair and takes seconds.
     settings = {"sizes": (24, 8), "check_val_every_n_rounds": 0}
     plain, logged = fitted(tmp_path, TinyModule(), **settings)
-    compiled, also_logged = fitted(tmp_path, TinyModule(), **settings, compile=True)
+    try:
+        compiled, also_logged = fitted(tmp_path, TinyModule(), **settings, compile=True)
+    except ConfigurationError as error:  # there is no compiler
+        pytest.skip(str(error))
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
     assert also_logged == pytest.approx(logged, rel=1e-5)
 
