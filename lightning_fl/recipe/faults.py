@@ -119,7 +119,7 @@ class _Search:
             if key in renamed:
                 yield f"{path}.{key}: {owner.__name__}.{key} is now called {renamed[key]}."
             elif key not in known:
-                hint = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
+                hint = did_you_mean(str(key), known) or f"; it has {', '.join(known) or 'none'}"
                 yield f"{path}.{cut(key)}: {owner.__name__} has no such argument{hint}."
             else:
                 yield from self.of_value(value, f"{path}.{key}", known[key])
