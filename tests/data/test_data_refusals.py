@@ -165,7 +165,7 @@ class GroupedSplits(LightningDataModule):
         (lambda: Given({"train": numbered(9)}, partitioner=TWO)._data, "call prepare_data()"),
         (
             lambda: stratified_parts(LABELS, [60, 50], torch.Generator()),
-            "sizes=[60, 50] need 110 samples, there are 100",
+            "sizes=[60, 50] need 110 of 100 samples",
         ),
         (lambda: check_classes(torch.zeros(4)), "targets of shape [4]"),
         (lambda: check_classes(torch.zeros(4, 2, dtype=torch.long)), "targets of shape [4, 2]"),
