@@ -93,12 +93,14 @@ def _read() -> None:
 
 
 def _handle(number: int, _: object) -> None:
-    current = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-    if _WAKEUP and current == _WAKEUP[1].fileno():
-        _read()
-    else:  # also where user code, such as an event loop, took the descriptor
-        _answer(number)
+    if _WAKEUP:
+        own = _WAKEUP[1].fileno()
+        found = signal.set_wakeup_fd(own, warn_on_full_buffer=False)  # a signal meanwhile is read as a further one
+        if found == own:
+            _read()
+            return
+        signal.set_wakeup_fd(found, warn_on_full_buffer=False)
+    _answer(number)  # also where user code, such as an event loop, took the descriptor
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def complete_callbacks(
     # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
     # every other callback's state is that of the round's end, and before them what measures and draws the final models.
     places = {"arrival": 0, "contribution": 1, "calibration": 3}
-    last = (FigureCallback, ModelCheckpoint)
+    last = (ModelCheckpoint, FigureCallback)
     order = sorted(given, key=lambda one: (*(isinstance(one, kind) for kind in last), places.get(one.role or "", 2)))
     return order, of_lightning
 

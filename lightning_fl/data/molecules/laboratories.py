@@ -62,14 +62,15 @@ class PrivateTargets(FederatedDataModule):
         check_fractions(self.split)
         if not self.files:
             raise ConfigurationError("files={}: give a file for each laboratory, {name: path}.")
-        self._public_targets = self.target_columns or {}
+        self._public_targets = self.target_columns = self.target_columns or {}
+        self.other_columns = self.other_columns or []
         for name, columns in self._public_targets.items():
             if name not in self.files or not 0 < len(columns) <= self.num_targets:
                 raise ConfigurationError(
                     f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(self.files)}) and 1 to"
                     f" num_targets={self.num_targets} of its columns."
                 )
-        self._features = distinct_features(self.features or [])
+        self._features = self.features = distinct_features(self.features or [])
         self._parts: dict[int, dict[Split, Subset]] = {}
         self._names: dict[int, list[str]] = {}
 
@@ -133,7 +134,7 @@ class PrivateTargets(FederatedDataModule):
             smiles=self.smiles_column,
             targets=columns,
             units="not given" if columns is None else ["not given"] * len(columns),
-            not_targets=self.other_columns or [],
+            not_targets=self.other_columns or (),
         )
         self._names[client] = table.target_names
         if len(table.target_names) > self.num_targets:

@@ -86,7 +86,7 @@ class MoleculeDataModule(SharedDataModule):
         self._copies_together = self.duplicates == "together"
         self._identity_of: dict[str, str] = {}
         self._duplicate_counts: dict[str, int] | None = None
-        self._features = distinct_features(self.features or [])
+        self._features = self.features = distinct_features(self.features or [])
         if self._features and self.graphs == "chemprop":
             raise ConfigurationError(
                 f"features={self.features}: only with graphs='pyg'; chemprop's modules have descriptors of their own."
