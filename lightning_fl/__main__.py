@@ -1,7 +1,9 @@
 """The program ``lightning-fl``, and ``python -m lightning_fl``, where its script is not on the path."""
 
+import atexit
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,7 +25,10 @@ def main() -> int:
             print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
         from lightning_fl.cli import main as run_command
 
-        return run_command()
+        code = run_command()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whose traceback would be of destructors
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return code
 
 
 def first_words(words: Sequence[str]) -> str:

@@ -1,9 +1,11 @@
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from processes import start
 
 from lightning_fl.engine.interrupt import InterruptGuard, ends_on_signals
 
@@ -113,6 +115,17 @@ def test_a_second_signal_while_the_first_is_handled_is_not_lost(start_warm, tmp_
     process.send_signal(signal.SIGTERM)
     ended = process.end()
     assert (ended.code, ended.err) == (128 + signal.SIGTERM, "SIGTERM: noted\ninterrupted\n")
+
+
+@pytest.mark.processes
+def test_a_signal_while_python_ends_is_no_traceback():
+    code = "import atexit, sys, time; atexit.register(lambda: (print('ending', flush=True), time.sleep(60)))\n"
+    code += "import lightning_fl.__main__ as program; sys.argv[1:] = ['--version']; program.main()"
+    process = start(sys.executable, "-c", code)
+    process.until_it_prints("ending")
+    process.send_signal(signal.SIGINT)
+    ended = process.end()
+    assert (ended.code, ended.err) == (-signal.SIGINT, "")
 
 
 @pytest.mark.processes

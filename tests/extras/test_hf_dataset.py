@@ -169,7 +169,7 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
     [
         ({"target": "pric"}, r"has no column 'pric' \(did you mean 'price'\?\)"),
         ({"drop": ["nothing"]}, r"has no column 'nothing'"),
-        ({"image": "age"}, r"HFDataset.image='age': .* has no image columns"),
+        ({"image": "age"}, r"HFDataset.image='age': .* has no columns of images"),
         ({"path": "rows.txt"}, r"rows\.txt"),
         ({"path": "nobody/nothing"}, r"HFDataset.path='nobody/nothing' cannot be read: .* Check the name"),
         ({"columns": ["age", "hole"]}, r"'hole' of row 2 is empty or not finite"),
