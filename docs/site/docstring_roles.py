@@ -17,9 +17,13 @@ def as_markdown(text: str) -> str:
 
 
 class DocstringRoles(griffe.Extension):
-    """Rewrites every docstring as it is loaded."""
+    """Rewrites every docstring as it is loaded, and shows the constructors that ``checked_fields`` makes."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
-        """Change the text of one object's docstring."""
+        """Change the text of one object's docstring; take ``checked_fields`` for the dataclass that it makes."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+        for decorator in obj.decorators if isinstance(obj, griffe.Class) else ():
+            if str(decorator.value) == "checked_fields":
+                dataclass = griffe.ExprName("dataclasses.dataclass")
+                decorator.value = griffe.ExprCall(dataclass, [griffe.ExprKeyword("kw_only", "True")])
