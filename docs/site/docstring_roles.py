@@ -20,10 +20,13 @@ class DocstringRoles(griffe.Extension):
     """Rewrites every docstring as it is loaded, and shows the constructors that ``checked_fields`` makes."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
-        """Change the text of one object's docstring; take ``checked_fields`` for the dataclass that it makes."""
+        """Change the text of one object's docstring."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
-        for decorator in obj.decorators if isinstance(obj, griffe.Class) else ():
+
+    def on_class_instance(self, *, cls: griffe.Class, **kwargs: object) -> None:
+        """Take ``checked_fields`` for the dataclass that it makes."""
+        for decorator in cls.decorators:
             if str(decorator.value) == "checked_fields":
                 dataclass = griffe.ExprName("dataclasses.dataclass")
                 decorator.value = griffe.ExprCall(dataclass, [griffe.ExprKeyword("kw_only", "True")])
