@@ -1,10 +1,10 @@
 """``benchmarks/gpu.py``: runs on a CPU, keeps what arms found before their time was up, says what is to be carried."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,12 +19,29 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
 
 
+@pytest.fixture
+def main(benchmarks, monkeypatch, start_warm):
+    """``gpu.py``, whose arms are processes without an interpreter of their own."""
+    import gpu
+
+    def popen(command, *, env, stdout, stderr, **_):
+        ended = start_warm(*command[3:], environment=env).end()
+        for file, text in ((stdout, ended.out), (stderr, ended.err)):
+            file.write(text)
+            file.flush()
+        return SimpleNamespace(pid=10**9, returncode=ended.code, wait=lambda _: None)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--out", "report", "--seconds", "2000", *words])
+        monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=popen, TimeoutExpired=TimeoutError))
+        gpu.main()
+
+    return run
+
+
 @pytest.mark.processes
-def test_two_phases_on_a_cpu(benchmarks, tmp_path):
-    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--tiny", "--out", "report"]
-    command += ["--seconds", "2000", "--phases", "facts", "bits", "--arms", "packages", "mlp"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_phases_on_a_cpu(main, tmp_path):
+    main("--device", "cpu", "--phases", "facts", "bits", "--arms", "packages", "mlp")
     report = json.loads((tmp_path / "report" / "gpu.json").read_text())
     found = {(row["phase"], row["what"]): row["value"] for row in report["rows"]}
     assert found["bits", "mlp twice, deterministic=False"] == "same"
@@ -37,11 +54,8 @@ def test_two_phases_on_a_cpu(benchmarks, tmp_path):
 
 
 @pytest.mark.processes
-def test_phases_on_the_software_device(benchmarks, tmp_path):
-    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "stand-in", "--tiny", "--out", "report"]
-    command += ["--seconds", "2000", "--phases", "bits", "waits", "--arms", "options", "varied"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_phases_on_the_software_device(main, tmp_path):
+    main("--device", "stand-in", "--phases", "bits", "waits", "--arms", "options", "varied")
     found = {row["what"]: row for row in json.loads((tmp_path / "report" / "gpu.json").read_text())["rows"]}
     assert found["fused_optimizers against plain"]["value"] in ("same", "different")
     assert found["varied: waits"]["value"] > 0

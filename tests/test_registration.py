@@ -70,14 +70,13 @@ print("trainer", lightning_fl.FederatedTrainer(strategy="fedavg", accelerator="c
 """
 
 
-@pytest.mark.parametrize("script", [COSTS_NOTHING, PATHS], ids=["costs nothing", "documented paths"])
-def test_the_package_alone(script):
-    ended = run(sys.executable, "-c", script)
+def test_the_package_alone_costs_nothing():
+    ended = run(sys.executable, "-c", COSTS_NOTHING)
     assert ended.code == 0, ended.err
 
 
-def test_the_strategies_are_registered_when_they_are_imported_and_not_before():
-    ended = run(sys.executable, "-c", EACH_BY_ITSELF, ALONE, BEFORE, AFTER, LAZILY, TRAINER)
+def test_documented_paths_and_strategies_that_are_registered_when_they_are_imported_and_not_before():
+    ended = run(sys.executable, "-c", EACH_BY_ITSELF, PATHS, ALONE, BEFORE, AFTER, LAZILY, TRAINER)
     assert ended.code == 0, ended.err
     alone, *others = ended.out.strip().splitlines()
     assert alone.startswith("You selected an invalid strategy name: `strategy='fedavg'`"), alone

@@ -1,8 +1,12 @@
 """Every shipped study is read, says what it should, and each of its arms is parsed by the parser of ``fit``."""
 
+import itertools
+import json
+
 import pytest
 
 from lightning_fl.cli import make_parser
+from lightning_fl.recipe.file import flat_settings
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.shipped import available_studies, find_recipe, recipe_headline
@@ -36,18 +40,40 @@ def test_it_says_what_it_is(name):
     assert max(map(len, text.splitlines())) <= 120
 
 
+def object_of(key):
+    """What a setting is of: the model, the data, or one of the trainer's."""
+    first, *rest = key.replace("+", "").split(".")
+    return (first, *rest[:1]) if first == "trainer" else first
+
+
+def combinations(cell):
+    """The recipe with each of its layers, and two layers that set parts of the same object."""
+    layers = [
+        (json.dumps(layer, sort_keys=True, default=str), {object_of(key) for key, _ in flat_settings(layer)})
+        for layer in cell.layers
+    ]
+    found = {(text, other) for (text, one), (other, two) in itertools.combinations(layers, 2) if one & two}
+    return found | {(cell.recipe, text) for text, _ in layers} | {(cell.recipe, "")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
+    """With the places and scales at which its recipe or layers meet for the first time."""
     study = load_study(STUDIES[name])
     assert study.claims
     assert "small" in study.scales
+    tried, places = set(), {}
     for scale in study.scales:
         scaled = load_study(STUDIES[name], scale)
         cells = make_cells(scaled, tmp_path / scale)
-        assert len(cells) == len(list(scaled.places())) * len(scaled.run_seeds)
+        places[scale] = len(list(scaled.places()))
+        assert len(cells) == places[scale] * len(scaled.run_seeds)
         for cell in {cell.variant: cell for cell in cells}.values():
+            if combinations(cell) <= tried:
+                continue
+            tried |= combinations(cell)
             cell.prepare()
             made = instantiate(parser, parse("fit", parser, cell.arguments()[1:]))
             assert made.trainer.default_root_dir == str(cell.folder)
-    assert len(list(load_study(STUDIES[name], FULL).places())) >= len(list(load_study(STUDIES[name], "small").places()))
+    assert places[FULL] >= places["small"]

@@ -5,12 +5,10 @@ import json
 import os
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import processes
 import pytest
 import torch
 import yaml
@@ -290,9 +288,9 @@ def test_similarity_to_the_nearest_training_molecule(run, command):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_pipes(run):
-    start = [sys.executable, "-m", "lightning_fl", "predict", str(run)]
-    script = f"cat new.csv | {' '.join(start)} - 2> said | tail -n +2 | cut -d, -f1"
-    ended = processes.run("bash", "-c", script)
-    assert ended.out.split() == [f"m{number}" for number in range(12)]
-    assert re.fullmatch(r"model: shared_0 of .*\n3 of 12 rows .*\n", Path("said").read_text())
+def test_pipes(run, start_warm):
+    code = "import os, sys; os.dup2(os.popen('cat new.csv').fileno(), 0)\n"
+    code += "from lightning_fl.cli import main; sys.exit(main())"
+    ended = start_warm("-c", code, "predict", run, "-").end()
+    assert [line.split(",")[0] for line in ended.out.splitlines()] == ["name", *(f"m{number}" for number in range(12))]
+    assert re.fullmatch(r"model: shared_0 of .*\n3 of 12 rows .*\n", ended.err)

@@ -2,13 +2,12 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from meeting import meeting
-from processes import SUPPORT, start
+from processes import SUPPORT
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -23,9 +22,16 @@ MEETS = {
 }
 
 
-def study(*words, environment=None):
-    path = {"PYTHONPATH": str(SUPPORT)}  # where the module ``meeting`` is
-    return start(sys.executable, "-m", "lightning_fl", "study", *words, environment=path | (environment or {}))
+@pytest.fixture
+def study(start_warm):
+    """Start a study whose server is forked as well, or, with ``own_server``, a new interpreter as anywhere else."""
+
+    def started(*words, environment=None, own_server=False):
+        path = {"PYTHONPATH": str(SUPPORT)}  # where the module ``meeting`` is
+        how = ["-m", "lightning_fl"] if own_server else [SUPPORT / "warm_study.py"]
+        return start_warm(*how, "study", *words, environment=path | (environment or {}))
+
+    return started
 
 
 def declare(**content):
@@ -57,7 +63,7 @@ def plain_fit(command, folder, *words):
     return metrics_of(Path(folder))
 
 
-def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command):
+def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command, study):
     path = declare(
         seeds=[0, 4],
         arms={
@@ -67,7 +73,7 @@ def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command):
         },
         claims=["mean(wide) > 0", "mean(broken) > 0"],
     )
-    code, out, err = study(path, "--workers", "2", "--out", "out").end()
+    code, out, err = study(path, "--workers", "2", "--out", "out", own_server=True).end()
     assert (code, err) == (1, "")
     assert "6 cells, 0 done, 2 workers" in out
     assert out.count(": done in ") == 4
@@ -86,7 +92,7 @@ def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command):
         assert found[f"wide,seed={seed}"] == plain_fit(command, f"wide_{seed}", "--seed_everything", seed, *wide)
 
 
-def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
+def test_faults_of_any_arm_are_said_before_anything_is_run(tiny, study):
     path = declare(
         seeds=[0],
         arms={
@@ -104,7 +110,7 @@ def test_faults_of_any_arm_are_said_before_anything_is_run(tiny):
     assert not Path("out").exists()
 
 
-def test_modules_in_the_working_folder_are_found(tiny):
+def test_modules_in_the_working_folder_are_found(tiny, study):
     Path("own_strategy.py").write_text("from lightning_fl.strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")
     overrides = {"trainer": {"max_rounds": 1, "strategy": {"class_path": "own_strategy.Mine"}}}
     path = declare(seeds=[0], arms={"mine": {"recipe": "tiny.yaml", "overrides": overrides}})
@@ -114,7 +120,7 @@ def test_modules_in_the_working_folder_are_found(tiny):
     assert json.loads((cell / "version_0" / "summary.json").read_text())["strategy"] == "Mine"
 
 
-def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
+def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command, study):
     path = declare(seeds=[0, 1, 2], arms={"a": {"recipe": "tiny.yaml", "overrides": MEETS}})
 
     def half_way(number):
@@ -167,8 +173,9 @@ def test_stopped_and_killed_it_goes_on_and_runs_nothing_twice(tiny, command):
     assert [attempts(cell) for cell in cells("out")] == [[False, True], [False, True], [False]]
 
 
-def test_a_signal_while_recipes_are_checked_ends_the_study_and_what_it_started(tiny):
-    process = study(declare(seeds=[0, 1], arms={"a": "tiny.yaml"}), "--workers", "2", "--out", "out")
+def test_a_signal_while_recipes_are_checked_ends_the_study_and_what_it_started(tiny, study):
+    path = declare(seeds=[0, 1], arms={"a": "tiny.yaml"})
+    process = study(path, "--workers", "2", "--out", "out", own_server=True)
     process.until_it_prints("0 done")
     process.send_signal(signal.SIGINT)
     code, _, err = process.end()  # of the server too, which shares its output
@@ -176,7 +183,7 @@ def test_a_signal_while_recipes_are_checked_ends_the_study_and_what_it_started(t
     assert not list(Path("out").glob("cells/*/version_*"))
 
 
-def test_shares_at_the_same_time_get_what_one_study_gets(tiny):
+def test_shares_at_the_same_time_get_what_one_study_gets(tiny, study):
     path = declare(seeds=[0, 1, 2], arms={"a": "tiny.yaml"})
     shares = [study(path, "--workers", "1", "--out", "shares", "--shard", f"{number}/2") for number in (1, 2)]
     ended = [share.end() for share in shares]

@@ -16,7 +16,7 @@ from hooks import StopAfter
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
-from processes import SUPPORT, Process, succeed
+from processes import SUPPORT, Process, succeed_as_two_ranks
 from reference import (
     Clients,
     Validated,
@@ -132,7 +132,7 @@ def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_stop_together(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
-    succeed(start_warm(SUPPORT / "early_stopping_run.py", tmp_path))
+    succeed_as_two_ranks(start_warm, SUPPORT / "early_stopping_run.py", tmp_path)
     one, other = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
     assert one == other
     assert one[0] == one[2] == run(tmp_path / "one")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
-from processes import SUPPORT, Process, succeed
+from processes import SUPPORT, Process, succeed_as_two_ranks
 from reference import (
     Clients,
     Linear,
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_average_to_the_same_bits(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
-    succeed(start_warm(SUPPORT / "weight_averaging_run.py", tmp_path))
+    succeed_as_two_ranks(start_warm, SUPPORT / "weight_averaging_run.py", tmp_path)
     one = run(tmp_path / "one")
     for rank in (0, 1):
         other = torch.load(tmp_path / f"rank_{rank}.pt")

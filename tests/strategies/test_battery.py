@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import SUPPORT, WarmPython, reserved_port, succeed
+from processes import SUPPORT, WarmPython, succeed_as_two_ranks
 from strategy_references import REFERENCES, Plan, after_rounds
 from strategy_runs import STRATEGIES, bits, fit
 
@@ -93,17 +93,7 @@ def test_a_resumed_run_has_the_same_bits(name: str, root: Path, tmp_path: Path) 
 def ranks(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two processes, started once, found of all strategies."""
     folder = tmp_path_factory.mktemp("ranks")
-    with reserved_port() as port:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
-        script = str(SUPPORT / "strategy_runs.py")
-        succeed(
-            *(
-                warm_python.start(
-                    script, str(folder), environment={**shared, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
-                )
-                for rank in ("0", "1")
-            )
-        )
+    succeed_as_two_ranks(warm_python.start, SUPPORT / "strategy_runs.py", folder)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

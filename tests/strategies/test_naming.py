@@ -1,8 +1,5 @@
 """How a strategy is named: by its registered name, by its import path, with and without arguments of its own."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,7 +102,7 @@ class Scaled(FedAvg):
         (["--config=dotted.yaml", "--trainer.strategy.scale=3"], ("mine.Scaled", {"scale": 3.0})),
     ],
 )
-def test_recipes_give_strategies_arguments(words, expected, tmp_path):
+def test_recipes_give_strategies_arguments(words, expected, tmp_path, start_warm):
     (tmp_path / "mine.py").write_text(WITHOUT)
     for name, class_path, arguments in (
         ("named", "fedavg", {"process_group_backend": "gloo"}),
@@ -113,14 +110,8 @@ def test_recipes_give_strategies_arguments(words, expected, tmp_path):
     ):
         recipe = {"trainer": {"strategy": {"class_path": class_path, "init_args": arguments}}}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    command = [
-        Path(sys.executable).with_name("lightning-fl"),
-        "fit",
-        "--config=fedavg_digits",
-        *words,
-        "--print_config",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    strategy = yaml.safe_load(done.stdout)["trainer"]["strategy"]
+    done = start_warm("-m", "lightning_fl", "fit", "--config=fedavg_digits", *words, "--print_config").end()
+    assert done.code == 0, done.err
+    strategy = yaml.safe_load(done.out)["trainer"]["strategy"]
     assert strategy["class_path"] == expected[0]
     assert strategy["init_args"].items() >= expected[1].items()

@@ -1,12 +1,11 @@
 """Federated averaging in a user's own Fabric loop, on two real processes."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from processes import nothing_left, reserved_port, run, succeed
+from processes import nothing_left, succeed_as_two_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -21,9 +20,8 @@ def seen_by(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, warm_python) -> list[dict]:
     folder = tmp_path_factory.mktemp("own_loop")
-    with nothing_left(), reserved_port() as port:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
-        succeed(*(warm_python.start(SCRIPT, folder, environment={**shared, "LOCAL_RANK": str(r)}) for r in range(2)))
+    with nothing_left():
+        succeed_as_two_ranks(warm_python.start, SCRIPT, folder)
     return seen_by(folder)
 
 
@@ -35,9 +33,9 @@ def local(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return gradient, weights - LEARNING_RATE * gradient
 
 
-def test_the_name_is_known_when_fabric_is_imported_first(ranks, tmp_path):
-    """In processes of their own, which the script starts; there it does as where all is imported."""
-    ended = run(sys.executable, SCRIPT, tmp_path, environment={"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"})
+def test_the_name_is_known_when_fabric_is_imported_first(ranks, tmp_path, start_warm):
+    """In a new process, which the script starts as the second; there it does as where all is imported."""
+    ended = start_warm(SCRIPT, tmp_path, environment={"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}).end()
     assert ended.code == 0, ended.err
     fresh = seen_by(tmp_path)
     assert [seen["strategy"] for seen in fresh] == ["fedavg"] * 2

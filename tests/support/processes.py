@@ -35,6 +35,7 @@ __all__ = [
     "start",
     "start_warm",
     "succeed",
+    "succeed_as_two_ranks",
     "warm_python",
 ]
 
@@ -299,6 +300,14 @@ def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     failures = request.session.testsfailed
     with nothing_left(failed=lambda: request.session.testsfailed > failures):
         yield
+
+
+def succeed_as_two_ranks(begin: Callable[..., Process], *words: object) -> None:
+    """Start the words of ``python`` twice, each time with another rank of two, and wait until both have ended well."""
+    with reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
+        shared["OMP_NUM_THREADS"] = "1"
+        succeed(*(begin(*words, environment={**shared, "LOCAL_RANK": rank}) for rank in ("0", "1")))
 
 
 @contextmanager
