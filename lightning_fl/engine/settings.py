@@ -60,10 +60,10 @@ class Settings:
     num_threads: Count | None = field(default=1, metadata=OF_A_RANK)
     """torch threads per process, with and without a GPU. 1 by default: small models gain from processes, not from
     threads, and the same number of threads gives the same bits on any number of processes."""
-    channels_last: bool = False
+    channels_last: bool | Literal["auto"] = "auto"
     """give images to the module in torch's channels-last memory format, in which convolutions and pooling are faster; a
     module that calls ``view`` on results of images needs ``reshape`` or ``flatten`` instead. Results are the same up to
-    rounding."""
+    rounding. "auto": in training, where it is faster and the module works with it."""
     deterministic: bool = False
     """let torch use deterministic algorithms only, and cuDNN none that it has timed (needed for equal bits on GPUs)."""
     compile: bool | dict[str, Any] = False

@@ -43,6 +43,7 @@ from torchvision.models import resnet18
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
+from lightning_fl.engine.batches.transfer import channels_last
 from lightning_fl.files.tensors import read_torch
 from lightning_fl.models.base import ProperFraction
 
@@ -62,13 +63,7 @@ class ChannelsLast(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the same images [B, C, H, W]."""
-        if images.device.type != "cpu":
-            return images
-        _, channels, height, width = images.shape
-        # Not contiguous(memory_format=...): it returns images of one channel unchanged, as they are in both layouts at
-        # once, and the convolutions then assume the other; and torch.func.vmap does not support it.
-        strides = (channels * height * width, 1, width * channels, channels)
-        return images.permute(0, 2, 3, 1).contiguous().as_strided(images.shape, strides)
+        return channels_last(images) if images.device.type == "cpu" else images
 
 
 class Network(nn.Module):

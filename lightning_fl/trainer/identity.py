@@ -114,6 +114,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
             found.setdefault(name, value)
     found["data"] = type(data).__name__
+    found["trainer.channels_last"] = trainer.loop.channels_last  # what "auto" has become
     return {name: text for name, text in _comparable(found).items() if name not in _CHANGES_NOTHING}
 
 

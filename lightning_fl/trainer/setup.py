@@ -17,9 +17,9 @@ from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import CompiledSteps
-from lightning_fl.engine.turn.lazy_layers import materialize_lazy_layers
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer, make_module_trainer
+from lightning_fl.engine.turn.trial_step import fits_channels_last, materialize_lazy_layers
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.runtime.surface import TrainerSurface
@@ -39,7 +39,7 @@ def set_up(
     ``state`` is the checkpoint to resume from, which tells the weights that were added in ``on_train_start``.
     """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
-    factory = BatchFactory(datamodule, fabric.device, settings.channels_last, trainer.hooks)
+    factory = BatchFactory(datamodule, fabric.device, trainer.hooks)
     trainer.batch_factory = factory
     module: LightningModule = steps.module
     check_arguments(module, datamodule, stage)
@@ -80,6 +80,9 @@ def set_up(
     fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
     materialize_lazy_layers(own, factory, processes, settings)
+    channels_last = settings.channels_last is True
+    if stage == "fit" and settings.channels_last == "auto" and _channels_last_before(state):
+        channels_last = fits_channels_last(own, factory, processes, settings)
     own.set_stage(*STAGES[stage])
     if stage == "fit":
         trainer.load_lightning_callbacks(own, state)
@@ -107,10 +110,16 @@ def set_up(
         processes=processes,
         hooks=trainer.hooks,
         learner=trainer.strategy,
+        channels_last=channels_last,
     )
     if stage == "fit":
         trainer.loop.evaluator.open_validation_data()
     return own
+
+
+def _channels_last_before(state: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint, if any, is of a run with channels-last memory: older ones trained without."""
+    return not state or (state["recipe"] or {}).get("trainer.channels_last") == "True"
 
 
 def _panel(processes: Processes, settings: Settings) -> list[int]:

@@ -40,13 +40,10 @@ from lightning_fl.engine.hooks import Hooks
 class BatchFactory:
     """Factory of :class:`ClientBatches` that packs shared data once, on a device if they fit in its memory."""
 
-    def __init__(
-        self, data: FederatedDataModule, device: torch.device, channels_last: bool = False, hooks: Hooks | None = None
-    ) -> None:
+    def __init__(self, data: FederatedDataModule, device: torch.device, hooks: Hooks | None = None) -> None:
         self.data = data
         self._hooks = hooks or Hooks()
         self._device = device
-        self._channels_last = channels_last
         self._budget = MemoryBudget(device)
         self._warned = False  # that data do not fit
         self._packs: dict[int, tuple[Any, Pack | None]] = {}
@@ -159,8 +156,6 @@ class BatchFactory:
                 indices = own if indices is None else own[indices]
         if id(held) not in self._packs:
             pack = pack_dataset(dataset)
-            if pack is not None and self._channels_last:
-                pack = pack.to_channels_last()
             # Keep the packed object alive, so that its id is not reused.
             self._packs[id(held)] = (held, None if pack is None else self._placed(pack))
         pack = self._packs[id(held)][1]

@@ -87,10 +87,6 @@ class Pack(ABC):
         """Move the tensors to ``device``."""
         return self
 
-    def to_channels_last(self) -> "Pack":
-        """Store images, shape [n, c, ...], with the channels of a pixel adjacent in memory."""
-        return self
-
 
 class TensorPack(Pack):
     """A ``TensorDataset``: batches are lists of tensors, as torch's default collation makes them."""
@@ -98,7 +94,6 @@ class TensorPack(Pack):
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__(tensors[0].shape[0])
         self.tensors = list(tensors)
-        self._channels_last = False
 
     @property
     def held_on(self) -> torch.device:
@@ -123,33 +118,11 @@ class TensorPack(Pack):
 
     def rows(self, indices: Tensor) -> list[Tensor]:
         """Rows of the tensors for some samples [n], [n, ...] each, on the device of batches."""
-        return [to_device(self._select(tensor, indices), self.device) for tensor in self.tensors]
-
-    def _select(self, tensor: Tensor, indices: Tensor) -> Tensor:
-        if self._channels_last and _are_images(tensor):  # index_select alone would change the memory format
-            return tensor.movedim(1, -1).index_select(0, indices).movedim(-1, 1)
-        return tensor.index_select(0, indices)
+        return [to_device(tensor.index_select(0, indices), self.device) for tensor in self.tensors]
 
     def to(self, device: torch.device) -> "TensorPack":
         self.tensors = [tensor.to(device) for tensor in self.tensors]
         return self
-
-    def to_channels_last(self) -> "TensorPack":
-        self.tensors = [channels_last(tensor) for tensor in self.tensors]
-        self._channels_last = True
-        return self
-
-
-def _are_images(tensor: Tensor) -> bool:
-    """Whether a tensor can be images [n, c, h, w] or volumes [n, c, d, h, w]."""
-    return tensor.is_floating_point() and tensor.ndim in (4, 5)
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    """Convert images [n, c, h, w] and volumes [n, c, d, h, w] to channels-last memory; other tensors are unchanged."""
-    if not _are_images(tensor):
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d)
 
 
 class PackedBatches(ClientBatches):

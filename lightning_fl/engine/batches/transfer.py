@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule
-from lightning_fl.engine.batches.packs import channels_last
 
 
 class BatchTransfer:
@@ -60,5 +59,26 @@ class BatchTransfer:
             # A PyG batch has its own way to visit tensors.
             batch = batch.clone().apply(convert) if hasattr(batch, "stores") else convert(batch)
         if self._channels_last:
-            batch = apply_to_collection(batch, Tensor, channels_last)
+            batch = to_channels_last(batch)
         return batch
+
+
+def to_channels_last(batch: Any) -> Any:
+    """A batch with its images [n, c, h, w] and volumes [n, c, d, h, w] of floats in channels-last memory."""
+    return apply_to_collection(batch, Tensor, _converted)
+
+
+def _converted(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() and tensor.ndim == 4:
+        return channels_last(tensor)
+    volumes = tensor.is_floating_point() and tensor.ndim == 5
+    return tensor.contiguous(memory_format=torch.channels_last_3d) if volumes else tensor
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images [n, c, h, w] with the channels innermost in memory; shape and values are unchanged."""
+    _, channels, height, width = images.shape
+    # Not contiguous(memory_format=...): it returns images of one channel unchanged, as they are in both formats at
+    # once, and the convolutions then assume the other; and torch.func.vmap does not support it.
+    strides = (channels * height * width, 1, width * channels, channels)
+    return images.permute(0, 2, 3, 1).contiguous().as_strided(images.shape, strides)

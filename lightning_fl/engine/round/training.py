@@ -260,7 +260,7 @@ def _format_error(loop: LocalLoop, error: Exception) -> str:
     if place:
         text = f"{text.removesuffix('.')}{place}."
     text += "" if text.endswith((".", "!", "?")) else "."
-    if loop.settings.channels_last and "view size is not compatible" in text:
+    if loop.channels_last and "view size is not compatible" in text:
         text += " The images are in channels-last memory: set trainer.channels_last=false if the module needs `view`."
     precision = loop.precision
     if precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):

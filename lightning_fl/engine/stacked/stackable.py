@@ -70,7 +70,7 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
         yield f"the strategy {strategy} has a correct_gradient_ of its own that is not elementwise"
     if type(precision) not in (Precision, DoublePrecision):
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
-    if settings.channels_last:
+    if settings.channels_last is True:
         yield "trainer.channels_last converts the images of one client"
     if settings.optimizer_state == "keep":
         yield "trainer.optimizer_state=keep continues each client's own optimiser"

@@ -55,6 +55,8 @@ class TurnServices:
     federation: Federation
     round: Round
     processes: Processes
+    #: Whether images of training batches are in channels-last memory.
+    channels_last: bool = field(default=False, kw_only=True)
     module: LightningModule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,10 +69,8 @@ class TurnServices:
         self._step_takes_index = {name: takes_batch_index(module, name) for name in steps}
         self._precision: Precision = trainer.precision_plugin.plugin
         self.precision = str(self._precision.precision)
-        channels_last = self.settings.channels_last
-        self.move = BatchTransfer(
-            module, self.data, self.processes.device, self._precision, channels_last=channels_last
-        )
+        everywhere = self.settings.channels_last is True
+        self.move = BatchTransfer(module, self.data, self.processes.device, self._precision, channels_last=everywhere)
         self.mode = ModuleModes()  # training flags of the submodules, saved during an evaluation
         self.read_module()
 

@@ -15,6 +15,7 @@ from lightning_fl.core.held_generators import DrawStates
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, parts_of
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
+from lightning_fl.engine.batches.transfer import to_channels_last
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks, overrides
 from lightning_fl.engine.learner import Learner
@@ -182,6 +183,8 @@ class TrainingLoop:
         for index, (batch, size) in enumerate(taken):
             with profile(DATA):
                 batch = services.move(batch, batches.on_device, client)
+                if services.channels_last:
+                    batch = to_channels_last(batch)
             progress.increment_ready()
             progress.is_last_batch = index == length.total - 1
             first, stepping = first or length.begins_step(index), length.ends_step(index)

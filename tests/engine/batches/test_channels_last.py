@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding
-from tiny import quiet_trainer
+from tiny import quiet_trainer, same_bits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -84,10 +84,10 @@ class Convolving(LightningModule):
 
 
 def trained(folder: Path, data: TwoClients, module: Convolving, **settings) -> FederatedTrainer:
-    trainer = quiet_trainer(
-        precision="64", max_rounds=3, default_root_dir=folder / "runs", seed=2, enable_checkpointing=True, **settings
-    )
-    trainer.fit(module, data)
+    settings = {"precision": "64", "max_rounds": 3, **settings}
+    ckpt_path = settings.pop("ckpt_path", None)
+    trainer = quiet_trainer(default_root_dir=folder / "runs", seed=2, enable_checkpointing=True, **settings)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -123,6 +123,70 @@ def test_a_view_across_channels_is_refused_in_torchs_words(tmp_path):
     trained(tmp_path, TwoClients(), Convolving(flatten=False))
     with pytest.raises(TrainingError, match=r"view size is not compatible.*reshape.*trainer.channels_last"):
         trained(tmp_path, TwoClients(), Convolving(flatten=False), channels_last=True)
+
+
+class FloatClients(TwoClients):
+    def client_data(self, client, split):
+        data = super().client_data(client, split)
+        return data and TensorDataset(data.tensors[0].float(), data.tensors[1])
+
+
+class InFloats(Convolving):
+    """Float32, with draws and statistics; knows in which formats it got the images of training and validation."""
+
+    def __init__(self, *, flatten: bool = True, width: int = 6) -> None:
+        super().__init__(flatten=flatten)
+        self.features = nn.Sequential(
+            *(nn.Conv2d(CHANNELS, width, 3), nn.BatchNorm2d(width), nn.Dropout(0.2), nn.Conv2d(width, 6, 1)),
+            nn.MaxPool2d(2),
+        )
+        self.float()
+        self.formats: set[tuple[bool, bool]] = set()
+
+    def loss(self, batch) -> Tensor:
+        self.formats.add((self.training, batch[0].is_contiguous(memory_format=torch.channels_last)))
+        return super().loss(batch)
+
+
+def format_in_record(run: FederatedTrainer) -> str:
+    last = Path(run.log_dir) / "checkpoints" / "last.ckpt"
+    return torch.load(last, weights_only=True)["recipe"]["trainer.channels_last"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "converts"),
+    [
+        ({}, {}, True),
+        ({"width": 5000}, {}, False),  # 135,000 weights
+        ({"flatten": False}, {}, False),  # its view fails with channels-last images
+        ({}, {"channels_last": False}, False),
+    ],
+)
+def test_by_default_training_is_channels_last_where_it_gains_and_works(tmp_path, arguments, settings, converts):
+    module = InFloats(**arguments)
+    run = trained(tmp_path, FloatClients(), module, precision="32", max_rounds=1, **settings)
+    assert module.formats == {(True, converts), (False, False)}
+    assert format_in_record(run) == str(converts)
+
+
+def test_a_module_that_does_not_work_with_channels_last_has_the_bits_of_plain_images(tmp_path):
+    runs = []
+    for setting in ("auto", False):
+        module = InFloats(flatten=False)
+        trained(tmp_path, FloatClients(), module, precision="32", channels_last=setting, max_rounds=2)
+        runs.append([*module.state_dict().values(), *module.given])
+    assert same_bits(*runs)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_memory_format(tmp_path):
+    for before in (True, False):
+        first = trained(tmp_path, FloatClients(), InFloats(), precision="32", channels_last=before, max_rounds=1)
+        module, last = InFloats(), Path(first.log_dir) / "checkpoints" / "last.ckpt"
+        resumed = trained(tmp_path, FloatClients(), module, precision="32", ckpt_path=last, max_rounds=2)
+        assert module.formats == {(True, before), (False, False)}
+        assert format_in_record(resumed) == str(before)
+        assert not resumed.differs
 
 
 class FailsForOne(Convolving):
