@@ -28,8 +28,7 @@ from lightning_fl.engine.profile import BACKWARD
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.pristine import PristineOptimizers
-from lightning_fl.engine.turn.schedulers import Schedulers, held_schedulers
+from lightning_fl.engine.turn.schedulers import PristineOptimizers, Schedulers, held_schedulers
 from lightning_fl.engine.weights.flat import FlatModule
 
 #: Hooks of a module that take part in an optimiser's step.
