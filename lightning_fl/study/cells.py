@@ -242,7 +242,10 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
     cells = []
     checksums: dict[tuple[str, str | None], str] = {}
     for arm, place in study.places():
-        recipe = find_recipe(study.arms[arm].recipe.format(**place))
+        try:
+            recipe = find_recipe(study.arms[arm].recipe.format(**place))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{study.path}, arms.{arm}: {error}") from None
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
         named = set(_possible_file_names([read, *layers]))

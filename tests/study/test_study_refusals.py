@@ -194,7 +194,7 @@ REFUSALS = {
     "no study": (lambda *_: load_study(Path("nowhere.yaml")), "nowhere.yaml"),
     "no recipe": (
         lambda folder, _: make_cells(write_study(folder, arms={"a": "fedavg_digit"}), folder),
-        "'fedavg_digit'.*did you mean 'fedavg_digits'",
+        "study.yaml, arms.a: .*'fedavg_digit'.*did you mean 'fedavg_digits'",
     ),
     "folder cannot be written": (occupied_folder, "/out/cells/"),
     "folder of another cell": (other_cell, "cell.json"),
