@@ -13,7 +13,6 @@ DEFAULT_FOLDER = Path.home() / ".cache" / "lightning-fl-bench"
 PEERS: dict[str, tuple[list[str], list[str]]] = {
     "flower": (["flwr[simulation]==1.42.0"], ["torch", "torchvision", "lightning", "torch-geometric"]),
     "pfl": (["pfl[pytorch]==0.6.0"], ["torch", "torchvision"]),
-    "nvflare": (["nvflare==2.9.0"], ["torch"]),
 }
 #: Flower asks for a certifi that may be newer than a mirror's; nothing here opens a connection.
 _OVERRIDES = "certifi>=2025.1\n"

@@ -1,8 +1,7 @@
-"""The records of ``peers.py`` as Markdown: medians over repeats, and ratios of arms within a repeat."""
+"""The records of ``peers.py`` as Markdown: medians, and ratios of arms between neighbouring rounds."""
 
-import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,10 @@ class Comparison:
 
 
 OURS = "lightning-fl"
+#: Ends the names of arms that run another checkout.
+THERE = ", there"
+#: Work around a round that took so many times as long as in the best decile makes it a slow one.
+SLOW = 1.25
 COMPARISONS = (
     Comparison("cnn", OURS, "bare", at_most=1.05),
     Comparison("cnn", OURS, "bare-kept"),
@@ -46,7 +49,6 @@ COMPARISONS = (
     Comparison("cnn", "pfl-2p", f"{OURS}-2p", at_least=1),
     Comparison("cnn", "flower", f"{OURS}-2p", at_least=1.8),
     Comparison("cnn", "flower-lightning", f"{OURS}-2p", at_least=2.6),
-    Comparison("cnn", "nvflare", f"{OURS}-2p", at_least=7),
     Comparison("cnn", f"{OURS}-channels-last", "bare"),
     Comparison("cnn", f"{OURS}-channels-last-2p", "bare-2p"),
     Comparison("cnn", "pfl-2p", f"{OURS}-channels-last-2p"),
@@ -78,46 +80,73 @@ COMPARISONS = (
 )
 
 
+def rounds(record: Record) -> list[float]:
+    """Seconds of all rounds but the first, which warms up."""
+    return [end - begin for begin, end in zip(record["begins"], record["ends"][1:], strict=False)]
+
+
+def processor_times(record: Record) -> list[float]:
+    """Seconds of processor time in these rounds; the last turn is the end of the run."""
+    return list(record["processor"][1 : len(record["ends"])])
+
+
 def quantities(record: Record) -> dict[str, float]:
     """What is compared of a run: seconds and MiB."""
-    ends = record["ends"]
-    gaps = [after - before for before, after in itertools.pairwise(ends)]
     return {
-        "round": statistics.median(gaps) if gaps else float("nan"),
-        "start": ends[0] - record["started"],
-        "since_imports": ends[0] - record["imported"],
-        "wall": record["seconds"],
+        "round": statistics.median(rounds(record) or [float("nan")]),
+        "start": record["ends"][0] - record["started"],
+        "since_imports": record["ends"][0] - record["imported"],
+        "wall": sum(record["turns"]),
         "rss": record["rss_mib"],
         "pss": record["pss_mib"],
         "processes": record["processes"],
     }
 
 
-def paired_ratios(records: Iterable[Record], numerator: str, denominator: str, quantity: str) -> list[float]:
-    """One arm's quantity over another's, for every repeat in which both ran."""
-    by_arm: dict[str, dict[Any, float]] = {numerator: {}, denominator: {}}
+def paired_ratios(
+    records: Iterable[Record], numerator: str, denominator: str, values: Callable[[Record], list[float]]
+) -> list[float]:
+    """One arm's values over another's, for every repeat in which both ran; ``nan`` leaves a pair out."""
+    by_arm: dict[str, dict[Any, list[float]]] = {numerator: {}, denominator: {}}
     for record in records:
         if record["arm"] in by_arm and record["status"] == "ok":
-            by_arm[record["arm"]][record["run"], record["repeat"]] = quantities(record)[quantity]
+            by_arm[record["arm"]][record["run"], record["repeat"]] = values(record)
     below = by_arm[denominator]
-    return [value / below[repeat] for repeat, value in by_arm[numerator].items() if repeat in below]
+    pairs = (
+        (a, b) for key, above in by_arm[numerator].items() for a, b in zip(above, below.get(key, []), strict=False)
+    )
+    return [a / b for a, b in pairs if b > 0 and a == a]
 
 
-def best_round(records: Iterable[Record], arm: str) -> float | None:
-    """The shortest of an arm's rounds after the first, over all repeats: what others on the machine disturb least."""
-    gaps = [
-        after - before
-        for record in records
-        if record["arm"] == arm and record["status"] == "ok"
-        for before, after in itertools.pairwise(record["ends"])
-    ]
-    return min(gaps, default=None)
+def best_decile(records: Iterable[Record], arm: str) -> float:
+    """The tenth percentile of an arm's rounds over all repeats: what others on the machine disturb least."""
+    times = [time for record in records if record["arm"] == arm and record["status"] == "ok" for time in rounds(record)]
+    return percentile(times, 10) if times else float("nan")
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """An observed value."""
+    return sorted(values)[(len(values) - 1) * percent // 100]
+
+
+def quiet_rounds(records: list[Record]) -> Callable[[Record], list[float]]:
+    """Rounds of a record, ``nan`` where the machine was slow."""
+    everywhere = [each for record in records if record["status"] == "ok" for each in record["slowness"]]
+    most = SLOW * percentile(everywhere, 10) if everywhere else 0.0
+
+    def quiet(record: Record) -> list[float]:
+        times = zip(rounds(record), record["slowness"][1:], strict=False)
+        return [time if slowness <= most else float("nan") for time, slowness in times]
+
+    return quiet
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """The median, and the range of more than one."""
-    middle = f"{statistics.median(values):.{digits}f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    """The median, and of more than one value the range between the first and the last decile."""
+    middle = f"{statistics.median(values):.{digits}f}" if values else "-"
+    if len(values) < 2:
+        return middle
+    return f"{middle} ({percentile(values, 10):.{digits}f} to {percentile(values, 90):.{digits}f})"
 
 
 def difference(checksum: float, expected: float | None) -> str:
@@ -143,9 +172,9 @@ def markdown(records: list[Record]) -> str:
 
 def _arms(records: list[Record]) -> str:
     lines = [
-        "| arm | runs | s per round | best | start-up, s | of it since imports | whole run, s | peak RSS, MiB |"
-        " peak PSS, MiB | processes | weights against the bare loop's |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| arm | runs | s per round | best decile | processor s | start-up, s | of it since imports | whole run, s |"
+        " peak RSS, MiB | peak PSS, MiB | processes | weights against the bare loop's |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [record for record in records if record["status"] == "ok"]
     for arm in dict.fromkeys(record["arm"] for record in good):
@@ -154,8 +183,9 @@ def _arms(records: list[Record]) -> str:
         median = {name: statistics.median(value[name] for value in values) for name in values[0]}
         checks = [difference(record["checksum"], _expected(good, record)) for record in runs]
         lines.append(
-            f"| {arm} | {len(runs)} | {spread([value['round'] for value in values], 3)} |"
-            f" {best_round(runs, arm) or float('nan'):.3f} | {median['start']:.1f} |"
+            f"| {arm} | {len(runs)} | {spread([time for run in runs for time in rounds(run)], 3)} |"
+            f" {best_decile(runs, arm):.3f} | {spread([time for run in runs for time in processor_times(run)], 3)} |"
+            f" {median['start']:.1f} |"
             f" {median['since_imports']:.1f} | {median['wall']:.1f} | {median['rss']:.0f} | {median['pss']:.0f} |"
             f" {median['processes']:.0f} | {', '.join(dict.fromkeys(checks))} |"
         )
@@ -172,24 +202,36 @@ def _expected(records: list[Record], record: Record) -> float | None:
 
 
 def _comparisons(task: str, records: list[Record]) -> str:
-    lines = []
-    for comparison in COMPARISONS:
+    lines, quiet = [], quiet_rounds(records)
+    arms = dict.fromkeys(record["arm"] for record in records)
+    theirs = [Comparison(task, arm.removesuffix(THERE), arm) for arm in arms if arm.endswith(THERE)]
+    for comparison in (*COMPARISONS, *theirs):
         if comparison.task != task:
             continue
         numerator, denominator, quantity = comparison.numerator, comparison.denominator, comparison.quantity
-        ratios = paired_ratios(records, numerator, denominator, quantity)
-        if ratios:
-            verdict = comparison.verdict(statistics.median(ratios))
-            above, below = best_round(records, numerator), best_round(records, denominator)
-            of_best = f"{above / below:.2f}" if quantity == "round" and above and below else ""
-            lines.append(
-                f"| {numerator} / {denominator} | {LABELS[quantity]} | {spread(ratios)} | {of_best} | {verdict} |"
+
+        def ratios(
+            values: Callable[[Record], list[float]], of: tuple[str, str] = (numerator, denominator)
+        ) -> list[float]:
+            return paired_ratios(records, *of, values)
+
+        if quantity == "round":
+            found, others = (
+                ratios(rounds),
+                [f"{best_decile(records, numerator) / best_decile(records, denominator):.2f}"],
             )
+            others += [spread(ratios(values)).partition(" ")[0] for values in (quiet, processor_times)]
+        else:
+            found, others = ratios(lambda record, name=quantity: [quantities(record)[name]]), ["", "", ""]  # type: ignore[misc]
+        if found:
+            values = [LABELS[quantity], spread(found), *others, comparison.verdict(statistics.median(found))]
+            lines.append(f"| {numerator} / {denominator} | {' | '.join(values)} |")
     if not lines:
         return ""
-    return "\n".join(
-        ["| ratio within a repeat | of | median (range) | of the best rounds | aim |", "|---|---|---|---|---|", *lines]
-    )
+    times = [time for record in records if record["status"] == "ok" for time in quiet(record)]
+    slow = f"{sum(time != time for time in times)} of {len(times)} rounds were slow."
+    title = "| ratio | of | median (deciles) | of best deciles | without slow rounds | of processor time | aim |"
+    return "\n".join([title, "|---|---|---|---|---|---|---|", *lines, "", slow])
 
 
 def _failures(records: list[Record]) -> str:

@@ -1,16 +1,19 @@
 """lightning-fl against bare loops and other frameworks on the same federations, each arm in processes of its own.
 
-    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|large|all] [--repeats 5] [--rounds N] [--arms NAME]
+    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|large|all] [--repeats 3] [--rounds N] [--arms NAME]
+    uv run --group bench python benchmarks/peers.py cnn --against OTHER_CHECKOUT
 
-Arms take turns inside every repeat, ratios are taken within a repeat, and medians over repeats are printed as Markdown
-tables, so that a busy machine disturbs them little. What an arm imports is compiled before, by a run of one round.
-Start-up is from the start of the process to the end of the first round, a round the median gap between the ends of the
-later ones; memory is that of all processes of an arm, resident and with shared pages counted once. No arm draws random
-numbers while it trains (but those called "shuffled"), so all should end with the bare loop's weights. One torch thread
-in every process; "-2p" is two processes.
+All arms of a task run at once, but only one at a time goes on, for a round; the others wait meanwhile. Ratios are taken
+between neighbouring rounds, and their median is printed as Markdown tables, with the ratios of the best decile and of
+processor time. A round is slow where fixed work before or after it took a quarter longer than in the best decile: such
+rounds are counted, and left out of a ratio of their own. What an arm imports is compiled before, by a run of one
+round. Start-up is from the start of the process to the end of the first round; memory is that of all processes of an
+arm, resident and with shared pages counted once. No arm draws random numbers while it trains (but those called
+"shuffled"), so all should end with the bare loop's weights. One torch thread in every process; "-2p" is two processes.
+``--against`` adds arms that run this package from another checkout.
 
 Peers are installed into virtual environments of their own when they are first needed, with the torch of this one.
-NVFlare runs only if it is named with ``--arms``: it takes 10 GB. Linux only.
+Linux only.
 """
 
 import argparse
@@ -20,21 +23,20 @@ import os
 import platform
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import run
 
 import psutil
 from peer_environments import DEFAULT_FOLDER, EnvironmentFailure, peer_python
-from peer_tables import TITLES, Record, markdown, quantities
-from process_tree import run_tree
+from peer_tables import THERE, TITLES, Record, markdown, quantities
+from turns import PausedCommand
 
 SCRIPTS = Path(__file__).parent / "arms"
-ROUNDS = {"cnn": 10, "gnn": 100, "many": 5, "large": 3}
+ROUNDS = {"cnn": 12, "gnn": 60, "many": 5, "large": 3}
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -55,7 +57,9 @@ class Arm:
     launcher: tuple[str, ...] = ()
     environment: str | None = None
     """The peer in whose environment it runs; ``None`` for this one."""
-    optional: bool = False
+    ranks: int = 1
+    checkout: str = ""
+    """Another one, from which the package is taken."""
 
     def command(self, python: str, rounds: int) -> list[str]:
         script = str(SCRIPTS / self.script)
@@ -64,16 +68,16 @@ class Arm:
 
 def bare(name: str, federation: str, *words: str, processes: int = 1) -> Arm:
     launcher = (str(SCRIPTS / "launch.py"), str(processes)) if processes > 1 else ()
-    return Arm(name, federation, "run_bare.py", words, launcher)
+    return Arm(name, federation, "run_bare.py", words, launcher, ranks=processes)
 
 
 def ours(name: str, federation: str, *words: str, processes: int = 1) -> Arm:
     """The one place that says how lightning-fl is started."""
-    return Arm(name, federation, "run_ours.py", (*words, "--processes", str(processes)))
+    return Arm(name, federation, "run_ours.py", (*words, "--processes", str(processes)), ranks=processes)
 
 
 def pfl(name: str, federation: str, processes: int = 1) -> Arm:
-    return Arm(name, federation, "run_pfl.py", (), tuple(TORCHRUN) if processes > 1 else (), "pfl")
+    return Arm(name, federation, "run_pfl.py", (), tuple(TORCHRUN) if processes > 1 else (), "pfl", processes)
 
 
 def flower(name: str, federation: str, *words: str) -> Arm:
@@ -94,7 +98,6 @@ ARMS = {
         pfl("pfl-2p", "cnn", processes=2),
         flower("flower", "cnn"),
         flower("flower-lightning", "cnn", "--lightning"),
-        Arm("nvflare", "cnn", "run_nvflare.py", environment="nvflare", optional=True),
     ],
     "gnn": [
         bare("bare-shuffled", "gnn", "--shuffle"),
@@ -141,25 +144,38 @@ class Benchmark:
     def warm_up(self, arm: Arm) -> None:
         """Run an arm for a round, so that its imports are compiled and its files are in memory."""
         with contextlib.suppress(EnvironmentFailure):  # which is told when the arm is measured
-            self.run_arm(arm, 1)
+            command = self.start(arm, 1)
+            while command.turn(self.timeout):
+                pass
+            self.end(command)
 
-    def measure(self, task: str, arm: Arm, rounds: int, repeat: int) -> None:
-        """Run an arm once."""
-        record: Record = {"run": self.name, "task": task, "arm": arm.name, "federation": arm.federation}
-        record |= {"rounds": rounds, "repeat": repeat, "machine": self.machine}
-        record["busy_before_percent"] = psutil.cpu_percent(1.0)
-        try:
-            record |= self.run_arm(arm, rounds)
-        except EnvironmentFailure as failure:
-            record |= {"status": "failed", "tail": str(failure)}
-        self.records.append(record)
-        if self.output:
-            with self.output.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        report(record)
+    def measure(self, task: str, arms: list[Arm], rounds: int, repeat: int) -> None:
+        """Run the arms of a task round by round, by turns."""
+        records: dict[Arm, Record] = {}
+        commands: dict[Arm, PausedCommand] = {}
+        for arm in arms:
+            records[arm] = {"run": self.name, "task": task, "arm": arm.name, "federation": arm.federation}
+            records[arm] |= {"rounds": rounds, "repeat": repeat, "machine": self.machine}
+            try:
+                commands[arm] = self.start(arm, rounds)
+                commands[arm].turn(self.timeout)  # before the next one starts
+            except EnvironmentFailure as failure:
+                records[arm] |= {"status": "failed", "tail": str(failure)}
+        waiting = list(commands)
+        while waiting:
+            waiting = [arm for arm in waiting if commands[arm].turn(self.timeout)]
+            waiting = [*waiting[1:], *waiting[:1]]  # nobody always comes after the same
+        for arm, record in records.items():
+            if arm in commands:
+                record |= self.end(commands[arm])
+            self.records.append(record)
+            if self.output:
+                with self.output.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            report(record)
 
-    def run_arm(self, arm: Arm, rounds: int) -> Record:
-        """Run an arm in a folder of its own, and read what it wrote down.
+    def start(self, arm: Arm, rounds: int) -> PausedCommand:
+        """Start an arm in a folder of its own.
 
         Raises:
             EnvironmentFailure: its environment cannot be made.
@@ -167,29 +183,30 @@ class Benchmark:
         own = arm.environment is None
         python = str(peer_python(arm.environment, self.environments)) if arm.environment else sys.executable
         # This project's interpreter keeps its path, so that a working tree may stand in for what is installed.
-        paths = [str(SCRIPTS), *([os.environ["PYTHONPATH"]] if own and os.environ.get("PYTHONPATH") else [])]
-        # Short: Ray puts sockets below it, whose paths may have 107 characters.
-        folder = Path(tempfile.mkdtemp(dir=self.scratch))
+        paths = [str(SCRIPTS), arm.checkout or (os.environ.get("PYTHONPATH", "") if own else "")]
+        folder = Path(tempfile.mkdtemp(dir=self.scratch))  # short: Ray puts sockets below it, of at most 107 characters
         home = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "FLWR_HOME": str(folder / "flwr")}
         files = {"BENCH_RECORD": str(folder / "record.json"), "BENCH_MOLECULES": str(self.scratch / "molecules.pt")}
-        log = self.scratch / "output.log"
-        environment = {**os.environ, **QUIET, **home, **files, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, **QUIET, **home, **files, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         # Every arm finds its imports compiled, wherever these environments and their caches come from.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(self.environments / "pycache")
-        outcome = run_tree(
-            arm.command(python, rounds), environment=environment, folder=folder, log=log, timeout=self.timeout
-        )
+        return PausedCommand(arm.command(python, rounds), arm.ranks, environment=environment, folder=folder)
+
+    def end(self, command: PausedCommand) -> Record:
+        """End an arm, and read what it wrote down."""
+        command.close()
+        outcome, folder = command.outcome, command.folder
         record: Record = {**asdict(outcome), "status": "ok"}
         written = folder / "record.json"
         if written.exists():
             record |= json.loads(written.read_text())
         if outcome.exit_code is None:
-            record["status"] = f"stopped after {self.timeout:.0f} s"
+            record["status"] = f"stopped: a round took {self.timeout:.0f} s"
         elif outcome.exit_code or not record.get("ends"):
             record["status"] = f"failed with exit code {outcome.exit_code}"
         if record["status"] != "ok":
-            record["tail"] = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            record["tail"] = "\n".join(command.log.read_text(errors="replace").splitlines()[-15:])
         shutil.rmtree(folder, ignore_errors=True)
         return record
 
@@ -213,22 +230,27 @@ def report(record: Record) -> None:
         line += f", checksum {record['checksum']:.4f}"
     else:
         line += "\n" + record["tail"]
-    print(f"{line} (busy before: {record['busy_before_percent']:.0f} %)", file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)
 
 
-def chosen(tasks: list[str], names: list[str] | None) -> list[tuple[str, Arm]]:
-    """The arms that were asked for."""
-    return [(task, arm) for task in tasks for arm in ARMS[task] if (arm.name in names if names else not arm.optional)]
+def chosen(task: str, names: list[str] | None, other: Path | None) -> list[Arm]:
+    """The arms of a task that were asked for."""
+    arms = [arm for arm in ARMS[task] if not names or arm.name in names]
+    if other is not None:
+        mine = [arm for arm in arms if arm.script == "run_ours.py"]
+        arms += [replace(arm, name=arm.name + THERE, checkout=str(other.resolve())) for arm in mine]
+    return arms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="all", choices=[*TITLES, "all"])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="of all processes, which are new in each")
     parser.add_argument("--rounds", type=int, help=", ".join(f"{task}: {count}" for task, count in ROUNDS.items()))
     names = list(dict.fromkeys(arm.name for arms in ARMS.values() for arm in arms))
     parser.add_argument("--arms", nargs="+", metavar="NAME", choices=names, help=f"only these of {', '.join(names)}")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which an arm is stopped")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout of this project")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which an arm's round is stopped")
     parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="where peers are installed")
     parser.add_argument("--json", type=Path, help="a file of JSON lines, to which every run's record is added")
     parser.add_argument("--summarize", type=Path, nargs="+", metavar="FILE", help="only print the tables of such files")
@@ -245,15 +267,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lfb", ignore_cleanup_errors=True) as scratch:
         benchmark = Benchmark(arguments.environments.absolute(), Path(scratch), arguments.timeout, arguments.json)
         benchmark.prepare(tasks)
-        arms = [arm for _, arm in chosen(tasks, arguments.arms)]
-        for arm in {(arm.script, arm.federation, "--lightning" in arm.words): arm for arm in arms}.values():
+        arms = {task: chosen(task, arguments.arms, arguments.against) for task in tasks}
+        every = [arm for of_task in arms.values() for arm in of_task]
+        for arm in {(a.script, a.federation, a.checkout, "--lightning" in a.words): a for a in every}.values():
             benchmark.warm_up(arm)
         for repeat in range(arguments.repeats):
-            for task, arm in chosen(tasks, arguments.arms):
-                benchmark.measure(task, arm, arguments.rounds or ROUNDS[task], repeat)
-    busy = statistics.median(record["busy_before_percent"] for record in benchmark.records)
+            for task in tasks:
+                benchmark.measure(task, arms[task], arguments.rounds or ROUNDS[task], repeat)
     print(markdown(benchmark.records))
-    print(f"\nThe machine was {busy:.0f} % busy before a run (median).")
 
 
 if __name__ == "__main__":

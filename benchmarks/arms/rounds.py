@@ -1,7 +1,11 @@
-"""What an arm tells the benchmark: when its imports and its rounds ended, and the weights it ended with."""
+"""What an arm tells the benchmark: when its imports and its rounds ended, and the weights it ended with.
+
+Between rounds it waits for its next turn.
+"""
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -10,9 +14,10 @@ from typing import Any
 
 from torch import nn
 
-PACKAGES = ("torch", "torchvision", "torch-geometric", "lightning", "numpy", "flwr", "ray", "pfl", "nvflare")
+PACKAGES = ("torch", "torchvision", "torch-geometric", "lightning", "numpy", "flwr", "ray", "pfl")
 
-_record: dict[str, Any] = {"imported": None, "ends": []}
+_record: dict[str, Any] = {"imported": None, "begins": [], "ends": []}
+_benchmark: list[socket.socket] = []
 
 
 def imported() -> None:
@@ -20,9 +25,16 @@ def imported() -> None:
     _record["imported"] = time.monotonic()
 
 
-def end_of_round(moment: float | None = None) -> None:
-    """To be called at the end of every round, in the process that averages."""
-    _record["ends"].append(time.monotonic() if moment is None else moment)
+def end_of_round() -> None:
+    """To be called at the end of every round, in every process that goes on to the next one by itself."""
+    _record["ends"].append(time.monotonic())
+    if "BENCH_TURNS" in os.environ:
+        if not _benchmark:
+            _benchmark.append(socket.socket(socket.AF_UNIX))
+            _benchmark[0].connect(os.environ["BENCH_TURNS"])
+        _benchmark[0].sendall(b".")
+        _benchmark[0].recv(1)
+    _record["begins"].append(time.monotonic())
 
 
 def finish(network: nn.Module) -> None:

@@ -37,8 +37,7 @@ def main() -> None:
             for value in total.values():
                 dist.all_reduce(value)
         shared = {name: (value / federation.num_clients).to(value.dtype) for name, value in total.items()}
-        if rank == 0:
-            rounds.end_of_round()
+        rounds.end_of_round()
     if rank == 0:
         network.load_state_dict(shared)
         rounds.finish(network)

@@ -33,8 +33,7 @@ class Clients(FederatedDataModule):
 
 class RoundEnds(Callback):
     def on_round_end(self, trainer: FederatedTrainer) -> None:
-        if trainer.is_global_zero:
-            rounds.end_of_round()
+        rounds.end_of_round()
 
 
 def main() -> None:
