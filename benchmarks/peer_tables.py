@@ -126,7 +126,7 @@ def best_decile(records: Iterable[Record], arm: str) -> float:
 
 def percentile(values: list[float], percent: int) -> float:
     """An observed value."""
-    return sorted(values)[(len(values) - 1) * percent // 100]
+    return sorted(values)[round((len(values) - 1) * percent / 100)]
 
 
 def quiet_rounds(records: list[Record]) -> Callable[[Record], list[float]]:

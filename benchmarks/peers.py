@@ -6,11 +6,11 @@
 All arms of a task run at once, but only one at a time goes on, for a round; the others wait meanwhile. Ratios are taken
 between neighbouring rounds, and their median is printed as Markdown tables, with the ratios of the best decile and of
 processor time. A round is slow where fixed work before or after it took a quarter longer than in the best decile: such
-rounds are counted, and left out of a ratio of their own. What an arm imports is compiled before, by a run of one
-round. Start-up is from the start of the process to the end of the first round; memory is that of all processes of an
-arm, resident and with shared pages counted once. No arm draws random numbers while it trains (but those called
-"shuffled"), so all should end with the bare loop's weights. One torch thread in every process; "-2p" is two processes.
-``--against`` adds arms that run this package from another checkout.
+rounds are counted, and left out of a ratio of their own. Start-up is from the start of the process to the end of the
+first round; memory is that of all processes of an arm in two rounds alone, resident and with shared pages counted once.
+No arm draws random numbers while it trains (but those called "shuffled"), so all should end with the bare loop's
+weights. One torch thread in every process; "-2p" is two processes. ``--against`` adds arms that run this package from
+another checkout.
 
 Peers are installed into virtual environments of their own when they are first needed, with the torch of this one.
 Linux only.
@@ -38,6 +38,7 @@ from turns import PausedCommand
 SCRIPTS = Path(__file__).parent / "arms"
 ROUNDS = {"cnn": 12, "gnn": 60, "many": 5, "large": 3}
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+MEMORY = ("rss_mib", "pss_mib", "processes")
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -132,6 +133,7 @@ class Benchmark:
     def __init__(self, environments: Path, scratch: Path, timeout: float, output: Path | None) -> None:
         self.environments, self.scratch, self.timeout, self.output = environments, scratch, timeout, output
         self.records: list[Record] = []
+        self.memory: dict[Arm, Record] = {}
         self.name = time.strftime("%Y-%m-%dT%H:%M:%S")
         self.machine = machine()
 
@@ -142,12 +144,12 @@ class Benchmark:
             run(command, check=True)
 
     def warm_up(self, arm: Arm) -> None:
-        """Run an arm for a round, so that its imports are compiled and its files are in memory."""
+        """Run an arm for two rounds alone: its memory is measured, imports are compiled, its files are in memory."""
         with contextlib.suppress(EnvironmentFailure):  # which is told when the arm is measured
-            command = self.start(arm, 1)
-            while command.turn(self.timeout):
+            command = self.start(arm, 2)
+            while command.turn(self.timeout, look=True):
                 pass
-            self.end(command)
+            self.memory[arm] = {name: value for name, value in self.end(command).items() if name in MEMORY}
 
     def measure(self, task: str, arms: list[Arm], rounds: int, repeat: int) -> None:
         """Run the arms of a task round by round, by turns."""
@@ -167,7 +169,7 @@ class Benchmark:
             waiting = [*waiting[1:], *waiting[:1]]  # nobody always comes after the same
         for arm, record in records.items():
             if arm in commands:
-                record |= self.end(commands[arm])
+                record |= self.end(commands[arm]) | self.memory[arm]
             self.records.append(record)
             if self.output:
                 with self.output.open("a") as file:
@@ -268,8 +270,7 @@ def main() -> None:
         benchmark = Benchmark(arguments.environments.absolute(), Path(scratch), arguments.timeout, arguments.json)
         benchmark.prepare(tasks)
         arms = {task: chosen(task, arguments.arms, arguments.against) for task in tasks}
-        every = [arm for of_task in arms.values() for arm in of_task]
-        for arm in {(a.script, a.federation, a.checkout, "--lightning" in a.words): a for a in every}.values():
+        for arm in (arm for of_task in arms.values() for arm in of_task):
             benchmark.warm_up(arm)
         for repeat in range(arguments.repeats):
             for task in tasks:

@@ -19,7 +19,6 @@ import psutil
 MIB = 2**20
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _INTERVAL = 1.0  # seconds; a look at a process takes milliseconds, which the arm loses
-_LOOKS = 2  # turns in which memory is looked at: the start with the first round, and the second round
 
 
 @dataclass
@@ -63,8 +62,11 @@ class PausedCommand:
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
 
-    def turn(self, timeout: float) -> bool:
-        """Let the command go on to the end of a round, or to its own; returns whether it waits for another turn."""
+    def turn(self, timeout: float, look: bool = False) -> bool:
+        """Let the command go on to the end of a round, or to its own; returns whether it waits for another turn.
+
+        With ``look``, memory is looked at meanwhile; it would count pages that other commands share as theirs too.
+        """
         outcome, before, slowness = self.outcome, self._processor_time(), yardstick()
         begin = time.monotonic()
         running, self._waiting = self._waiting, []
@@ -82,7 +84,7 @@ class PausedCommand:
             if self._process.poll() is not None:
                 outcome.exit_code = self._process.returncode
                 break
-            if len(outcome.turns) < _LOOKS:
+            if look:
                 self._look()
         outcome.turns.append(time.monotonic() - begin)
         outcome.processor.append(self._processor_time() - before)
