@@ -1,5 +1,6 @@
 """Every test starts from the same environment and leaves none of its own behind."""
 
+import gc
 import importlib.metadata
 import os
 import sys
@@ -69,6 +70,34 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(same_coalitions_share.__kwdefaults__, "num_draws", 1)
 
 
+#: The names of pictures that were drawn in this process.
+_DRAWN: set[str] = set()
+
+
+@pytest.fixture
+def quick_pictures(monkeypatch: pytest.MonkeyPatch, few_draws: None) -> None:
+    """Of pictures of one name the first is drawn: what they show is tested elsewhere, here that a recipe makes them."""
+    from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lightning_fl.runtime.run_log import RunLog
+
+    draw, log = Figure.savefig, RunLog.log_figure
+
+    def log_quickly(run_log: RunLog, name: str, figure: Figure, step: int) -> None:
+        if name in _DRAWN:
+            run_log.write(f"figures/{name}.png", b"")
+        else:
+            log(run_log, name, figure, step)
+            _DRAWN.add(name)
+
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **options: draw(figure, *args, **options | {"dpi": 20})
+    )
+    monkeypatch.setattr(RunLog, "log_figure", log_quickly)
+    monkeypatch.setattr(SummaryWriter, "add_figure", lambda *args, **options: None)
+
+
 @pytest.fixture
 def cuda_standin() -> Iterator[Any]:
     """A CUDA device made of software, which must have refused nothing that the test did not look at."""
@@ -77,6 +106,17 @@ def cuda_standin() -> Iterator[Any]:
     with StandIn() as standin:
         yield standin
     assert not standin.refusals
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: no collection of garbage needs to look through it, which takes half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Python ends as ever."""
+    gc.unfreeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

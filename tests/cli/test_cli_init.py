@@ -46,7 +46,9 @@ def grey_images(folder):
 @pytest.mark.parametrize(
     ("data", "task", "own"), [*((*each, False) for each in FITTING), ("images", "classification", True)]
 )
-def test_what_is_written_learns_and_each_command_that_a_run_prints_works(data, task, own, command, fresh):
+def test_what_is_written_learns_and_each_command_that_a_run_prints_works(
+    data, task, own, command, fresh, quick_pictures
+):
     words = []
     if own:
         grey_images("mine")
@@ -85,7 +87,7 @@ def test_what_is_written_learns_and_each_command_that_a_run_prints_works(data, t
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"fedavg"}))
 @pytest.mark.parametrize("data", ["own", "molecules"])
-def test_every_algorithm_runs(algorithm, data, command, fresh):
+def test_every_algorithm_runs(algorithm, data, command, fresh, quick_pictures):
     assert command("init", "--data", data, "--task", "regression", "--algorithm", algorithm)[0] == 0
     code, _, err = command("fit", "--config", "recipe.yaml", "--trainer.max_rounds", "1")
     assert code == 0, err
@@ -95,7 +97,7 @@ def test_every_algorithm_runs(algorithm, data, command, fresh):
 
 
 @pytest.mark.slow
-def test_a_file_of_one_s_own(command, fresh):
+def test_a_file_of_one_s_own(command, fresh, quick_pictures):
     rows = [f'{number},{"abc"[number % 3]},{("p", "q")[number % 2]},"h, {number % 2}"' for number in range(60)]
     Path("mine.csv").write_text("\n".join(["size,kind,grade,site", *rows]) + "\n")
     words = ["--file", "mine.csv", "--target", "kind", "--clients", "site"]

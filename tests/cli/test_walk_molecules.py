@@ -37,7 +37,7 @@ def write_tables():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:1 of .* SMILES in assays.csv cannot be read")
 @pytest.mark.filterwarnings("ignore:.*targets without metrics")
-def test_every_command_of_the_page(capsys):
+def test_every_command_of_the_page(capsys, quick_pictures):
     write_tables()
     (recipe,) = [text for text in blocks("yaml") if text.startswith("# assays.yaml")]
     Path("assays.yaml").write_text(recipe)
