@@ -73,7 +73,7 @@ def test_cells_are_fits_and_a_failing_one_does_not_stop_the_rest(tiny, command, 
         },
         claims=["mean(wide) > 0", "mean(broken) > 0"],
     )
-    code, out, err = study(path, "--workers", "2", "--out", "out", own_server=True).end()
+    code, out, err = study(path, "--workers", "2", "--out", "out").end()
     assert (code, err) == (1, "")
     assert "6 cells, 0 done, 2 workers" in out
     assert out.count(": done in ") == 4
@@ -114,7 +114,7 @@ def test_modules_in_the_working_folder_are_found(tiny, study):
     Path("own_strategy.py").write_text("from lightning_fl.strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")
     overrides = {"trainer": {"max_rounds": 1, "strategy": {"class_path": "own_strategy.Mine"}}}
     path = declare(seeds=[0], arms={"mine": {"recipe": "tiny.yaml", "overrides": overrides}})
-    code, out, err = study(path, "--out", "out", "--workers", "1").end()
+    code, out, err = study(path, "--out", "out", "--workers", "1", own_server=True).end()
     assert (code, err) == (0, ""), out
     (cell,) = cells("out")
     assert json.loads((cell / "version_0" / "summary.json").read_text())["strategy"] == "Mine"

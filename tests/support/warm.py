@@ -6,6 +6,7 @@ thread only and has computed nothing, so that what a fork does is what a process
 """
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -61,6 +62,8 @@ def import_everything() -> None:
     torch.set_num_threads(1)
     with redirect_stdout(StringIO()):
         assert main(["fit", "--config", "drflm_esol", "--print_config"]) == 0
+    gc.collect()
+    gc.freeze()  # what all forks share is not looked through, and so not copied, by each of them
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a fork may wait for another thread"
 
 
