@@ -90,20 +90,19 @@ def goes_together(learner: str, collaboration: str, participation: str) -> bool:
     )
 
 
-#: Every pair of learner and collaboration with all clients; the other columns with the learner and one model.
+#: Every pair of learner and collaboration, with participations and local data such that each of these, too, meets every
+#: learner, every collaboration and each other; who is drawn by losses meets every learner.
 CELLS = [
-    *((learner, collaboration, "all", "plain") for learner, collaboration in product(STRATEGIES, COLLABORATIONS)),
     *(
-        (learner, "one model", who, "plain")
-        for learner, who in product(STRATEGIES, ["some", "by losses", "all by losses"])
+        (
+            learner,
+            collaboration,
+            "some" if (row + column) % 2 and collaboration != "TierBidding" else "all",  # tiers choose for themselves
+            list(LOCAL_DATA)[(row + 2 * column) % len(LOCAL_DATA)],
+        )
+        for (row, learner), (column, collaboration) in product(enumerate(STRATEGIES), enumerate(COLLABORATIONS))
     ),
-    *((learner, "one model", "all", data) for learner, data in product(STRATEGIES, LOCAL_DATA) if data != "plain"),
-    *(
-        ("fedprox", collaboration, "all", data)
-        for collaboration in COLLABORATIONS
-        for data in ("neighbours", "fine-tuned")
-    ),
-    *((learner, "IFCA", "some", "mixup") for learner in STRATEGIES),
+    *((learner, "one model", who, "plain") for learner, who in product(STRATEGIES, ["by losses", "all by losses"])),
 ]
 
 
