@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from lightning_fl.core.lazy import defer_rare_imports
 from lightning_fl.engine.interrupt import ends_on_signals
 
 __all__ = ["first_words", "main"]
@@ -25,6 +26,7 @@ def main() -> int:
             print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
         from lightning_fl.cli import main as run_command
 
+        defer_rare_imports()
         code = run_command()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whose traceback would be of destructors
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)

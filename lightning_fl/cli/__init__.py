@@ -7,6 +7,7 @@ code. Only the module of the command that runs is imported. Commands that take a
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from jsonargparse import ArgumentParser
 from lightning_fl.cli.options import add_options, call
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.error_messages import exit_code
-from lightning_fl.recipe.help import CommandParser
+from lightning_fl.recipe.help import CommandParser, cached_help
 from lightning_fl.version import __version__
 
 __all__ = ["COMMANDS", "Command", "main", "make_parser"]
@@ -87,6 +88,9 @@ def _run(words: list[str]) -> int:
         raise ConfigurationError(
             f"no command {command!r}{did_you_mean(command, COMMANDS)}. There are {', '.join(COMMANDS)}."
         )
+    if rest in (["-h"], ["--help"]):
+        print(cached_help(command, partial(make_parser, command)), end="")
+        return 0
     module = import_module(COMMANDS[command].module)
     if hasattr(module, "is_of_recipe") and module.is_of_recipe(rest):
         module = import_module(_RUN)

@@ -11,8 +11,6 @@ from typing import Annotated
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2.functional import rotate
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Size, checked, checked_fields
@@ -61,6 +59,9 @@ class Rotation(Shift):
         self.degrees = list(self.degrees)
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
+        from torchvision.transforms.v2 import InterpolationMode
+        from torchvision.transforms.v2.functional import rotate
+
         angle = self.degrees[client // self.clients_per_value]
         return rotate(images, angle, interpolation=InterpolationMode.BILINEAR)
 

@@ -39,7 +39,6 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 from torch import Tensor, nn
-from torchvision.models import resnet18
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
@@ -240,6 +239,8 @@ def _resnet18(
             f" not stem={stem!r} and in_shape={list(in_shape)}; omit it or change these."
         )
     # Without ChannelsLast, which did not speed it up in measurements.
+    from torchvision.models import resnet18
+
     network = resnet18(weights=None)
     network.fc = nn.Dropout(dropout)
     if weights_file is not None:

@@ -1,17 +1,48 @@
 """Parser whose help lists classes by short name, with a line on each, and ranges as ``int >= 1``."""
 
+import hashlib
 import inspect
+import os
 import re
+import shutil
+import sys
 from argparse import Action
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from lightning_fl.data.cards.lookup import cache_folder
+from lightning_fl.files.atomic import write_whole
+
 _PACKAGES = tuple(f"lightning_fl.{name}" for name in ("callbacks", "data", "models", "strategies"))
 _SUBCLASSES = ", known subclasses: "
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+#: Variables that decide on colours and language of the help.
+_LOOK = ("TERM", "NO_COLOR", "FORCE_COLOR", "PYTHON_COLORS", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+
+
+def cached_help(command: str, make_parser: Callable[[], ArgumentParser]) -> str:
+    """The help of a command, made only if the cache has none for this package's files and the installed packages."""
+    columns, is_terminal = shutil.get_terminal_size().columns, sys.stdout.isatty()
+    file = cache_folder() / "help" / f"{command}-{columns}{'-terminal' * is_terminal}.txt"
+    sources = [(str(path), path.stat()) for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
+    changes = [(path, status.st_mtime_ns, status.st_size) for path, status in sources]
+    installed = [sorted(map(str, Path(folder).glob("*.dist-info"))) for folder in sys.path]
+    look = [os.environ.get(name) for name in _LOOK]
+    state = hashlib.sha256(repr((sys.version, changes, installed, look)).encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        known, _, text = file.read_text(encoding="utf-8").partition("\n")
+        if known == state:
+            return text
+    text = make_parser().format_help()
+    with suppress(OSError):
+        write_whole(file, f"{state}\n{text}")
+    return text
 
 
 class CommandParser(ArgumentParser):

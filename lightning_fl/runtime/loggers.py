@@ -69,7 +69,15 @@ class Outlet:
     def log_figure(self, name: str, figure: "Figure", picture: bytes, step: int) -> None:
         """Log a figure, which is also given as PNG."""
         experiment: Any = getattr(self.logger, "experiment", None)
-        if hasattr(experiment, "add_figure"):
+        writer = getattr(experiment, "file_writer", None)
+        if writer is not None and type(experiment).__module__.startswith("torch."):  # add_figure would draw it again
+            from PIL import Image
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            width, height = Image.open(io.BytesIO(picture)).size
+            image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=picture)
+            writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+        elif hasattr(experiment, "add_figure"):
             with warnings.catch_warnings():  # drawing it for the file has shown the warnings
                 warnings.simplefilter("ignore")
                 experiment.add_figure(name, figure, step, close=False)

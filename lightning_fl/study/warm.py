@@ -5,12 +5,15 @@ from importlib import import_module
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a worker; before torch is imported
 
+from lightning_fl.core.lazy import defer_rare_imports
 from lightning_fl.recipe.parser import make_parser
 
+defer_rare_imports()
 PARSER = make_parser("fit")
 
 # Modules that most runs import later. After the parser, which suppresses warnings while it imports dependencies.
 for _name in (
+    "lightning_fl.callbacks.figures.plots.run",
     "lightning_fl.data.molecules.dataset",
     "lightning_fl.data.molecules.standin",
     "lightning_fl.data.tables.dataset",

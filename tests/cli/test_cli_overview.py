@@ -12,7 +12,7 @@ from lightning_fl.cli import COMMANDS
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.lookup import available_cards
 from lightning_fl.files import user_file
-from lightning_fl.recipe import shipped
+from lightning_fl.recipe import help, shipped
 from lightning_fl.recipe.shipped import available_recipes, recipe_headline
 
 
@@ -22,6 +22,31 @@ def test_help_names_every_command(command):
     for name, entry in COMMANDS.items():
         assert f"    {name} " in out
         assert " ".join(entry.help.split()) in " ".join(out.split())
+
+
+def test_the_help_of_a_command_is_made_again_only_after_a_change(command, monkeypatch, tmp_path):
+    cache, source = tmp_path / "cache", tmp_path / "package" / "recipe" / "help.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    monkeypatch.setattr(help, "__file__", str(source))
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(cache))
+    code, text, _ = command("recipes", "--help")
+    assert code == 0
+    assert "--copy" in text
+    (kept,) = (cache / "help").glob("recipes-*.txt")
+    kept.write_text(kept.read_text().replace("--copy", "--kept"))
+    assert command("recipes", "-h") == (0, text.replace("--copy", "--kept"), "")
+    assert command("datasets", "--help")[1].startswith("usage: lightning-fl datasets ")
+    monkeypatch.setenv("COLUMNS", "50")
+    assert "--kept" not in command("recipes", "--help")[1]
+    monkeypatch.delenv("COLUMNS")
+    source.write_text("# edited")
+    assert command("recipes", "--help")[1] == text
+    assert kept.read_text().endswith(text)
+    kept.write_bytes(b"\xff")  # damaged
+    assert command("recipes", "--help")[1] == text
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(source))  # not a folder
+    assert command("recipes", "--help")[1] == text
 
 
 def test_no_command_shows_the_help_as_an_error(command):

@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import TinyClients, TinyModule
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
@@ -62,13 +63,15 @@ def test_true_stands_once_and_false_nowhere(loggers: list[bool]) -> None:
         FederatedTrainer(logger=loggers)
 
 
-def test_a_logger_without_pictures_gets_none(tmp_path: Path) -> None:
+def test_tensorboard_has_the_picture_of_the_file_and_a_logger_without_pictures_none(tmp_path: Path) -> None:
     class Draws(Callback):
         def on_fit_end(self, trainer: FederatedTrainer) -> None:
             trainer.run_log.log_figure("a", Figure((1, 1)), 2)
 
-    run = fit([CSVLogger(tmp_path, name="csv")], Draws())
-    assert (run / "figures" / "a.png").stat().st_size
+    run = fit([CSVLogger(tmp_path, name="csv"), True], Draws())
+    events = EventAccumulator(str(run)).Reload()
+    assert [one.step for one in events.Images("a")] == [2]
+    assert events.Images("a")[0].encoded_image_string == (run / "figures" / "a.png").read_bytes()
 
 
 # -- those that cannot be had ------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 from numpy.typing import ArrayLike
-from scipy.optimize import linear_sum_assignment
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.core.errors import ConfigurationError
@@ -208,6 +207,8 @@ def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
     """
     if not assignments:
         return []
+    from scipy.optimize import linear_sum_assignment
+
     tracked = [list(assignments[-1])]
     used = set(assignments[-1])
     known = coalitions(assignments[-1])
