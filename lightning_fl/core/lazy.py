@@ -76,7 +76,7 @@ def _load(execute: Callable[[ModuleType], None], package: ModuleType) -> None:
         setattr(package, name.rpartition(".")[2], _Later(partial(import_module, name)))
         return package
 
-    builtins.__import__, _Later.recording = import_later, True
+    builtins.__import__, _Later.recording = import_later, True  # type: ignore[assignment]
     try:
         execute(package)
         return
