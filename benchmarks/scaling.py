@@ -4,10 +4,10 @@
 
 "clients": LeNet, 20,000 random images in all and as many steps for every number of clients. A process trains all of
 them, one federation after another within each repeat, and gives the ratios of their rounds; memory is the peak resident
-set of a process of its own. "many": up to 100,000 clients of ten samples, 100 of which take part in a round, each
-number in a process of its own: set-up, a round, peak memory, and how they grow. "parameters": fully connected networks;
-the time of a turn outside the data, forward and backward passes and the optimiser's steps, per client and parameter,
-beside copying as many weights. "processes": 20 clients on one process and on two forked ones.
+set of a process of its own. "many": up to 1,000,000 clients of ten samples, 100 of which take part in a round, each
+number in a process of its own: set-up, a round, peak memory, the checkpoint, and how they grow. "parameters": fully
+connected networks; the time of a turn outside the data, forward and backward passes and the optimiser's steps, per
+client and parameter, beside copying as many weights. "processes": 20 clients on one process and on two forked ones.
 
 Rounds after the first count. Ratios are taken within a repeat; their median and range are printed, as Markdown.
 """
@@ -26,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import overhead
 import torch
@@ -119,15 +120,17 @@ def many(counts: list[int], rounds: int, repeats: int, forks: int, algorithm: st
         found[count].append([float(word) for word in output.splitlines()[-1].split()])
         print(count, output.splitlines()[-1], file=sys.stderr, flush=True)
     print(
-        f"\n| clients ({algorithm}, processes: {forks}) | set-up s | s per round | x {counts[0]:,} clients | peak MiB |"
+        f"\n| clients ({algorithm}, processes: {forks}) | set-up s | s per round | x {counts[0]:,} clients | peak MiB"
+        " | checkpoint KiB |"
     )
-    print("|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|")
     medians = {count: [statistics.median(of) for of in zip(*found[count], strict=True)] for count in counts}
-    for count, (setup, of_round, peak) in medians.items():
-        print(f"| {count:,} | {setup:.2f} | {of_round:.3f} | {of_round / medians[counts[0]][1]:.2f} | {peak:,.0f} |")
+    for count, (setup, of_round, peak, kept) in medians.items():
+        print(f"| {count:,} | {setup:.2f} | {of_round:.3f} | {of_round / medians[counts[0]][1]:.2f} ", end="")
+        print(f"| {peak:,.0f} | {kept:,.0f} |")
     logs = [math.log(count) for count in counts]
-    slopes = [statistics.linear_regression(logs, [math.log(medians[c][k]) for c in counts]).slope for k in range(3)]
-    print("| log-log slope | {:.2f} | {:.2f} | | {:.2f} |".format(*slopes))
+    slopes = [statistics.linear_regression(logs, [math.log(medians[c][k]) for c in counts]).slope for k in range(4)]
+    print("| log-log slope | {:.2f} | {:.2f} | | {:.2f} | {:.2f} |".format(*slopes))
 
 
 class _Starts(Callback):
@@ -141,7 +144,7 @@ class _Starts(Callback):
 
 
 def many_one(num_clients: int, rounds: int, forks: int, algorithm: str) -> None:
-    """Print the seconds of the set-up and of a round, and the peak in MiB."""
+    """Print the seconds of the set-up and of a round, the peak in MiB, and the size of a checkpoint in KiB."""
     draws = torch.Generator().manual_seed(0)
     samples = torch.randn(10 * num_clients, 16, generator=draws), torch.arange(10 * num_clients) % 2
     data = Partitioned(TensorDataset(*samples), IID(num_clients=num_clients), batch_size=10)
@@ -162,7 +165,8 @@ def many_one(num_clients: int, rounds: int, forks: int, algorithm: str) -> None:
         first, second, *rest = starts.times
         later = [after - before for before, after in itertools.pairwise([second, *rest])]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(first - began, statistics.median(later), peak)
+        kept = (Path(trainer.log_dir) / "checkpoints" / "last.ckpt").stat().st_size / 1024
+        print(first - began, statistics.median(later), peak, kept)
 
 
 class Linear(LightningModule):
@@ -262,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=["clients", "many", "parameters", "processes", "all"])
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--many", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--many", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--forks", type=int, default=1, help="of many clients: processes")
     parser.add_argument("--algorithm", default="fedavg", choices=["fedavg", "scaffold", "drfa"], help="of many clients")
     parser.add_argument("--parameters", type=int, nargs="+", default=[60_000, 1_000_000, 10_000_000])

@@ -1,6 +1,8 @@
 """What a run does for each client follows its cohorts and the clients that it validates, not all there are."""
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from tiny import TinyClients, TinyModule, regression_set, same_bits
 from lightning_fl import FederatedTrainer, Partitioned
 from lightning_fl.callbacks import UniformSampling
 from lightning_fl.data import IID
-from lightning_fl.data.division.random import split_clients, split_indices
+from lightning_fl.data.division.division import split_indices
 from lightning_fl.runtime.checkpoint import load_checkpoint
+from lightning_fl.study.comparison_table import comparison_table
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.html_pages import write_run_page
 
 SIZES = (10, 24, 18, 8, 9, 12, 30, 11)
 
@@ -34,11 +39,11 @@ class Watched(TinyClients):
         return super().client_names()
 
 
-def fit(folder: Any, data: Any, rounds: int = 2, **settings: Any) -> FederatedTrainer:
+def fit(folder: Any, data: Any, rounds: int = 2, ckpt_path: str | None = None, **settings: Any) -> FederatedTrainer:
     trainer = FederatedTrainer(
         max_rounds=rounds, callbacks=[UniformSampling(cohort_size=2)], default_root_dir=folder, **settings
     )
-    trainer.fit(TinyModule(), data)
+    trainer.fit(TinyModule(), data, ckpt_path)
     return trainer
 
 
@@ -91,20 +96,60 @@ def test_clients_of_a_shared_model_have_links_up_to_a_number(monkeypatch, tmp_pa
         assert len(list((Path(trainer.log_dir) / "models").iterdir())) == files
 
 
-def test_clients_are_split_together_as_each_by_itself():
-    draws = torch.Generator().manual_seed(0)
-    samples = [torch.randperm(100, generator=draws)[:count] for count in (1, 2, 3, 10, 37)]
-    together = split_clients(samples, (0.7, 0.2, 0.1), 3, [4, 0, 1, 2, 9])
-    for client, indices, found in zip([4, 0, 1, 2, 9], samples, together, strict=True):
-        alone = split_indices(indices, (0.7, 0.2, 0.1), 3, client)
-        assert [part.tolist() for part in alone.values()] == [part.tolist() for part in found.values()]
-        assert sorted(torch.cat(list(found.values())).tolist()) == sorted(indices.tolist())
+def test_sizes_are_known_and_random_divisions_are_those_of_each_client_by_itself():
+    data = Partitioned(regression_set(91, 0), IID(num_clients=7), split=(0.7, 0.2, 0.1), batch_size=4)
+    data.setup()
+    every = IID(num_clients=7)(data.data, data.partition_seed)
+    for client, indices in enumerate(every):
+        alone = split_indices(indices, (0.7, 0.2, 0.1), data.partition_seed, client)
+        assert sorted(torch.cat(list(alone.values())).tolist()) == indices.tolist()
+        for split, part in alone.items():
+            assert data.client_data(client, split).indices == part.tolist()
+            assert data.num_samples(split)[client] == len(part)
+
+
+def test_files_of_many_clients_follow_those_that_take_part(monkeypatch, tmp_path):
+    monkeypatch.setattr("lightning_fl.core.client_names._MOST_LISTED", 7)
+    monkeypatch.setattr("lightning_fl.runtime.run_log._WORST", 3)
+    data = Partitioned(regression_set(80, 0), IID(num_clients=8), batch_size=4)
+    trainer = fit(tmp_path, data, rounds=1)
+    metric = trainer.test(TinyModule(), data)["test_loss"]
+    folder = Path(trainer.log_dir)
+    assert not (folder / "splits.json").exists()
+    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["client_names"] == []
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["client_names"] == summary["data"]["client_names"] == []
+    assert summary["data"]["client_sizes"]["train"] == [8.0] * 101
+    assert len(summary["communication"]["clients"]) == 2
+    record = summary["metrics"]["test"]["loss"]
+    worst = sorted(metric.clients, key=metric.clients.get, reverse=True)[:3]
+    assert list(record["clients"]) == [trainer.client_names[client] for client in worst]
+    assert record["percentiles"][::100] == [metric.best, metric.worst]
+    run = FinishedRun.read(folder)
+    assert run.client_names == trainer.client_names
+    found = run.metric("loss")
+    assert (found.num_clients, found.worst, len(found.sample)) == (8, metric.worst, 101)
+    assert write_run_page(folder, tmp_path / "page.html").is_file()
+    table = comparison_table({"a": [run], "b": [replace(run, folder=tmp_path)]}, ["loss"], reference=[run])
+    assert table["num_clients"].tolist() == [8, 8]
+    again = fit(tmp_path, data, rounds=2, ckpt_path="last")
+    assert again.metrics["val"]["val_loss"].clients["client_3"]
+    assert json.loads((Path(again.log_dir) / "summary.json").read_text())["rounds"] == 2
+
+
+def test_the_tested_clients_can_be_limited(tmp_path):
+    trainer = fit(tmp_path, TinyClients(SIZES), rounds=1, limit_val_clients=3, limit_test_clients=2)
+    validated = set(trainer.metrics["val"]["val_loss"].clients)
+    tested = set(trainer.test(TinyModule(), TinyClients(SIZES))["test_loss"].clients)
+    assert len(tested) == 2
+    assert tested < validated
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_the_limit_is_a_number_of_clients(limit):
-    with pytest.raises(ValueError, match="limit_val_clients"):
-        FederatedTrainer(limit_val_clients=limit)
+    for name in ("limit_val_clients", "limit_test_clients"):
+        with pytest.raises(ValueError, match=name):
+            FederatedTrainer(**{name: limit})
 
 
 def test_a_partition_of_one_data_set_is_opened_where_it_is_needed(tmp_path):

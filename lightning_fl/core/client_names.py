@@ -1,7 +1,7 @@
 """Unique names of clients in records and curves."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from lightning_fl.core.errors import ConfigurationError, listed
@@ -11,12 +11,37 @@ _AGGREGATES = {
     *("average", "best", "cumulated", "gain", "harmed", "ipr", "local", "max", "mean", "min", "pool", "rsd"),
     *("standard_error", "std", "step", "sum", "total", "worst"),
 }
+_MOST_LISTED = 10_000
+
+
+def are_many(num_clients: int) -> bool:
+    """Whether a run's files do not list so many clients one by one, but have percentiles and the worst hundred."""
+    return num_clients > _MOST_LISTED
+
+
+@lru_cache(maxsize=4)
+def default_names(num_clients: int) -> tuple[str, ...]:
+    """Default client names."""
+    width = len(str(num_clients - 1))
+    return tuple(f"client_{client:0{width}d}" for client in range(num_clients))
+
+
+def recorded_names(names: Sequence[str]) -> list[str]:
+    """The names as files keep them: none for default names of many clients."""
+    omitted = are_many(len(names)) and tuple(names) == default_names(len(names))
+    return [] if omitted else list(names)
+
+
+def rows_of(names: Sequence[str], values: Iterable[Collection[str]]) -> list[str]:
+    """Clients with a row in a table: all, or of many those that have one of the values."""
+    found = dict.fromkeys(name for of_clients in values for name in of_clients)
+    return list(found if not names or are_many(len(names)) else names)
 
 
 def check_distinct(names: Sequence[str]) -> None:
     """Refuse clients with the same name: records could not tell them apart."""
-    same = [name for name, count in Counter(names).items() if count > 1]
-    if same:
+    if len(set(names)) < len(names):
+        same = [name for name, count in Counter(names).items() if count > 1]
         clients = [
             f"{name!r} (clients {', '.join(str(client) for client, other in enumerate(names) if other == name)})"
             for name in same

@@ -54,6 +54,8 @@ class Collaboration:
             )
         for name, matrix in (("aggregation", aggregation), ("personalisation", personalisation)):
             _check_rows(name, matrix)
+        if num_models == 1:  # all ones, in the memory of one number
+            personalisation = personalisation.new_ones(1, 1).expand(shape)
         self.aggregation = aggregation
         self.personalisation = personalisation
         self._identities: tuple[frozenset[int], list[str]] | None = None
@@ -171,13 +173,14 @@ class Collaboration:
         return "the model of each client's coalition"
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Both matrices, for a checkpoint."""
-        return {"aggregation": self.aggregation, "personalisation": self.personalisation}
+        """The matrices, for a checkpoint; without P if there is one model, so that it is all ones."""
+        several = {"personalisation": self.personalisation} if self.num_models > 1 else {}
+        return {"aggregation": self.aggregation, **several}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> "Collaboration":
         """The collaboration that :meth:`state_dict` came from."""
-        return cls(state["aggregation"], state["personalisation"])
+        return cls(state["aggregation"], state.get("personalisation"))
 
     def __eq__(self, other: object) -> bool:
         return (

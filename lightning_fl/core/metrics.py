@@ -29,6 +29,7 @@ __all__ = [
     "lightning_names",
     "metric_name",
     "monitored_metric",
+    "percentiles",
     "summarize",
     "summarize_gains",
 ]
@@ -320,6 +321,13 @@ def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float],
         worst=min(present, default=math.nan),
         clients=found,
     )
+
+
+def percentiles(values: Any) -> list[float]:
+    """The 0th to 100th percentiles of a list or tensor, 101 numbers; none without a value."""
+    import numpy as np
+
+    return np.percentile(values, range(101)).tolist() if len(values) else []
 
 
 def _present(clients: Mapping[int, float]) -> list[float]:

@@ -76,5 +76,5 @@ def run_seed() -> int:
 
 def shuffled(candidates: Sequence[int], generator: torch.Generator, count: int | None = None) -> list[int]:
     """Draw ``count`` candidates (by default all) in random order, independent of the order of the candidates."""
-    ordered = sorted(candidates)
+    ordered = candidates if isinstance(candidates, range) else sorted(candidates)
     return [ordered[place] for place in torch.randperm(len(ordered), generator=generator)[:count].tolist()]

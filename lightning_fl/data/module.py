@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import Dataset
 
+from lightning_fl.core.client_names import default_names
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import printable
 from lightning_fl.core.validation import Count, checked_fields
@@ -201,13 +202,6 @@ def _escape_names(method: Callable[[Any], list[str] | None]) -> Callable[[Any], 
         return found if harmless else [printable(name) for name in found or ()]
 
     return names
-
-
-@lru_cache(maxsize=4)
-def default_names(num_clients: int) -> tuple[str, ...]:
-    """Default client names."""
-    width = len(str(num_clients - 1))
-    return tuple(f"client_{client:0{width}d}" for client in range(num_clients))
 
 
 def known_clients(datamodule: FederatedDataModule) -> int | None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -129,7 +128,7 @@ class Partitioned(SharedDataModule):
         if (client, split) not in self._kept:
             part = self._part_of(split)
             base, below = innermost(self._held[part])  # several splits share one object
-            places = indices.tolist() if below is None else torch.as_tensor(below)[indices].tolist()
+            places = indices.tolist() if below is None else [int(below[index]) for index in indices.tolist()]
             subset, loader = Subset(base, places), self._loaders.get(part)
             options = self.loader_options(split)
             if self._collate is not None:

@@ -1,7 +1,7 @@
 """Data module of one data set in memory, partitioned among clients and then divided inside every client."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,15 +11,17 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from lightning_fl.core.client_names import are_many, default_names, recorded_names
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.metrics import percentiles
 from lightning_fl.core.seeding import generator, run_seed
 from lightning_fl.core.validation import Fraction, Seed, Size, checked_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
-from lightning_fl.data.module import SPLITS, FederatedDataModule, Split, default_names
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.classes import check_classes, random_parts
-from lightning_fl.data.partition.partitioner import row_numbers, sample_rows
+from lightning_fl.data.partition.partitioner import ClientParts, row_numbers, sample_rows
 from lightning_fl.data.targets import dataset_targets
 
 
@@ -121,7 +123,8 @@ class SharedDataModule(FederatedDataModule):
         self._seed = seed = self.partition_seed
         if opened.record:
             self.partitioner.check_record(opened.record)
-        parts = self.partitioner.partition_clients(datasets, self.split, seed)
+        found = self.partitioner.partition_clients(datasets, self.split, seed)
+        parts = {split: ClientParts.of(part) for split, part in found.items()}
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             raise ConfigurationError(
                 f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples; omit it."
@@ -132,30 +135,33 @@ class SharedDataModule(FederatedDataModule):
             raise ConfigurationError(
                 f"train_shares has {len(self.train_shares)} entries for {num_clients} clients: give one per client."
             )
-        names = self.partitioner.names or [str(client) for client in range(num_clients)]
-        if self.partitioner.names is not None:
+        names = self.partitioner.names
+        name_of = str if names is None else names.__getitem__
+        if names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
-        for name, indices in zip(names, parts["train"], strict=True):
-            if len(indices) == 0:
-                raise DataError(
-                    f"client {name} of {num_clients} gets no sample of the {len(datasets['train'])}: use fewer clients."
-                )
+        if (empty := parts["train"].sizes == 0).any():
+            raise DataError(
+                f"client {name_of(int(empty.nonzero()[0]))} of {num_clients} gets no sample of the"
+                f" {len(datasets['train'])}: use fewer clients."
+            )
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
             datasets,
             parts,
             self._settings,
             seed,
-            names,
+            name_of,
             labels=labels,
             identities=self._identities(),
             together=self._copies_together,
         )
-        warn_of_missing_parts(names, shares)
+        warn_of_missing_parts(name_of, shares)
         if self.train_shares is not None:
-            for client, share in enumerate(self.train_shares):
-                shares[client]["train"] = self._keep(shares[client]["train"], labels, share, client)
-        self._names = self.partitioner.names
+            pairs = zip(shares, self.train_shares, strict=True)
+            shares = ClientShares.of(
+                [of | {"train": self._keep(of["train"], labels, kept, i)} for i, (of, kept) in enumerate(pairs)]
+            )
+        self._names = names
         if self.unlabelled == "leave_out":
             shares = self._leave_out_unlabelled(shares, dataset_targets(datasets["train"]))
         self._held = dict(self._hold(datasets, shares))
@@ -189,7 +195,7 @@ class SharedDataModule(FederatedDataModule):
             f" of the federation: {listed(self._left_out, 5)}."
         )
         self._names = [names[client] for client in kept]
-        return [shares[client] for client in kept]
+        return ClientShares.of([shares[client] for client in kept])
 
     def _part_of(self, split: Split) -> Split:
         return split if split in self._data.datasets else "train"
@@ -222,11 +228,12 @@ class SharedDataModule(FederatedDataModule):
         return Subset(self._held[self._part_of(split)], indices.tolist()) if len(indices) else None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
-        parts = {
-            split: Subset(self._held[self._part_of(split)], self._samples(client, split))  # type: ignore[arg-type]
-            for split in self._shares[client]
+        parts = self._shares[client] | {"train": self._samples(client, "train")}
+        return {
+            split: data_digest(Subset(self._held[self._part_of(split)], indices))
+            for split, indices in parts.items()
+            if len(indices)
         }
-        return {split: data_digest(part) for split, part in parts.items() if len(part)}
 
     def pool_training(self, pooled: bool) -> None:
         self._pooled = pooled
@@ -261,10 +268,11 @@ class SharedDataModule(FederatedDataModule):
         return None if self._indices is None else self.num_samples("train")
 
     def num_samples(self, split: Split) -> list[int]:
-        return [len(self._samples(client, split)) for client in range(len(self._shares))]
+        sizes = self._shares.sizes[split].tolist()
+        return [len(self._samples(0, split)), *sizes[1:]]
 
     def describe(self) -> Mapping[str, Any]:
-        sizes = {split: [len(of_client[split]) for of_client in self._shares] for split in SPLITS}
+        sizes_of = percentiles if are_many(self.num_clients) else Tensor.tolist
         return {
             **super().describe(),
             **self._data.record,
@@ -275,8 +283,8 @@ class SharedDataModule(FederatedDataModule):
             **self._settings.describe(),
             "train_shares": self.train_shares,
             **({"left_out": self._left_out} if self._left_out else {}),
-            "client_names": self.client_names(),
-            "client_sizes": sizes,
+            "client_names": recorded_names(self.client_names()),
+            "client_sizes": {split: sizes_of(self._shares.sizes[split]) for split in SPLITS},
         }
 
 
@@ -294,24 +302,24 @@ def class_labels(dataset: Dataset) -> Tensor:
     return labels
 
 
-def warn_of_missing_parts(names: Sequence[str], shares: ClientShares) -> None:
+def warn_of_missing_parts(name_of: Callable[[int], str], shares: ClientShares) -> None:
     """Warn of clients without validation or test samples (those with one or two samples) if others have some."""
     missing = []
     for split in SPLITS:
-        without = [name for name, of_client in zip(names, shares, strict=True) if not len(of_client[split])]
-        if 0 < len(without) < len(names):
-            missing.append(f"{len(without)} of {len(names)} clients have no {split} samples ({listed(without, 5)})")
+        without = [name_of(client) for client in (shares.sizes[split] == 0).nonzero().flatten().tolist()]
+        if 0 < len(without) < len(shares):
+            missing.append(f"{len(without)} of {len(shares)} clients have no {split} samples ({listed(without, 5)})")
     if missing:
         rank_zero_warn(f"{', '.join(missing)}: they train, but do not count in the metrics of that split.")
 
 
-def _check_groups(parts: Mapping[Split, Sequence[Tensor]], names: list[str]) -> None:
+def _check_groups(parts: Mapping[Split, ClientParts], names: list[str]) -> None:
     """Refuse groups as clients if the training data lack one, or another part lacks all."""
     for split, of_clients in parts.items():
-        held = [len(indices) > 0 for indices in of_clients]
-        unknown = [name for name, has, train in zip(names, held, parts["train"], strict=True) if has and not len(train)]
-        if unknown or not any(held):
-            who = f"{len(unknown)} clients, such as {unknown[0]}, have" if unknown else "no client has"
+        held = of_clients.sizes > 0
+        unknown = (held & (parts["train"].sizes == 0)).nonzero().flatten().tolist()
+        if unknown or not held.any():
+            who = f"{len(unknown)} clients, such as {names[unknown[0]]}, have" if unknown else "no client has"
             lack = " but none in the train part" if unknown else ""
             raise DataError(
                 f"{who} samples in the {split} part of the data{lack}: join the parts (pooled: true in ImageData), or"

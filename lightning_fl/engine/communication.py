@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from lightning_fl.core.client_names import are_many
 from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.weights.flat import Weights
@@ -188,12 +189,15 @@ class CommunicationAccount:
         }
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
+        """The bytes in all and of each client; of many clients, of those that took part."""
+        many = are_many(len(names))
+        listed = sorted({*self.bytes_received, *self.bytes_sent}) if many else range(len(names))
         return {
             "bytes_received": self.bytes_received.total(),
             "bytes_sent": self.bytes_sent.total(),
             "clients": {
-                name: {"bytes_received": self.bytes_received[client], "bytes_sent": self.bytes_sent[client]}
-                for client, name in enumerate(names)
+                names[client]: {"bytes_received": self.bytes_received[client], "bytes_sent": self.bytes_sent[client]}
+                for client in listed
             },
         }
 

@@ -214,11 +214,9 @@ class Federation:
     def shares(self, model: int) -> dict[int, float]:
         """Weights in a model's average of its clients: those that have joined and use it alone, also if not drawn."""
         row = self.collaboration.aggregation[model] * (self.collaboration.personalisation[:, model] == 1)
-        return {
-            client: float(row[client])
-            for client in row.nonzero().flatten().tolist()
-            if client not in self.absent_clients
-        }
+        row[sorted(self.absent_clients)] = 0.0
+        clients = row.nonzero()[:, 0]
+        return dict(zip(clients.tolist(), row[clients].tolist(), strict=True))
 
     def identities(self) -> list[str]:
         """Identity of each model by its clients and their shares; its number if no client uses it alone."""

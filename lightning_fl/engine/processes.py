@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from lightning_fl.core.seeding import generator, shuffled
+
 T = TypeVar("T")
 
 
@@ -74,6 +76,13 @@ class Processes:
 
     def hosts(self, client: int) -> bool:
         return self.client_ranks[client : client + 1] == [self.rank]
+
+    def sample(self, most: int | None, seed: int) -> list[int]:
+        """Hosted ones of at most ``most`` clients that the seed draws; ``None`` for all."""
+        if most is None or self.num_clients <= most:
+            return self.hosted
+        drawn = shuffled(range(self.num_clients), generator(seed, "validated clients"), most)
+        return [client for client in sorted(drawn) if self.hosts(client)]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
         """Gather values of hosted clients on all ranks: client -> value, in the order of clients."""

@@ -118,9 +118,11 @@ def fits(value: Any, hint: Any) -> bool:
             for name, vector in value.items()
         )
     if hint is Collaboration:
-        return fits(value, dict[str, Tensor]) and all(
-            name in value and value[name].ndim == 2 and value[name].dtype == torch.float64
-            for name in ("aggregation", "personalisation")
+        return (
+            fits(value, dict[str, Tensor])
+            and "aggregation" in value
+            and all(matrix.ndim == 2 and matrix.dtype == torch.float64 for matrix in value.values())
+            and ("personalisation" in value or len(value["aggregation"]) == 1)
         )
     if hint is Tensor:
         return (

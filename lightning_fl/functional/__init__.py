@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lightning_fl.functional.conformal import conformal_scores as conformal_scores
     from lightning_fl.functional.conformal import pooled_quantile as pooled_quantile
     from lightning_fl.functional.conformal import score_counts as score_counts
-    from lightning_fl.functional.dirichlet import sample_dirichlet as sample_dirichlet
     from lightning_fl.functional.dpfl import batched_greedy_collaborators as batched_greedy_collaborators
     from lightning_fl.functional.dpfl import greedy_collaborators as greedy_collaborators
     from lightning_fl.functional.drflm import draw_cohort as draw_cohort
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_fl.functional.drflm import loss_estimate as loss_estimate
     from lightning_fl.functional.drflm import mix as mix
     from lightning_fl.functional.drflm import project_simplex as project_simplex
+    from lightning_fl.functional.drflm import sample_dirichlet as sample_dirichlet
     from lightning_fl.functional.drflm import sample_gamma as sample_gamma
     from lightning_fl.functional.drflm import sampling_weights_update as sampling_weights_update
     from lightning_fl.functional.fedcollab import coalition_objective as coalition_objective
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lightning_fl.functional.gram import cosine_similarities as cosine_similarities
     from lightning_fl.functional.gram import gram_matrix as gram_matrix
     from lightning_fl.functional.gram import join_most_similar as join_most_similar
+    from lightning_fl.functional.gram import kmeans_from_gram as kmeans_from_gram
     from lightning_fl.functional.gram import remembered_cosines as remembered_cosines
     from lightning_fl.functional.gram import squared_distances as squared_distances
     from lightning_fl.functional.gram import with_cosines as with_cosines
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from lightning_fl.functional.hcct import partition_from_gram as partition_from_gram
     from lightning_fl.functional.hcct import partition_utility as partition_utility
     from lightning_fl.functional.ifca import perturbed as perturbed
-    from lightning_fl.functional.kmeans import kmeans_from_gram as kmeans_from_gram
     from lightning_fl.functional.pfedgraph import centre_terms as centre_terms
     from lightning_fl.functional.pfedgraph import collaboration_weights as collaboration_weights
     from lightning_fl.functional.pfedgraph import mean_cosine as mean_cosine

@@ -10,13 +10,13 @@ from torchmetrics import Metric
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.files.text_table import list_rows
-from lightning_fl.functional.masked_losses import (
+from lightning_fl.functional.task_metrics import (
+    TaskName,
     bounded_error,
     masked_binary_cross_entropy,
     masked_cross_entropy,
     masked_mse,
 )
-from lightning_fl.functional.task_metrics import TaskName
 from lightning_fl.models.training_targets import class_counts, gather_statistics, gather_summaries
 
 #: Below it, whole numbers may well be classes.
@@ -45,7 +45,7 @@ class Task:
         """Compute the loss of standardised values or logits.
 
         ``y`` [G, T] are targets, NaN where a value is missing, ``bound`` [G, T] those of
-        :func:`~lightning_fl.functional.masked_losses.bounded_error`, ``weights`` [T] factors of the targets' losses.
+        :func:`~lightning_fl.functional.task_metrics.bounded_error`, ``weights`` [T] factors of the targets' losses.
         """
         raise NotImplementedError
 

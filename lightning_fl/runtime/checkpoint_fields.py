@@ -137,7 +137,7 @@ def _check_shapes(state: dict[str, Any], path: Path) -> None:
     if not clients or not models:
         raise _changed(path, "models" if clients else "num_clients", "is empty")
     for name, shape in {"aggregation": [len(models), clients], "personalisation": [clients, len(models)]}.items():
-        if (found := list(matrices[name].shape)) != shape:
+        if name in matrices and (found := list(matrices[name].shape)) != shape:
             raise _changed(path, "collaboration", f"has {name} of shape {found} in place of {shape}")
     layouts = [{name: tuple(vector.shape) for name, vector in model.items()} for model in models]
     if any(layout != layouts[0] for layout in layouts):

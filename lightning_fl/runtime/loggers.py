@@ -12,6 +12,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+from lightning_fl.core.client_names import rows_of
 from lightning_fl.core.errors import ConfigurationError, TrainingError, cut
 from lightning_fl.runtime.curve_table import WholeCSVLogger
 
@@ -125,12 +126,13 @@ class _Service(Outlet):
         for path in sorted(run.glob("*.csv")):
             if path.name != "metrics.csv":
                 self.log_table(path.stem, pd.read_csv(path), step)
-        names = summary["client_names"]
-        columns = {
-            f"{split}/{name}": [record["clients"].get(client) for client in names]
+        records = {
+            f"{split}/{name}": record["clients"]
             for split, metrics in summary.get("metrics", {}).items()
             for name, record in metrics.items()
         }
+        names = rows_of(summary["client_names"], records.values())
+        columns = {name: [of_clients.get(client) for client in names] for name, of_clients in records.items()}
         self.log_table("clients", pd.DataFrame({"client": names, **columns}), step)
         self.log_files("run", [path for name in ("summary.json", "config.yaml") if (path := run / name).is_file()])
         if fitted and self.uploads is True:

@@ -44,14 +44,17 @@ def export_models(
         files.append(path)
     own = {*federation.final_models, *federation.personal_layers}
     device = next(iter(flat.weights.vectors.values())).device
-    stems = client_files(names)
     shares, used = (values.tolist() for values in federation.collaboration.personalisation.max(1))
-    for client in range(len(names)) if clients is None else clients:
+    links = {client for client, share in enumerate(shares) if files and share == 1} - own
+    left_out = links if len(names) > _MOST_LINKS else set()
+    every = range(len(names)) if clients is None else clients
+    written = [client for client in every if client not in left_out]
+    stems = client_files(names) if written else []
+    for client in written:
         path = directory / f"{stems[client]}.ckpt"
-        if files and shares[client] == 1 and client not in own:
-            if len(names) <= _MOST_LINKS:
-                with saving(path):
-                    link_whole(files[used[client]], path)
+        if client in links:
+            with saving(path):
+                link_whole(files[used[client]], path)
             continue
         flat.load(federation.client_model(client, device))
         save_atomically(model_checkpoint(module, federation.current_round), path)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning.fabric import Fabric
 
-from lightning_fl.core.client_names import curve_names
+from lightning_fl.core.client_names import are_many, curve_names, recorded_names
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.lightning_types import AnyLogger
-from lightning_fl.core.metrics import MetricSummary, metric_name
+from lightning_fl.core.metrics import MetricSummary, metric_name, percentiles
 from lightning_fl.data.module import Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import Federation
@@ -37,6 +37,8 @@ _HEADLINE = (
     *("title", "method", "data_source", "rounds", "interrupted"),
     *("best_round", "best_value", "evaluated", "metrics"),
 )
+#: Clients that the summary lists of many, the worst ones.
+_WORST = 100
 
 
 class RunLog:
@@ -230,7 +232,8 @@ class RunLog:
         if federation is not None:
             self.summary.update(about or {})
             self._add_metrics(federation, names)
-            files = {name: stem for name, stem in zip(names, client_files(names), strict=True) if name != stem}
+            shown = recorded_names(names)
+            files = {name: stem for name, stem in zip(shown, client_files(shown), strict=True) if name != stem}
             if files:
                 self.summary["file_names"] = files
             ordered = {key: self.summary[key] for key in _HEADLINE if key in self.summary} | self.summary
@@ -264,8 +267,13 @@ class RunLog:
     def _add_metrics(self, federation: Federation, names: Sequence[str]) -> None:
         def record(one: Any, parts: Sequence[str], higher: bool | None = None) -> dict[str, Any]:
             direction = {} if higher is None else {"higher_is_better": higher}
-            clients = {names[client]: _plain(value) for client, value in one.clients.items()}
-            return {part: _plain(getattr(one, part)) for part in parts} | direction | {"clients": clients}
+            clients, more = one.clients, {}
+            if are_many(len(clients)):
+                ordered = sorted((of for of in clients.items() if not math.isnan(of[1])), key=lambda of: of[1])
+                more = {"num_clients": len(ordered), "percentiles": percentiles([value for _, value in ordered])}
+                clients = dict(ordered[::-1][:_WORST] if higher is False else ordered[:_WORST])
+            of_clients = {names[client]: _plain(value) for client, value in clients.items()}
+            return {part: _plain(getattr(one, part)) for part in parts} | direction | more | {"clients": of_clients}
 
         splits = self.summary.setdefault("metrics", {})
         for split, metrics in federation.metrics.items():

@@ -80,6 +80,10 @@ def _refusing(what: str, state: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
+def _without(clients: Sequence[int], others: Collection[int]) -> Sequence[int]:
+    return [client for client in clients if client not in others] if others else clients
+
+
 class TrainerSurface(Settings):
     """The part of :class:`~lightning_fl.FederatedTrainer` that callbacks are written against."""
 
@@ -101,6 +105,7 @@ class TrainerSurface(Settings):
     module: LightningModule  #: the user's, from the first run on
     datamodule: FederatedDataModule  #: the data, from the first run on
     client_names: list[str]  #: of the data, after their set-up
+    recorded_names: list[str]  #: these as files keep them, see :func:`.recorded_names`
     batch_factory: BatchFactory  #: makes clients' batches
     loop: LocalLoop  #: runs clients' turns
     stacked: StackedLoop | None  #: runs several at once, with ``stacked_clients`` above 1
@@ -138,14 +143,14 @@ class TrainerSurface(Settings):
         return "datamodule" in vars(self)
 
     @property
-    def present_clients(self) -> list[int]:
+    def present_clients(self) -> Sequence[int]:
         """Clients that have joined."""
-        return sorted(set(range(self.num_clients)) - self.federation.absent_clients)
+        return _without(range(self.num_clients), self.federation.absent_clients)
 
     @property
-    def active_clients(self) -> list[int]:
+    def active_clients(self) -> Sequence[int]:
         """Clients that have joined and do not rest."""
-        return sorted(set(self.present_clients) - self.federation.resting_clients)
+        return _without(self.present_clients, self.federation.resting_clients)
 
     @property
     def stop_reason(self) -> str:
@@ -248,7 +253,7 @@ class TrainerSurface(Settings):
             "lightning_fl_version": __version__,
             "module": class_path(self.module),
             "seed": self.seed,
-            "client_names": self.client_names,
+            "client_names": self.recorded_names,
             "recipe": dict(self.identity),
             "hyper_parameters": plain_hyper_parameters(self.module),
             "data": dict(self.data_digests),
@@ -301,9 +306,10 @@ class TrainerSurface(Settings):
 
     def log_each_client(self, name: str, values: Mapping[int, float]) -> None:
         """Log some clients' numbers where clients have curves of their own."""
-        names = curve_names(self.client_names)
-        for client, value in values.items() if self.logs_clients else ():
-            self.log(f"{name}/{names[client]}", value)
+        if self.logs_clients:
+            names = curve_names(self.client_names)
+            for client, value in values.items():
+                self.log(f"{name}/{names[client]}", value)
 
     def write_table(self, file: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write a CSV file into the run's folder, on the rank that logs."""

@@ -316,6 +316,8 @@ class FederatedStrategy(Learner, RankExchange):
             return [client // block % self.world_size for client in range(num_clients)]
         if len(sizes) != num_clients:
             raise ConfigurationError(f"{len(sizes)} client sizes for {num_clients} clients: give one each, or None.")
+        if self.world_size == 1:
+            return [0] * num_clients
         of_blocks = [sum(sizes[begin : begin + block]) for begin in range(0, num_clients, block)]
         load, ranks = [0] * self.world_size, [0] * len(of_blocks)
         for place in sorted(range(len(of_blocks)), key=lambda i: -of_blocks[i]):

@@ -24,7 +24,7 @@ from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.probes.client_scores import default_score
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
+from lightning_fl.functional.fairness import accuracy_weights, participation_weights
 from lightning_fl.functional.pifl import importance_weights
 from lightning_fl.strategies.federated import FederatedStrategy
 

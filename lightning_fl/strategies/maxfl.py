@@ -21,7 +21,7 @@ from lightning_fl.core.validation import Count, NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate, LocalWork
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.maxfl import appeal_step, appeal_weight
+from lightning_fl.functional.fairness import appeal_step, appeal_weight
 from lightning_fl.strategies.federated import FederatedStrategy
 
 

@@ -21,7 +21,7 @@ from lightning_fl.core.validation import NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.qfedavg import fair_terms, loss_weight
+from lightning_fl.functional.fairness import fair_terms, loss_weight
 from lightning_fl.strategies.federated import FederatedStrategy
 
 

@@ -134,6 +134,8 @@ def _client_gains(
     if any(run.folder == other.folder for other in reference):
         return None
     other = _reference_of(run, reference).metric(metric.name, split)
+    if metric.percentiles or other.percentiles:  # not every client is known
+        return None
     return gains(metric.clients, other.clients, metric.higher_is_better)
 
 
@@ -162,7 +164,7 @@ def _about(label: str, runs: Sequence[FinishedRun], name: str, split: str) -> di
         "source": ", ".join(dict.fromkeys(run.data_source for run in runs)),
         "num_seeds": len(runs),
         "seeds": ", ".join(str(seed) for seed in sorted(run.seed for run in runs)),
-        "num_clients": min(sum(not math.isnan(value) for value in metric.clients.values()) for metric in found),
+        "num_clients": min(metric.num_clients for metric in found),
     }
 
 

@@ -80,7 +80,7 @@ def draw_distributions(
     unit = 100.0 if percent else 1.0
     values = {
         panel: {
-            row: np.sort([unit * value for run in runs for value in run.metric(metric, split).clients.values()])
+            row: np.sort([unit * value for run in runs for value in run.metric(metric, split).sample])
             for row, runs in rows.items()
         }
         for panel, rows in panels.items()

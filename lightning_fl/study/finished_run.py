@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from lightning_fl.core.client_names import default_names
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, did_you_mean, listed
 from lightning_fl.core.escaping import printable_values
 from lightning_fl.core.metrics import direction_is_known
@@ -50,7 +51,10 @@ _REMEDY = "copy the run again, or repeat it."
 
 @dataclass(frozen=True)
 class RunMetric:
-    """One metric of a run over its clients, named without its split; non-finite values are NaN."""
+    """One metric of a run over its clients, named without its split; non-finite values are NaN.
+
+    ``clients`` are those that have a value, ``num_clients``; of very many, the worst hundred, with ``percentiles``.
+    """
 
     name: str
     mean: float
@@ -59,6 +63,13 @@ class RunMetric:
     std: float
     higher_is_better: bool
     clients: dict[str, float]
+    num_clients: int
+    percentiles: list[float] = field(default_factory=list)
+
+    @property
+    def sample(self) -> list[float]:
+        """Values that have the distribution over clients: all, or the percentiles."""
+        return self.percentiles or list(self.clients.values())
 
     @property
     def direction(self) -> bool | None:
@@ -110,7 +121,7 @@ class FinishedRun:
 
     @property
     def client_names(self) -> list[str]:
-        return list(self.summary["client_names"])
+        return self.summary["client_names"] or list(default_names(self.summary["num_clients"]))
 
     @property
     def algorithm(self) -> str:
@@ -155,17 +166,22 @@ class FinishedRun:
                 f" {listed(known, near=f'{name} ({split})') or 'no metrics'}."
             )
         record = found[name]
+        clients = {client: number_or_nan(value) for client, value in record["clients"].items()}
         return RunMetric(
             name=name,
             **{part: number_or_nan(record.get(part)) for part in ("mean", "worst", "best", "std")},
             higher_is_better=bool(record["higher_is_better"]),
-            clients={client: number_or_nan(value) for client, value in record["clients"].items()},
+            clients=clients,
+            num_clients=record.get("num_clients", sum(not math.isnan(value) for value in clients.values())),
+            percentiles=record.get("percentiles", []),
         )
 
     def gains(self, name: str, split: str = "test") -> dict[str, float] | None:
-        """Client's name -> gain over its local training; ``None`` if the run trained no local models."""
+        """Client's name -> gain over its local training; ``None`` without local models, or if not all are recorded."""
         found = self.summary.get("gains_over_local_training", {}).get(split, {}).get(name)
-        return None if found is None else {client: number_or_nan(gain) for client, gain in found["clients"].items()}
+        if found is None or "percentiles" in found:
+            return None
+        return {client: number_or_nan(gain) for client, gain in found["clients"].items()}
 
     @cached_property
     def curves(self) -> "pd.DataFrame":
@@ -275,7 +291,8 @@ def _is_split(metrics: Any, inner: str) -> bool:
         isinstance(metric, dict)
         and inner in metric
         and isinstance(metric.get("clients"), dict)
-        and all(isinstance(value, _NUMBER) for value in metric["clients"].values())
+        and isinstance(metric.get("percentiles", []), list)
+        and all(isinstance(value, _NUMBER) for value in [*metric["clients"].values(), *metric.get("percentiles", [])])
         and all(isinstance(metric.get(part), _NUMBER) for part in ("mean", "worst", "best", "std"))
         for metric in metrics.values()
     )

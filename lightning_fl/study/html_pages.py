@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from lightning_fl.core.client_names import rows_of
 from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
@@ -79,12 +80,13 @@ def _metrics_table(run: FinishedRun, split: str) -> list[Part]:
         evaluated = f"the models of round {run.rounds}, the last"
         names = [name for name in names if not name.startswith("local/")]
     metrics = {name: run.metric(name, split) for name in names[:_MAX_METRICS]}
+    clients = rows_of(run.client_names, [metric.clients for metric in metrics.values()])
     numbers = {
-        name: [metric.clients.get(client, math.nan) for client in run.client_names]
+        name: [metric.clients.get(client, math.nan) for client in clients]
         + [getattr(metric, statistic) for statistic in _STATISTICS]
         for name, metric in metrics.items()
     }
-    columns = [label_column("client", [*run.client_names, *_STATISTICS.values()])]
+    columns = [label_column("client", [*clients, *_STATISTICS.values()])]
     columns += [_column(metric, numbers) for metric in metrics.values()]
     note = f"Evaluated: {evaluated}."
     if len(names) > _MAX_METRICS:

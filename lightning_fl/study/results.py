@@ -104,7 +104,7 @@ class CellResult:
             run_folder=_below(run.folder, out),
             failure=failure,
             log=log,
-            clients_with_gain=len(gains["clients"]) if gains.get("clients") else None,
+            clients_with_gain=gains.get("num_clients", len(gains["clients"])) if gains.get("clients") else None,
         )
 
 

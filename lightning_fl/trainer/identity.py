@@ -17,6 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.client_names import are_many
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.settings import Settings
@@ -77,11 +78,14 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
 def data_of(data: FederatedDataModule) -> dict[str, str]:
     """Properties of the data that all ranks must share: the clients and, of data that all ranks hold, the samples."""
     common = {"the number of clients": repr(data.num_clients)}
-    common |= {f"the name of client {client}": repr(name) for client, name in enumerate(data.client_names())}
+    names, sizes = data.client_names(), () if data.pinned else data.client_sizes() or ()
+    if are_many(data.num_clients):
+        common["the names and sizes of the clients"] = _digest(repr((names, sizes)))
+    else:
+        common |= {f"the name of client {client}": repr(name) for client, name in enumerate(names)}
+        common |= {f"the number of training samples of client {client}": repr(n) for client, n in enumerate(sizes)}
     if data.pinned:
         return common
-    sizes = enumerate(data.client_sizes() or ())
-    common |= {f"the number of training samples of client {client}": repr(size) for client, size in sizes}
     return common | _comparable({f"data: {name}": value for name, value in data.describe().items()})
 
 
@@ -130,7 +134,7 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
                 f"{path}: the checkpoint's {what} is {before}, this run's is {now}: give the checkpoint of a run with"
                 " the same recipe."
             )
-    pairs = enumerate(zip(state["client_names"] or trainer.client_names, trainer.client_names, strict=True))
+    pairs = enumerate(zip(state["client_names"], trainer.client_names, strict=True))
     if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
         raise CheckpointError(
             f"{path} is of other clients: {_listed(renamed)}. Give the data of that run's clients, under the same names"

@@ -12,6 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fl.callbacks.callback import method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.client_names import are_many
 from lightning_fl.core.environment import package_versions
 from lightning_fl.core.errors import CheckpointError, LostPeerError
 from lightning_fl.core.lightning_private import collect_rng_states, set_rng_states
@@ -132,6 +133,7 @@ def _begin(
 def _restore(trainer: TrainerSurface, state: dict[str, Any], path: Path, *, evaluates: bool) -> None:
     """Restore a checkpoint that fits, and report what differs."""
     shown = near(path)
+    state = {**state, "client_names": state["client_names"] or trainer.client_names}
     check_fits(trainer, state, shown)
     names = trainer.strategy.rank_names
     state = with_client_files(state, path, trainer.processes, trainer.client_names, names)
@@ -217,8 +219,10 @@ def _call_module_callbacks(trainer: TrainerSurface, hook: str, *args: Any) -> No
 
 
 def _write_splits(trainer: TrainerSurface) -> None:
-    """Write which client holds which samples; each rank its own clients if the data are private to ranks."""
+    """Write which client holds which samples, unless there are too many clients; of private data each rank its own."""
     data, private = trainer.datamodule, trainer.processes.private
+    if are_many(data.num_clients):
+        return
     files: dict[str, Sequence[int]] = {"splits.json": range(data.num_clients)}
     if private:
         files = {f"splits.client-{client}.json": [client] for client in trainer.hosted_clients}
@@ -262,7 +266,7 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
         "callbacks": [type(callback).__name__ for callback in (*trainer.callbacks, *trainer.lightning_callbacks)],
         "seed": trainer.seed,
         "num_clients": trainer.num_clients,
-        "client_names": names,
+        "client_names": trainer.recorded_names,
         "num_processes": trainer.fabric.world_size,
         "device": str(trainer.fabric.device),
         "versions": {"python": platform.python_version(), "lightning-fl": __version__, **package_versions()},

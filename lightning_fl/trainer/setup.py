@@ -8,14 +8,12 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.core.client_names import check_distinct
+from lightning_fl.core.client_names import check_distinct, recorded_names
 from lightning_fl.core.errors import DataError
-from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.processes import Processes
-from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer, make_module_trainer
@@ -64,12 +62,13 @@ def set_up(
     trainer.client_names = datamodule.client_names()
     check_distinct(trainer.client_names)
     processes.pinned = datamodule.pinned
+    trainer.recorded_names = trainer.client_names if processes.private else recorded_names(trainer.client_names)
     if processes.several:
         check_same(trainer.strategy, data_of(datamodule), "data set")
     processes.client_ranks = trainer.strategy.place_clients(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
     )
-    processes.panel = _panel(processes, settings)
+    processes.panel = processes.sample(settings.limit_val_clients, settings.seed)
     _warn_of_idle_ranks(processes, settings.stacked_clients)
     own.call_hook("setup", stage)
     own.call_hook("configure_model")
@@ -120,15 +119,6 @@ def set_up(
 def _channels_last_before(state: Mapping[str, Any]) -> bool:
     """Whether the checkpoint, if any, is of a run with channels-last memory: older ones trained without."""
     return not state or (state["recipe"] or {}).get("trainer.channels_last") == "True"
-
-
-def _panel(processes: Processes, settings: Settings) -> list[int]:
-    """Hosted clients that a fit validates: all, or a random sample of ``limit_val_clients``."""
-    most, clients = settings.limit_val_clients, processes.num_clients
-    if most is None or clients <= most:
-        return processes.hosted
-    drawn = shuffled(range(clients), generator(settings.seed, "validated clients"), most)
-    return [client for client in sorted(drawn) if processes.hosts(client)]
 
 
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:

@@ -290,7 +290,9 @@ class FederatedTrainer(TrainerSurface):
                 return metrics
             reports: dict[int, ClientReport] = {}
             with self.loop.evaluator.evaluations("validation" if split == "val" else split):
-                for client in self.processes.panel if self.round.fitting else self.hosted_clients:
+                limit = self.limit_test_clients if split == "test" else None
+                sampled = self.processes.sample(limit, self.seed)
+                for client in self.processes.panel if self.round.fitting else sampled:
                     if client in self.federation.absent_clients:
                         continue
                     weights = self.client_model(client)

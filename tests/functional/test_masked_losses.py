@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fl.functional.masked_losses import (
+from lightning_fl.functional.task_metrics import (
     bounded_error,
     masked_binary_cross_entropy,
     masked_cross_entropy,

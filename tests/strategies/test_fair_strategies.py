@@ -15,9 +15,14 @@ from torch import Tensor
 
 from lightning_fl import Collaboration, FederatedTrainer
 from lightning_fl.callbacks import Callback, PersonalLayers
-from lightning_fl.functional.fedfa import accuracy_weights, participation_weights
-from lightning_fl.functional.maxfl import appeal_step, appeal_weight
-from lightning_fl.functional.qfedavg import fair_terms, loss_weight
+from lightning_fl.functional.fairness import (
+    accuracy_weights,
+    appeal_step,
+    appeal_weight,
+    fair_terms,
+    loss_weight,
+    participation_weights,
+)
 from lightning_fl.strategies import ClientTurn, FedAvg, FedFA, MaxFL, QFedAvg, Weights
 
 

@@ -196,7 +196,7 @@ class FedCollab(ClientClusters):
             return torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0.0)
         return read_distances(Path(path), trainer.datamodule.client_names())
 
-    def _measure(self, trainer: TrainerSurface, known: Tensor, clients: list[int]) -> Tensor:
+    def _measure(self, trainer: TrainerSurface, known: Tensor, clients: Sequence[int]) -> Tensor:
         """The distances, with unknown ones among ``clients`` measured."""
         pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(known[i, j])]
         if not pairs:
@@ -233,7 +233,7 @@ class FedCollab(ClientClusters):
             self.distance_errors[i, j] = self.distance_errors[j, i] = error
         return measured
 
-    def _objective_inputs(self, trainer: TrainerSurface, clients: list[int]) -> tuple[Tensor, Tensor]:
+    def _objective_inputs(self, trainer: TrainerSurface, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The distances [n, n] and numbers of samples [n] of some clients for the objective."""
         distances = self.distances[clients][:, clients]
         samples = torch.tensor([trainer.federation.num_samples[client] for client in clients], dtype=torch.float64)
@@ -269,7 +269,7 @@ class FedCollab(ClientClusters):
         rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
         self._write(trainer)
 
-    def _log_stability(self, trainer: TrainerSurface, clients: list[int], labels: list[int]) -> None:
+    def _log_stability(self, trainer: TrainerSurface, clients: Sequence[int], labels: list[int]) -> None:
         errors = self.distance_errors[clients][:, clients].nan_to_num(0.0)
         if self.ignore == "distances" or not errors.any():
             return

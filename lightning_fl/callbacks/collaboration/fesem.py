@@ -21,8 +21,7 @@ from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.gram import squared_distances
-from lightning_fl.functional.kmeans import kmeans_from_gram
+from lightning_fl.functional.gram import kmeans_from_gram, squared_distances
 from lightning_fl.runtime.surface import TrainerSurface
 
 

@@ -1,7 +1,7 @@
 """KMeans: clients train alone, are clustered once by their weights, and then train in their clusters.
 
 Ghosh, Hong, Yin, Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019
-(https://arxiv.org/abs/1906.06629), its three steps. The clustering is :mod:`lightning_fl.functional.kmeans`.
+(https://arxiv.org/abs/1906.06629), its three steps. The clustering is :func:`.kmeans_from_gram`.
 
 Differs from the paper: clients train alone for some rounds, not until convergence, and all from one start; clusters
 start from the average of their clients, weighted by samples (the paper does not define the start). The average in a
@@ -21,8 +21,7 @@ from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.probes.updates import column_blocks
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.gram import gram_matrix
-from lightning_fl.functional.kmeans import kmeans_from_gram
+from lightning_fl.functional.gram import gram_matrix, kmeans_from_gram
 from lightning_fl.runtime.surface import TrainerSurface
 
 

@@ -26,7 +26,7 @@ replaces the shared model between rounds: it is evaluated, saved and exported.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -227,7 +227,7 @@ class DROClientSampling(Callback):
             trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.federation.models[0]
         )
 
-    def _measure_losses(self, trainer: TrainerSurface, clients: list[int], weights: Weights, sent: Weights) -> None:
+    def _measure_losses(self, trainer: TrainerSurface, clients: Sequence[int], weights: Weights, sent: Weights) -> None:
         """Measure some clients' losses at some weights; ``sent`` counts as traffic if they do not hold it."""
         trainer.federation.communication.receive(clients, [sent])
         self._losses = trainer.on_hosts(

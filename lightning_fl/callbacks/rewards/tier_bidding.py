@@ -151,7 +151,7 @@ class TierBidding(PersonalMixtures):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Collect bids and select the clients of every tier; selected bidders pay."""
-        present = trainer.active_clients
+        present = list(trainer.active_clients)
         tiers = range(self.num_tiers)
         self._shares = {}
         if self.ledger is not None:
@@ -318,7 +318,7 @@ class TierBidding(PersonalMixtures):
     def _scores(self, trainer: TrainerSurface, split: Split) -> ClientScores:
         return ClientScores(trainer.loop, "TierBidding", split, self.num_samples, self.monitor)
 
-    def _importance(self, trainer: TrainerSurface, clients: list[int], split: Split) -> tuple[Tensor, Tensor]:
+    def _importance(self, trainer: TrainerSurface, clients: Sequence[int], split: Split) -> tuple[Tensor, Tensor]:
         """υ and rows of P of some clients, [N, K]; NaN for others and for clients without such samples."""
         scores = self._scores(trainer, split)
         trainer.federation.communication.receive(clients, trainer.federation.models)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from lightning_fl.data.division.division import Cut as Cut
     from lightning_fl.data.division.division import Division as Division
     from lightning_fl.data.division.division import Folds as Folds
+    from lightning_fl.data.division.division import RandomDivision as RandomDivision
+    from lightning_fl.data.division.division import cut_splits as cut_splits
+    from lightning_fl.data.division.division import split_indices as split_indices
     from lightning_fl.data.division.given import ColumnDivision as ColumnDivision
     from lightning_fl.data.division.given import ListDivision as ListDivision
     from lightning_fl.data.division.grouped import GroupDivision as GroupDivision
+    from lightning_fl.data.division.grouped import HashDivision as HashDivision
+    from lightning_fl.data.division.grouped import OrderDivision as OrderDivision
     from lightning_fl.data.division.grouped import ScaffoldDivision as ScaffoldDivision
-    from lightning_fl.data.division.hashed import HashDivision as HashDivision
-    from lightning_fl.data.division.ordered import OrderDivision as OrderDivision
-    from lightning_fl.data.division.random import RandomDivision as RandomDivision
-    from lightning_fl.data.division.random import cut_splits as cut_splits
-    from lightning_fl.data.division.random import split_indices as split_indices
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,10 +1,11 @@
-"""Base class of divisions of one client's samples, and what several of them share: whole groups, and folds."""
+"""Base class of divisions of one client's samples, the random one, and what several share: whole groups, and folds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -13,9 +14,9 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.classes import random_parts
+from lightning_fl.data.partition.classes import random_parts, stratified_parts
 from lightning_fl.data.partition.partitioner import Scheme, read_column, sample_rows
-from lightning_fl.data.sizes import apportion
+from lightning_fl.data.sizes import apportion, check_fractions, remaining_fractions, split_sizes
 
 #: K of K-fold cross-validation.
 Folds = Annotated[int, Ge(2)]
@@ -191,3 +192,63 @@ def fold_numbers(
 def _check_units(count: int, num_folds: int, noun: str) -> None:
     if count < num_folds:
         raise DataError(f"{count} {noun} for folds={num_folds}: use fewer folds, or larger clients.")
+
+
+class RandomDivision(Division):
+    """Random division, the default; if ``stratified``, classes keep their proportions, in parts of the same sizes."""
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        if cut.folds is not None:
+            rng = cut.generator("random folds")
+            return cut.by_folds(fold_numbers(cut.size, cut.folds, rng, groups=cut.copies, labels=cut.labels))
+        if cut.copies is not None:
+            return cut.by_fractions(grouped_parts(cut.copies, cut.fractions, cut.generator("random groups")))
+        parts = split_indices(torch.arange(cut.size), cut.fractions, cut.seed, cut.client)
+        if cut.labels is None:
+            return parts
+        sizes = [len(part) for part in parts.values()]
+        rng = generator(cut.seed, "split", "stratified", cut.client)
+        return cut.by_fractions(stratified_parts(cut.labels, sizes, rng))
+
+
+def cut_splits(
+    train: Tensor,
+    fractions: Sequence[float],
+    seed: int,
+    client: int,
+    *,
+    own: Sequence[Split] = ("train",),
+    labels: Tensor | None = None,
+) -> dict[Split, Tensor]:
+    """Cut the splits that are not in ``own`` from a client's samples ``train`` [n], n >= 1, of the training data.
+
+    The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, if their proportions
+    are to be kept.
+    """
+    cut = Cut(
+        size=len(train),
+        fractions=remaining_fractions(fractions, own),
+        own=own,
+        seed=seed,
+        client=client,
+        name=str(client),
+        labels=None if labels is None else labels[train],
+    )
+    parts = RandomDivision().divide([], cut)
+    return {split: train[parts[split]] for split in SPLITS if cut.is_cut[split]}
+
+
+def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
+    """Divide one client's samples at random into ascending training, validation and test samples.
+
+    Sizes follow :func:`~lightning_fl.data.sizes.split_sizes`. The result depends on the set of indices, the seed and
+    the client only.
+    """
+    check_fractions(fractions)
+    if len(indices) == 0:
+        raise DataError(f"client {client} has no samples to split: use fewer clients or a more even partition.")
+    drawn = torch.randperm(len(indices), generator=generator(seed, "split", client)).numpy()
+    sizes = split_sizes(len(indices), fractions)
+    places = drawn[np.lexsort((drawn, np.repeat(range(len(SPLITS)), sizes)))]  # ascending in each part
+    parts = indices.sort().values[torch.from_numpy(places)].split(sizes)
+    return dict(zip(SPLITS, parts, strict=True))

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.errors import cut as shortened
 from lightning_fl.core.validation import checked_fields
-from lightning_fl.data.division.division import Cut, Division, check_train, read_texts
-from lightning_fl.data.division.random import RandomDivision
+from lightning_fl.data.division.division import Cut, Division, RandomDivision, check_train, read_texts
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.sizes import remaining_fractions
 from lightning_fl.files.text_table import read_text_table, require_columns

@@ -1,16 +1,31 @@
-"""Divisions by groups that are never cut: scaffolds, or a column such as the patient."""
+"""Divisions by a column or the scaffold: groups that are never cut, a keyed hash, or an order such as the date."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import checked_fields
-from lightning_fl.data.division.division import Cut, Division, fold_numbers, group_numbers, grouped_parts, read_texts
+from lightning_fl.data.division.division import (
+    Cut,
+    Division,
+    check_train,
+    fold_numbers,
+    group_numbers,
+    grouped_parts,
+    read_texts,
+)
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.scaffold import read_scaffolds
+from lightning_fl.data.partition.groups import read_scaffolds
+from lightning_fl.data.sizes import split_sizes
+from lightning_fl.files.text_table import read_numbers, refuse_values
 
 
 class _WholeGroups(Division):
@@ -81,3 +96,119 @@ def joined_groups(first: Tensor, second: Tensor) -> Tensor:
     _, component = connected_components(links, directed=False)
     # components are found in the order of their smallest node; numbers of groups may have gaps
     return torch.from_numpy(component).long()[first].unique(return_inverse=True)[1]
+
+
+def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on the key and the seed only; float64 [n]."""
+    known = {key: derive_seed(seed, "division", "hash", key) / 2**63 for key in set(keys)}
+    # the largest seeds round to 1
+    return torch.tensor([known[key] for key in keys], dtype=torch.float64).clamp_(max=1 - 2**-53)
+
+
+@checked_fields
+class HashDivision(Division):
+    """Division by a hash of the molecule and the seed: no client trains on a molecule that another one tests on.
+
+    If several clients hold the same molecules, such as laboratories that measured one compound, independent divisions
+    let one client train on another's test molecules. Here the part of a molecule follows from its hash keyed with the
+    seed, so that it is the same at every client although no client knows the others' data, and copies of a molecule are
+    in one part; the data module's ``identity`` defines which molecules are the same. Sizes follow the shares only on
+    average.
+
+    For the same aim, with hashes of scaffolds and other clusters: Simm et al., "Splitting chemical structure data sets
+    for federated privacy-preserving machine learning", J. Cheminform. 13 (2021) 96.
+
+    Args:
+        by: ``"molecule"``, or ``"scaffold"``, so that all molecules of a Bemis-Murcko scaffold are in one part;
+            frequent scaffolds make very unequal parts, and tautomers, one molecule for ``identity:
+            inchikey_no_stereo``, may have several scaffolds.
+        column: hash this column instead, such as the patient; also for data other than molecules.
+    """
+
+    by: Literal["molecule", "scaffold"] = "molecule"
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.column is not None and self.by != "molecule":
+            raise ConfigurationError(f"HashDivision.by={self.by!r} and column={self.column!r}: give one of them.")
+
+    def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
+        if self.column is not None:
+            return read_texts(dataset, self.column, "HashDivision")
+        if self.by == "scaffold":
+            return read_scaffolds(dataset, "HashDivision")
+        if identities is None:
+            raise DataError(
+                f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"
+                " them."
+            )
+        return identities
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        shares = hash_shares(keys, cut.seed)
+        if cut.folds is not None:
+            parts = cut.by_folds((shares * cut.folds).long())
+        else:
+            ends = torch.tensor(list(accumulate(cut.fractions[::-1])), dtype=torch.float64)  # test, val, train
+            number = torch.searchsorted(ends[:2].contiguous(), shares, right=True)
+            parts = cut.by_fractions([(number == place).nonzero()[:, 0] for place in (2, 1, 0)])
+        return check_train(parts, cut, "it has too few samples for HashDivision; leave the client out")
+
+
+@checked_fields
+class OrderDivision(Division):
+    """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
+
+    Samples of one date stay together, in the part of the first of them. If copies of a molecule stay together, the
+    earliest date counts.
+
+    Args:
+        column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO format such
+            as 2020-04-09; a time without a zone is UTC.
+    """
+
+    takes_folds = False
+    column: str
+
+    def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[float]:
+        """The column as numbers; dates as seconds."""
+        import pandas as pd
+
+        texts = pd.Series(read_texts(dataset, self.column, "OrderDivision"), dtype=object)
+        numbers, _ = read_numbers(texts)
+        dates = texts.map(_seconds).astype(float)
+        found, kind = (numbers, "numbers") if numbers.count() >= dates.count() else (dates, "dates")
+        texts.index = read_texts(dataset, None, "OrderDivision")  # rows, for the message
+        remedy = "Give all as numbers, or all as dates in ISO format such as 2020-04-09"
+        wrong = texts[found.isna().to_numpy()]
+        refuse_values(wrong, f"OrderDivision.column={self.column!r}", f"are not {kind} like the others", remedy)
+        return found.tolist()
+
+    def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
+        times = torch.tensor(keys, dtype=torch.float64)
+        if cut.copies is not None:
+            first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)
+            times = first.scatter_reduce(0, cut.copies, times, "amin")[cut.copies]
+        ranks = times.unique(return_inverse=True)[1]
+        return cut.by_fractions(ordered_parts(ranks, cut.fractions))
+
+
+def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:
+    """Divide samples by their ranks [n] in an order: the first are for training, then come validation and test.
+
+    Samples of one rank stay together, in the part of the first of them, so parts may differ from their shares.
+    """
+    ends = torch.tensor(split_sizes(len(ranks), fractions)).cumsum(0)
+    ordered = ranks.sort().values
+    begins = torch.searchsorted(ordered, ranks)  # of the first with the same rank
+    part = torch.searchsorted(ends, begins, right=True)
+    return [(part == number).nonzero()[:, 0] for number in range(3)]
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -14,7 +14,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import check_labels, random_parts, read_classes, stratified_parts
 from lightning_fl.data.partition.partitioner import Concentration, JointPartitioner, draw_until_enough, name_split
 from lightning_fl.data.sizes import apportion
-from lightning_fl.functional.dirichlet import sample_dirichlet
+from lightning_fl.functional.drflm import sample_dirichlet
 
 #: Bins for stratifying by real targets.
 _NUM_BINS = 10
@@ -41,8 +41,9 @@ class SizePartitioner(JointPartitioner):
             )
         return sizes
 
-    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
-        parts, ratios = {}, None
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, Sequence[Tensor]]:
+        parts: dict[Split, Sequence[Tensor]] = {}
+        ratios = None
         for split, dataset in datasets.items():
             with name_split(split):
                 num_samples = len(dataset)  # type: ignore[arg-type]
@@ -50,7 +51,7 @@ class SizePartitioner(JointPartitioner):
                 parts[split] = self._draw(dataset, self.client_sizes(split, num_samples, ratios), seed)
         return parts
 
-    def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> list[Tensor]:
+    def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> Sequence[Tensor]:
         if sum(sizes) > len(dataset):
             raise DataError(
                 f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller ones."

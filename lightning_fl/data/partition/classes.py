@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import Split
+from lightning_fl.data.partition.partitioner import ClientParts
 from lightning_fl.data.sizes import apportion
 from lightning_fl.data.targets import dataset_targets
 
@@ -91,12 +92,16 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     return parts
 
 
-def random_parts(count: int, sizes: Sequence[int], rng: torch.Generator, labels: Tensor | None = None) -> list[Tensor]:
+def random_parts(
+    count: int, sizes: Sequence[int], rng: torch.Generator, labels: Tensor | None = None
+) -> Sequence[Tensor]:
     """Divide ``count`` samples at random into ascending parts of given sizes; with labels [n], stratified."""
     if labels is not None:
         return stratified_parts(labels, sizes, rng)
-    order = torch.randperm(count, generator=rng)
-    return [part.sort().values for part in order[: sum(sizes)].split(list(sizes))]
+    owners = torch.full((count,), len(sizes))
+    drawn = torch.randperm(count, generator=rng)[: sum(sizes)]
+    owners[drawn] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return ClientParts.by_owner(owners, len(sizes))
 
 
 def check_classes(labels: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Adapter for the partitioners of Flower's flwr-datasets (the extra ``lightning-fl[flower]``)."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class FromFlower(Partitioner):
             return list(read_classes({"train": dataset}, num_bins=10)["train"].tolist())
         return list(read_column(dataset, name, "FromFlower"))
 
-    def partition_splits(self, datasets: Any, seed: int) -> dict[Split, list[Tensor]]:
+    def partition_splits(self, datasets: Any, seed: int) -> Mapping[Split, Sequence[Tensor]]:
         if len(datasets) > 1:
             raise DataError(
                 f"FromFlower partitions one data set, not {', '.join(datasets)}: join them with pooled: true."

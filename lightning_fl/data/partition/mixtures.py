@@ -255,7 +255,7 @@ def by_mixture(
         )
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
     table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])
-    dealt = deal_classes(of_b, table, seed)  # client by client, each part after part
+    dealt = list(deal_classes(of_b, table, seed))  # client by client, each part after part
     return [dealt[part :: len(fractions)] for part in range(len(fractions))]
 
 

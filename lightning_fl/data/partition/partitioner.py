@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
+import torch
 from annotated_types import Gt, doc
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -18,6 +19,34 @@ T = TypeVar("T")
 Concentration = Annotated[float, Gt(0), doc("0.1: very uneven, 100: nearly equal")]
 
 _MAX_DRAWS = 1000
+
+
+class ClientParts(Sequence[Tensor]):
+    """Ascending indices of every client: views of ``indices``, int64 [n], in the order of ``sizes``, int64 [N]."""
+
+    def __init__(self, indices: Tensor, sizes: Tensor) -> None:
+        self.indices, self.sizes = indices, sizes
+        self._ends = sizes.cumsum(0)
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "ClientParts":
+        """The parts of a list with a tensor per client."""
+        if isinstance(parts, ClientParts):
+            return parts
+        return cls(torch.cat(list(parts)), torch.tensor(list(map(len, parts)), dtype=torch.long))
+
+    @classmethod
+    def by_owner(cls, owners: Tensor, num_clients: int) -> "ClientParts":
+        """The parts from the client of every sample, int64 [n]; ``num_clients`` leaves a sample unused."""
+        sizes = torch.bincount(owners, minlength=num_clients + 1)[:num_clients]
+        return cls(owners.argsort(stable=True)[: int(sizes.sum())], sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        end = int(self._ends[client])
+        return self.indices[end - int(self.sizes[client]) : end]
 
 
 class Scheme:
@@ -49,7 +78,7 @@ class Partitioner(Scheme, ABC):
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """Ascending sample indices of every client: int64, disjoint, covering the data set unless stated otherwise."""
 
-    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> Mapping[Split, Sequence[Tensor]]:
         """Divide separate data sets for training, validation and test so that a client's parts belong together.
 
         By default each is partitioned separately with the same seed. Partitions by label or key override this, so that
@@ -63,7 +92,7 @@ class Partitioner(Scheme, ABC):
 
     def partition_clients(
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
-    ) -> dict[Split, list[Tensor]]:
+    ) -> Mapping[Split, Sequence[Tensor]]:
         """Every client's ascending samples of each split that the partitioner decides on; data modules call this.
 
         By default :meth:`partition_splits`, and data modules cut other splits from every client's training samples. A
@@ -80,10 +109,10 @@ class JointPartitioner(Partitioner):
     """Partitioner that divides all splits together in :meth:`partition_splits`."""
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        return self.partition_splits({"train": dataset}, seed)["train"]
+        return list(self.partition_splits({"train": dataset}, seed)["train"])
 
     @abstractmethod
-    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, list[Tensor]]:
+    def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> Mapping[Split, Sequence[Tensor]]:
         """Divide separate data sets for training, validation and test; see :class:`Partitioner`."""
 
 

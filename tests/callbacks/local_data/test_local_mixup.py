@@ -15,7 +15,7 @@ from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import mix, sample_gamma
-from lightning_fl.functional.masked_losses import masked_cross_entropy
+from lightning_fl.functional.task_metrics import masked_cross_entropy
 from lightning_fl.models import MoleculeModel
 
 

@@ -17,7 +17,7 @@ from lightning_fl.data import (
     ScaffoldDivision,
 )
 from lightning_fl.data.division import split_indices
-from lightning_fl.data.division.hashed import hash_shares
+from lightning_fl.data.division.grouped import hash_shares
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, GroupBy, Mixture
 

@@ -18,9 +18,7 @@ from lightning_fl.data import (
 )
 from lightning_fl.data.division import split_indices
 from lightning_fl.data.division.division import fold_numbers, grouped_parts
-from lightning_fl.data.division.grouped import joined_groups
-from lightning_fl.data.division.hashed import hash_shares
-from lightning_fl.data.division.ordered import ordered_parts
+from lightning_fl.data.division.grouped import hash_shares, joined_groups, ordered_parts
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, GroupBy, Quantity, murcko_scaffolds
 from lightning_fl.data.partitioned import Partitioned

@@ -27,7 +27,7 @@ def _of_size(num_samples):
 
 
 def _by_shares(labels, shares):
-    return deal_classes(labels, share_counts(labels.bincount(minlength=len(shares)), shares), 0)
+    return list(deal_classes(labels, share_counts(labels.bincount(minlength=len(shares)), shares), 0))
 
 
 # ---- sizes

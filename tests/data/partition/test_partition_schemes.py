@@ -143,7 +143,7 @@ def test_a_class_only_the_test_data_have_is_shared_out_too():
     train, test = TensorDataset(torch.tensor([0, 1] * 10)), TensorDataset(torch.tensor([0, 1, 2] * 4))
     for partitioner in (Dirichlet(num_clients=2, alpha=1.0), Pathological(num_clients=2, classes_per_client=1)):
         parts = partitioner.partition_splits({"train": train, "test": test}, 0)
-        assert sorted(torch.cat(parts["test"]).tolist()) == list(range(12))
+        assert sorted(torch.cat(list(parts["test"])).tolist()) == list(range(12))
 
 
 def test_all_parts_have_the_same_drawn_ratios():
