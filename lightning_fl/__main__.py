@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from lightning_fl.core.lazy import defer_rare_imports
+from lightning_fl.core.lazy import import_torchmetrics
 from lightning_fl.engine.interrupt import ends_on_signals
 
 __all__ = ["first_words", "main"]
@@ -22,11 +22,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 def main() -> int:
     """Run a command."""
     with ends_on_signals():
+        words = first_words(sys.argv[1:])
         if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
-            print(first_words(sys.argv[1:]), end="", file=sys.stderr, flush=True)
+            print(words, end="", file=sys.stderr, flush=True)
+        if words:
+            import_torchmetrics()
         from lightning_fl.cli import main as run_command
 
-        defer_rare_imports()
         code = run_command()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whose traceback would be of destructors
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -5,11 +5,11 @@ from importlib import import_module
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a worker; before torch is imported
 
-from lightning_fl.core.lazy import defer_rare_imports
-from lightning_fl.recipe.parser import make_parser
+from lightning_fl.core.lazy import import_torchmetrics
 
-defer_rare_imports()
-PARSER = make_parser("fit")
+import_torchmetrics()
+
+PARSER = import_module("lightning_fl.recipe.parser").make_parser("fit")
 
 # Modules that most runs import later. After the parser, which suppresses warnings while it imports dependencies.
 for _name in (

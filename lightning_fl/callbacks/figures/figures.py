@@ -1,8 +1,6 @@
 """Callbacks that draw the figures of a run, by the functions in ``plots``."""
 
-from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,11 +19,6 @@ class FigureCallback(Callback):
     """Base of callbacks that draw after a fit and after evaluations, in TensorBoard and as ``figures/NAME.png``."""
 
     only_shows = True
-
-    def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        if trainer.is_global_zero:
-            with suppress(Exception):  # drawing warns of it
-                import_module("lightning_fl.callbacks.figures.plots.run")  # now, not after the last round
 
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
         """The figures to draw, as :meth:`Callback.figures`."""
@@ -74,7 +67,6 @@ class Figures(FigureCallback):
         self.weights = torch.empty(0, dtype=torch.float64)
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        super().setup(trainer, stage)
         if stage == "fit":
             Figures.__init__(self)
         if self.needs and not any(map(self.draws_from, trainer.callbacks)):
