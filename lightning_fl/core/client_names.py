@@ -11,7 +11,7 @@ _AGGREGATES = {
     *("average", "best", "cumulated", "gain", "harmed", "ipr", "local", "max", "mean", "min", "pool", "rsd"),
     *("standard_error", "std", "step", "sum", "total", "worst"),
 }
-_MOST_LISTED = 10_000
+_MOST_LISTED = 1_000
 
 
 def are_many(num_clients: int) -> bool:
