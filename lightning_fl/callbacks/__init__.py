@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from lightning_fl.callbacks.personal.local_reference import LocalReference as LocalReference
     from lightning_fl.callbacks.personal.local_reference import LocalTraining as LocalTraining
     from lightning_fl.callbacks.personal.personal_layers import PersonalLayers as PersonalLayers
+    from lightning_fl.callbacks.personal.personal_layers import PrivateHeads as PrivateHeads
     from lightning_fl.callbacks.personal.pretrained_weights import PretrainedWeights as PretrainedWeights
-    from lightning_fl.callbacks.personal.private_heads import PrivateHeads as PrivateHeads
     from lightning_fl.callbacks.personal.soft_averaging import SoftAveraging as SoftAveraging
     from lightning_fl.callbacks.progress import ProgressDisplay as ProgressDisplay
     from lightning_fl.callbacks.rewards.bidding import BiddingPolicy as BiddingPolicy

@@ -1,8 +1,10 @@
 """Training and evaluation from a recipe: ``lightning-fl fit``, ``validate``, ``test`` and ``predict``."""
 
+import multiprocessing
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,27 +12,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
+from torch.nn.parameter import is_lazy
 
+from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.data.module import known_clients
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import USAGE, add_arguments, parse
 from lightning_fl.version import __version__
 
 if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+    from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["USAGE", "add_arguments", "parse", "run"]
 
 #: A failed rank waits so long for its machine's first rank to end it; then it reports the error itself.
 _FIRST_RANK_SECONDS = 5.0
+#: Parameters. A process needs about 32 bytes for each (model, gradient, momentum, the two halves of an exact sum).
+_SMALL_MODEL = 20_000_000
 
 
 def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Instantiate and run; returns the exit code."""
     from lightning import seed_everything
 
-    from lightning_fl.recipe.processes import choose_processes
     from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
 
     seed_everything(int(config.seed_everything), verbose=False)
@@ -52,6 +61,46 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     if isinstance(trainer.strategy.launcher, ForkLauncher) and not trainer.is_global_zero:
         end_fork(int(code))
     return int(code)
+
+
+def choose_processes(
+    trainer: "FederatedTrainer",
+    module: "LightningModule",
+    data: "FederatedDataModule",
+    devices: int | str | list[int],
+    words: Sequence[str],
+) -> str | None:
+    """Fork processes, with ``devices="auto"`` as cores and clients allow; returns a line about the choice.
+
+    Each has one thread, because small models gain from processes and not from threads. Forks are safe on Linux, without
+    an accelerator, in a process that runs nothing but the command.
+    """
+    strategy = trainer.strategy
+    if strategy.root_device.type == "cuda" or not _owns_process(words) or not strategy.can_fork:
+        return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers would open a GPU to ask whether it is captured
+    if devices != "auto":
+        strategy.fork_processes(strategy.num_processes)
+        return None
+    cores, clients = usable_cores(), known_clients(data)
+    size = sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
+    blocks = clients and -(-clients // trainer.stacked_clients)  # of clients that train at once
+    processes = min(cores, blocks or cores)
+    if processes < 2 or not 0 < size <= _SMALL_MODEL:
+        return None
+    strategy.fork_processes(processes)
+    whom = "" if clients is None else f" for {clients} clients"
+    return (
+        f"{processes} processes of one thread each{whom}: there are {cores} cores and the model is small"
+        f" ({size:,} parameters). --trainer.devices 1 keeps to one; the results are the same."
+    )
+
+
+def _owns_process(words: Sequence[str]) -> bool:
+    """Whether this process runs nothing but the command: not a child, no other thread."""
+    return (
+        sys.argv[1:] == ["fit", *words] and multiprocessing.parent_process() is None and threading.active_count() == 1
+    )
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

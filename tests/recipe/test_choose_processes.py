@@ -12,7 +12,7 @@ from tiny import TinyClients, TinyModule
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.recipe.processes import choose_processes
+from lightning_fl.recipe.run import choose_processes
 from lightning_fl.strategies.fork_launcher import ForkLauncher
 
 WORDS = ["--config", "x.yaml"]
@@ -70,24 +70,6 @@ def test_what_is_given_is_kept_and_forked_on_one_machine(four_cores, tmp_path):
     assert chosen(tmp_path, devices=2) == (2, True, None)
     assert chosen(tmp_path, devices=2, num_nodes=2) == (2, False, None)
     assert chosen(tmp_path, devices=1) == (1, False, None)
-
-
-def said_of_a_gpu(tmp_path, monkeypatch, cores=16, module=None, clients=20, gpus=1, **settings):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    trainer = FederatedTrainer(accelerator="cpu", default_root_dir=tmp_path, **settings)
-    trainer.strategy.parallel_devices = [torch.device("cuda", index) for index in range(gpus)]
-    return choose_processes(trainer, module or TinyModule(), TinyClients((9,) * clients), "auto", WORDS)
-
-
-def test_a_gpu_that_a_small_model_leaves_idle(tmp_path, monkeypatch):
-    said = said_of_a_gpu(tmp_path, monkeypatch)
-    assert said.startswith("the model is small (")
-    assert "16 processes on the CPU (--trainer.accelerator cpu) may be faster" in said
-    assert "--trainer.stacked_clients 20. benchmarks/gpu.py" in said
-    assert "12 processes" in said_of_a_gpu(tmp_path, monkeypatch, clients=12)
-    others = {"cores": 4}, {"clients": 7}, {"gpus": 2}, {"stacked_clients": 4}
-    for settings in (*others, {"module": Empty()}, {"module": big()}):
-        assert said_of_a_gpu(tmp_path, monkeypatch, **settings) is None, settings
 
 
 @pytest.mark.parametrize("module", [big, Empty])

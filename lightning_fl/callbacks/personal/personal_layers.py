@@ -1,21 +1,30 @@
-"""Personal layers of each client; the other layers are shared.
+"""Personal layers of each client, and private heads with each client's own scale of targets; the rest is shared.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019
 (https://arxiv.org/abs/1912.00818), Algorithms 1 and 2 (FedPer). With the normalisation layers it is FedBN (Li et al.:
-FedBN, ICLR 2021, https://arxiv.org/abs/2102.07623); with ``HCCT`` it is HCCT-P.
+FedBN, ICLR 2021, https://arxiv.org/abs/2102.07623); with ``HCCT`` it is HCCT-P. Private heads are the setting of
+MELLODDY (Heyndrickx et al.: Cross-pharma Federated Learning at Unprecedented Scale, J. Chem. Inf. Model. 2024,
+https://doi.org/10.1021/acs.jcim.3c00799): companies have their own assays, whose heads stay private, on a common trunk.
 
-Differs from the papers: nothing. Optimisers see personal and shared layers alike.
+Differs from the papers: optimisers see personal and shared layers alike. For MELLODDY, averages are weighted by
+samples, and updates are not encrypted.
 """
 
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import checked_fields
+from lightning_fl.engine.federation import PERSONAL_LAYERS
+from lightning_fl.engine.probes.statistics import client_statistics
 from lightning_fl.runtime.surface import TrainerSurface
+
+#: Buffers with the scale of a model's targets.
+_SCALE = ["target_mean", "target_scale"]
 
 
 @checked_fields
@@ -66,3 +75,54 @@ class PersonalLayers(Callback):
                 " with parameters or statistics. Name the personal layers instead."
             )
         return found
+
+
+class PrivateHeads(PersonalLayers):
+    """Personal layers with each client's own scale of targets, as in MELLODDY.
+
+    For clients whose target columns are different quantities. Heads are not averaged. If the module has the method
+    ``set_target_statistics`` and the buffers ``target_mean`` and ``target_scale``, these hold the mean and deviation of
+    the client's own training targets and stay with it; a column without values keeps 0 and 1.
+
+    Args:
+        layers: as for :class:`PersonalLayers`.
+
+    Raises:
+        ConfigurationError: at the start of a run, as :class:`PersonalLayers`; the module weights classes over all
+            clients, or ``LocalReference`` precedes this callback.
+    """
+
+    method_name = "+ private heads"
+
+    def __init__(self, *, layers: list[str] | None = None) -> None:
+        super().__init__(layers=["head"] if layers is None else layers)
+
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        module = trainer.module
+        if module.hparams.get("class_weights") == "balanced":
+            raise ConfigurationError(
+                "PrivateHeads: class_weights='balanced' counts classes over all clients, whose targets differ: use"
+                " numbers, or remove it."
+            )
+        if trainer.federation.client_stores.get("local_reference"):
+            raise ConfigurationError(
+                "PrivateHeads must precede LocalReference in trainer.callbacks, which needs the clients' scales."
+            )
+        super().on_fit_start(trainer)
+        personal, flat = trainer.federation.personal, trainer.loop.flat
+        assert personal is not None
+        if not _is_scaled(module):
+            return
+        for client in trainer.hosted_clients:
+            mean, std = client_statistics(trainer.batch_factory, client, trainer.seed)
+            flat.load(trainer.shared_model(client))
+            module.set_target_statistics(mean.nan_to_num(0.0), torch.where(std.isnan(), 1.0, std))  # type: ignore[operator]
+            trainer.client_store(PERSONAL_LAYERS)[client] = personal.extract(flat.collect())
+
+    def names(self, module: nn.Module) -> list[str]:
+        return [*super().names(module), *(_SCALE if _is_scaled(module) else ())]
+
+
+def _is_scaled(module: nn.Module) -> bool:
+    regression = hasattr(module, "set_target_statistics") and getattr(module, "task", "regression") == "regression"
+    return regression and bool(getattr(module, "hparams", {}).get("standardize_targets", True))

@@ -29,8 +29,8 @@ class PrivateTargets(FederatedDataModule):
 
     Every molecule has ``y`` [1, num_targets]: the laboratory's targets in the order of its file, then missing values.
     Column t means different things at different laboratories, so each needs its own head and scale: use
-    :class:`~lightning_fl.callbacks.personal.private_heads.PrivateHeads`. Only the process that hosts a laboratory opens
-    its file, and the names of its targets appear in no record, figure or model, which number them.
+    :class:`~lightning_fl.callbacks.personal.personal_layers.PrivateHeads`. Only the process that hosts a laboratory
+    opens its file, and the names of its targets appear in no record, figure or model, which number them.
 
     Args:
         files: laboratory -> its file, ``.csv`` or ``.csv.gz``.
