@@ -22,10 +22,10 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 def main() -> int:
     """Run a command."""
     with ends_on_signals():
-        words = first_words(sys.argv[1:])
+        said = first_words(sys.argv[1:])
         if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
-            print(words, end="", file=sys.stderr, flush=True)
-        if words:
+            print(said, end="", file=sys.stderr, flush=True)
+        if said:
             import_torchmetrics()
         from lightning_fl.cli import main as run_command
 

@@ -78,7 +78,6 @@ _DRAWN: set[str] = set()
 def quick_pictures(monkeypatch: pytest.MonkeyPatch, few_draws: None) -> None:
     """Of pictures of one name the first is drawn: what they show is tested elsewhere, here that a recipe makes them."""
     from matplotlib.figure import Figure
-    from torch.utils.tensorboard import SummaryWriter
 
     from lightning_fl.runtime.run_log import RunLog
 
@@ -95,7 +94,6 @@ def quick_pictures(monkeypatch: pytest.MonkeyPatch, few_draws: None) -> None:
         Figure, "savefig", lambda figure, *args, **options: draw(figure, *args, **options | {"dpi": 20})
     )
     monkeypatch.setattr(RunLog, "log_figure", log_quickly)
-    monkeypatch.setattr(SummaryWriter, "add_figure", lambda *args, **options: None)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
 
 
 def import_torchmetrics() -> None:
-    """Import torchmetrics, which Lightning needs, without ``scipy.signal``: a seventh of the time that Lightning takes.
+    """Import torchmetrics, which Lightning needs, without ``scipy.signal``, a fifth of the time that Lightning takes.
 
     torchmetrics only looks there for a name that SciPy has removed. ``scipy.signal`` is imported on first use.
     """

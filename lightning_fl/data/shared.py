@@ -269,7 +269,7 @@ class SharedDataModule(FederatedDataModule):
 
     def num_samples(self, split: Split) -> list[int]:
         sizes = self._shares.sizes[split].tolist()
-        return [len(self._samples(0, split)), *sizes[1:]]
+        return [len(self._samples(0, split)), *sizes[1:]]  # client 0 has the pooled samples, if they are pooled
 
     def describe(self) -> Mapping[str, Any]:
         sizes_of = percentiles if are_many(self.num_clients) else Tensor.tolist
