@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import linecache
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,9 +14,10 @@ _ENDINGS = ("_propagate", "_edge_updater")
 
 def remove_generated_files() -> None:
     """Remove the files of loaded modules; their lines stay cached for tracebacks and TorchScript."""
-    if "torch_geometric" not in sys.modules:
+    # Not gettempdir(): a signal may have interrupted it while it holds its lock. PyG has set the variable.
+    if "torch_geometric" not in sys.modules or tempfile.tempdir is None:
         return
-    folder = Path(tempfile.gettempdir())
+    folder = Path(os.fsdecode(tempfile.tempdir))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not name.endswith(_ENDINGS) or file is None or Path(file).parent != folder or file in linecache.cache:

@@ -85,6 +85,8 @@ WAITS = {
     " signal.set_wakeup_fd(there.fileno()); print('here', flush=True); time.sleep(60)",
     "while an object is taken apart": "Noisy = type('Noisy', (), {'__del__': lambda _: (print('here', flush=True),"
     " time.sleep(60))}); Noisy()",
+    "while the folder for temporary files is looked for": "import tempfile, torch_geometric; tempfile.tempdir = None;"
+    " tempfile._get_default_tempdir = lambda: (print('here', flush=True), time.sleep(60)); tempfile.gettempdir()",
 }
 
 
