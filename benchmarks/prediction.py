@@ -21,18 +21,17 @@ import torch
 from lightning_fl.data import MoleculeNet
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.featurizer import encode_smiles
-from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.molecules.standin import make_standin
 from lightning_fl.data.molecules.table import MoleculeTable
 from lightning_fl.data.partition import IID
 from lightning_fl.data.unlabelled import Reading, Unlabelled, read_rows
-from lightning_fl.inference.columns import Naming, model_columns
-from lightning_fl.inference.forward import Predictor
+from lightning_fl.inference.forward import Naming, Predictor, model_columns
 from lightning_fl.models import MoleculeModel
 
 
 def _molecules(count: int) -> MoleculeTable:
     """Molecules of ESOL's stand-in, over and over."""
-    table = esol_standin(target_name="y", target_unit="")
+    table = make_standin("esol", target_names=["y"], target_units=[""])
     smiles = [table.smiles[place % len(table.smiles)] for place in range(count)]
     return MoleculeTable(smiles, torch.full((count, 1), torch.nan), ["y"], [""], {}, list(range(count)), "molecules")
 

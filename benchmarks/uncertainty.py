@@ -17,7 +17,7 @@ from torch_geometric.data import Batch
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.inference.columns import Naming
+from lightning_fl.inference.forward import Naming
 from lightning_fl.inference.models import choose_models, load_models
 from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.inference.uncertainty import DropoutPasses, calibrated, calibrations_of, half_widths, total_spread

@@ -129,9 +129,9 @@ def images(num_samples: int, size: int = 32) -> TensorDataset:
 def molecules(num_molecules: int) -> "MoleculeDataset":
     """Stand-in molecules in a random order, so that batches are alike; targets standardised."""
     from lightning_fl.data.molecules.dataset import MoleculeDataset  # needs RDKit, which all else here does not
-    from lightning_fl.data.molecules.standin import esol_standin
+    from lightning_fl.data.molecules.standin import make_standin
 
-    dataset = MoleculeDataset(esol_standin(target_name="logS", target_unit="log10(mol/L)"))
+    dataset = MoleculeDataset(make_standin("esol", target_names=["logS"], target_units=["log10(mol/L)"]))
     y = dataset._data.y
     dataset._data.y = (y - y.mean()) / y.std()
     return dataset[torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:num_molecules]]

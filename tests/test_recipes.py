@@ -131,10 +131,10 @@ PAPER = {  # DRFLM, Table 1, GCN: average and worst-client RMSE
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory):
     """A small file in the columns of every card that a recipe names; molecules of the stand-in, two-decimal labels."""
-    from lightning_fl.data.molecules.standin import esol_standin
+    from lightning_fl.data.molecules.standin import make_standin
 
     folder = tmp_path_factory.mktemp("data")
-    table = esol_standin(target_name="label", target_unit="log10(mol/L)")
+    table = make_standin("esol", target_names=["label"], target_units=["log10(mol/L)"])
     chosen = range(0, len(table.smiles), len(table.smiles) // 60)
     names = {yaml.safe_load(RECIPES[name].read_text())["data"]["init_args"]["name"] for name in DRFLM}
     draws = np.random.default_rng(0)

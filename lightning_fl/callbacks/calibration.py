@@ -88,8 +88,10 @@ class Calibration(Callback):
             if isinstance(pair, str):
                 found[client] = (pair, 0, [])
             elif pair is not None:
-                pairs[client] = pair
-                found[client] = ("", pair[1].shape[1], _are_probabilities(*pair))
+                prediction, target = pairs[client] = pair
+                labels = target.isnan() | (target == 0) | (target == 1)
+                between = (prediction >= 0) & (prediction <= 1)
+                found[client] = ("", target.shape[1], (labels & between).all(0).tolist())
         everyone = trainer.strategy.exchange(found)
         problem = next((text for text, _, _ in everyone.values() if text), None)
         widths = {width for _, width, _ in everyone.values()}
@@ -130,13 +132,6 @@ def _targets(batch: Any) -> Tensor:
     targets = targets.reshape(len(targets), -1)
     bound = getattr(batch, "y_bound", None)
     return targets if bound is None else targets.masked_fill(bound.cpu().reshape(targets.shape) != 0, torch.nan)
-
-
-def _are_probabilities(prediction: Tensor, target: Tensor) -> list[bool]:
-    """For each target, whether its values are 0 or 1 and all predictions are in [0, 1]."""
-    labels = target.isnan() | (target == 0) | (target == 1)
-    between = (prediction >= 0) & (prediction <= 1)
-    return [bool(flag) for flag in (labels & between).all(0)]
 
 
 def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> list[TargetCalibration]:

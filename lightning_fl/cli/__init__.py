@@ -20,8 +20,6 @@ from lightning_fl.recipe.error_messages import exit_code
 from lightning_fl.recipe.help import CommandParser, cached_help
 from lightning_fl.version import __version__
 
-__all__ = ["COMMANDS", "Command", "main", "make_parser"]
-
 
 class Command(NamedTuple):
     """A command: the module with its function, and one line of help."""
@@ -53,7 +51,7 @@ COMMANDS = {
     ),
     "compare": Command("lightning_fl.cli.compare", "Compare finished runs: tables and figures."),
     "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and test its claims."),
-    "init": Command("lightning_fl.cli.init", "Ask three questions, write a recipe and a module to start from."),
+    "init": Command("lightning_fl.cli.recipes", "Ask three questions, write a recipe and a module to start from."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
     "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),

@@ -59,9 +59,8 @@ def compare(
         overwrite: replace an earlier comparison in --out
         force: compare runs on different data, with a warning above the table
     """
-    from lightning_fl.study.comparability import find_mismatches
     from lightning_fl.study.comparison_table import client_comparison, comparison_table, default_comparison_metric
-    from lightning_fl.study.recipe_settings import group_runs, recipe_lines
+    from lightning_fl.study.recipe_settings import find_mismatches, group_runs, recipe_lines
     from lightning_fl.study.render import to_terminal
 
     groups = group_runs([found for word in runs for found in _labelled(word, recursive)])

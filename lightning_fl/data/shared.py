@@ -27,15 +27,11 @@ from lightning_fl.data.targets import dataset_targets
 
 @dataclass(frozen=True)
 class OpenedData:
-    """Data sets, ``{"train": all}`` or with separate validation or test data, and their origin.
+    """Data sets, ``{"train": all}`` or with separate validation or test data, and their origin."""
 
-    While they are being read, they may be tables. ``source`` is that of a data module; ``record`` holds plain values
-    for the run's record.
-    """
-
-    datasets: Mapping[Split, Any]
-    source: str
-    record: dict[str, Any]
+    datasets: Mapping[Split, Any]  #: while they are being read, they may be tables
+    source: str  #: that of a data module
+    record: dict[str, Any]  #: plain values for the run's record
 
 
 @checked_fields

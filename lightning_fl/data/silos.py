@@ -279,10 +279,6 @@ def are_silos(data: Sequence[Any]) -> bool:
 class Silo:
     """One owner's data in one form, whatever it brought: by split a data set, a loader, several of these, or none.
 
-    Args:
-        name: name of the owner, for messages.
-        given: a data module, a loader, a data set, or a dict of the latter two (or of several) by split.
-
     ``module`` is the data module, whose hooks see the batches; ``undivided`` a data set with a length that has no
     splits yet; ``has_datasets`` tells whether batches are made from a data set here, not by a loader.
     """

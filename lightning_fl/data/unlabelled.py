@@ -24,35 +24,22 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings for reading new samples.
+    """Settings for reading new samples."""
 
-    ``rows`` limits a chunk; ``workers`` is the number of processes that convert texts, ``None`` for one per core, or
-    one for few samples; ``smiles_column`` is the column of SMILES if it differs from the run's.
-    """
-
-    rows: int = 2_000
-    workers: int | None = None
-    smiles_column: str | None = None
+    rows: int = 2_000  #: of a chunk, at most
+    workers: int | None = None  #: processes that convert texts; ``None`` for one per core, or one for few samples
+    smiles_column: str | None = None  #: the column of SMILES if it differs from the run's
 
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """A chunk of new samples.
+    """A chunk of new samples."""
 
-    Attributes:
-        frame: the n given rows, as texts if they come from a file; the index holds their numbers from 0.
-        data: k samples preprocessed like the run's data, with meaningless targets, or a loader of them; ``None`` if k
-            is 0.
-        kept: the row of each sample, counted from 0 in the chunk, ascending.
-        errors: row in the chunk -> reason why it has no sample.
-        sizes: cost of each sample in memory and time, such as its atoms; ``None`` if they are equal.
-    """
-
-    frame: "pd.DataFrame"
-    data: Any
-    kept: list[int]
-    errors: dict[int, str] = field(default_factory=dict)
-    sizes: Sequence[int] | None = None
+    frame: "pd.DataFrame"  #: the n given rows, as texts if they come from a file; the index has their numbers from 0
+    data: Any  #: k samples preprocessed like the run's, with meaningless targets, or a loader of them; ``None`` if k=0
+    kept: list[int]  #: the row of each sample, counted from 0 in the chunk, ascending
+    errors: dict[int, str] = field(default_factory=dict)  #: row in the chunk -> reason why it has no sample
+    sizes: Sequence[int] | None = None  #: cost of each in memory and time, such as its atoms; ``None`` if equal
 
 
 def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) -> "Iterator[pd.DataFrame]":

@@ -89,15 +89,10 @@ def _changed(name: str, used: set[str]) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     text = "".join(c if _stays(c) else " " for c in unicodedata.normalize("NFC", name))
     text = "_".join(text.split()).lstrip(".")
-    digits = _DIGITS
+    start = text.encode()[: _MOST_BYTES - _DIGITS - 1].decode(errors="ignore")
     while True:
         # The hash is last, so that a name with a dot does not seem to have an ending.
-        room = _MOST_BYTES - digits - 1
-        start = text.encode()[:room].decode(errors="ignore")
-        found = f"{start}-{digest[:digits]}" if start else digest[:digits]
+        found = f"{start}-{digest[:_DIGITS]}" if start else digest[:_DIGITS]
         if _key(found) not in used:
             return found
-        if digits == len(digest):  # the same name again
-            digest = hashlib.sha256(digest.encode()).hexdigest()
-            digits = _DIGITS - 1
-        digits += 1
+        digest = hashlib.sha256(digest.encode()).hexdigest()  # the same name again

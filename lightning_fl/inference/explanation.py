@@ -24,21 +24,13 @@ _PICTURE = (900, 640)
 
 @dataclass(frozen=True)
 class Explanation:
-    """Contributions of atoms to a prediction.
-
-    Attributes:
-        target: name of the predicted quantity.
-        atoms: contributions in the order of the SMILES, float64 [V]; positive raises the prediction. In the data's
-            units for a regression, in log-odds for a classification.
-        prediction: for the molecule, in the same units.
-        baseline: prediction for atom features of zero; ``prediction - baseline`` is the sum of ``atoms``.
-    """
+    """Contributions of atoms to a prediction: in the data's units for a regression, log-odds for a classification."""
 
     smiles: str
-    target: str
-    atoms: Tensor
-    prediction: float
-    baseline: float
+    target: str  #: name of the predicted quantity
+    atoms: Tensor  #: contributions in the order of the SMILES, float64 [V]; positive raises the prediction
+    prediction: float  #: for the molecule
+    baseline: float  #: for atom features of zero; ``prediction - baseline`` is the sum of ``atoms``
     unit: str
 
 

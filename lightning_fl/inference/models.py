@@ -15,8 +15,6 @@ from lightning_fl.data.cards.lookup import file_sha256
 from lightning_fl.inference.trained_run import Made, TrainedRun
 from lightning_fl.runtime.model_file import load_model_checkpoint, load_weights
 
-__all__ = ["LoadedModel", "best_client", "choose_models", "load_models"]
-
 _PERSONAL = "use a client's model (--model NAME, best or all)"
 
 

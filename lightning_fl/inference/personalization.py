@@ -47,8 +47,6 @@ from lightning_fl.runtime.model_file import load_model_checkpoint, load_weights,
 from lightning_fl.trainer.session import session
 from lightning_fl.trainer.trainer import FederatedTrainer
 
-__all__ = ["Newcomer", "Personalization", "personalize"]
-
 _SCORED, _HELD_OUT = 0, 1
 Holdout = Annotated[float, Ge(0), Lt(1)]
 
@@ -93,31 +91,18 @@ class Newcomer(FederatedDataModule):
 
 @dataclass(frozen=True)
 class Personalization:
-    """Result of :func:`personalize`.
+    """Result of :func:`personalize`."""
 
-    Attributes:
-        monitor: metric that scores the models.
-        higher_is_better: its direction; if true, υ is the value, else exp(-value).
-        values: the metric of each shared model on the scoring samples, length K.
-        importance: υ, float64, shape [K].
-        mixture: weights of the models, sum 1, float64, shape [K].
-        num_scored: number of scoring samples.
-        num_held_out: number of samples for the metrics below; if 0, these use the scoring samples.
-        shared: metric -> shared model -> value.
-        uniform: metrics of the uniform mixture; empty if a model diverged.
-        personal: metrics of the personal model.
-    """
-
-    monitor: str
-    higher_is_better: bool
-    values: list[float]
-    importance: Tensor
-    mixture: Tensor
-    num_scored: int
-    num_held_out: int
-    shared: ClientMetrics
-    uniform: dict[str, float]
-    personal: dict[str, float]
+    monitor: str  #: metric that scores the models
+    higher_is_better: bool  #: its direction; if true, υ is the value, else exp(-value)
+    values: list[float]  #: the metric of each shared model on the scoring samples, length K
+    importance: Tensor  #: υ, float64 [K]
+    mixture: Tensor  #: weights of the models, sum 1, float64 [K]
+    num_scored: int  #: number of scoring samples
+    num_held_out: int  #: number of samples for the metrics below; if 0, these use the scoring samples
+    shared: ClientMetrics  #: metric -> shared model -> value
+    uniform: dict[str, float]  #: metrics of the uniform mixture; empty if a model diverged
+    personal: dict[str, float]  #: metrics of the personal model
 
 
 def personalize(

@@ -18,8 +18,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
-from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
-from lightning_fl.inference.forward import Outputs, Predictor
+from lightning_fl.inference.forward import Naming, Outputs, Predictor, free_name, mean_outputs, model_columns
 from lightning_fl.inference.models import LoadedModel, choose_models, load_models
 from lightning_fl.inference.options import CalibrationMethod, PredictionOptions
 from lightning_fl.inference.trained_run import Made, TrainedRun
@@ -37,8 +36,6 @@ from lightning_fl.runtime.calibration_file import TargetCalibration
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["ERROR_COLUMN", "RunPredictor", "predict"]
 
 #: Column with the reason why a row has no prediction.
 ERROR_COLUMN = "error"

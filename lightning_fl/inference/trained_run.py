@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from lightning_fl.data.module import FederatedDataModule
 
-__all__ = ["Made", "TrainedRun", "check_out"]
-
 _SHARED = re.compile(r"shared_(0|[1-9]\d*)\.ckpt")
 _SNAPSHOT = re.compile(rf".*round_(\d+)[\\/]{_SHARED.pattern}", re.DOTALL)
 #: Trainer settings that also apply to the use of a run's models.

@@ -16,22 +16,10 @@ from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.seeding import derive_seed, isolated_draws
 from lightning_fl.functional.conformal import quantile_of_counts
 from lightning_fl.functional.probability_calibration import apply_isotonic, apply_platt
-from lightning_fl.inference.columns import Naming, model_columns
-from lightning_fl.inference.forward import Outputs
+from lightning_fl.inference.forward import Naming, Outputs, model_columns
 from lightning_fl.inference.options import CalibrationMethod
 from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibration
-
-__all__ = [
-    "DropoutPasses",
-    "calibrated",
-    "calibrations_of",
-    "check_same_data",
-    "half_widths",
-    "interval_columns",
-    "spread_columns",
-    "total_spread",
-]
 
 #: Recorded fields that describe the distribution over clients and not how a sample is read.
 _DISTRIBUTION_FIELDS = frozenset(

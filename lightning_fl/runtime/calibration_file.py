@@ -20,23 +20,14 @@ _POINTS = ("from", "to")
 
 @dataclass(frozen=True)
 class TargetCalibration:
-    """Errors of a model's predictions of one target.
-
-    Attributes:
-        kind: of the target.
-        num_samples: with a target, behind the numbers.
-        num_clients: that have these.
-        scores: of a regression: step of the grid -> absolute errors on it.
-        platt: of a classification: (a, b); ``None`` where there was no label.
-        isotonic: of a classification: probabilities and what they become; ``None`` where there was no label.
-    """
+    """Errors of a model's predictions of one target."""
 
     kind: Literal["regression", "classification"]
-    num_samples: int
-    num_clients: int
-    scores: Mapping[int, int] | None = None
-    platt: tuple[float, float] | None = None
-    isotonic: tuple[list[float], list[float]] | None = None
+    num_samples: int  #: with a target, behind the numbers
+    num_clients: int  #: that have these
+    scores: Mapping[int, int] | None = None  #: of a regression: step of the grid -> absolute errors on it
+    platt: tuple[float, float] | None = None  #: of a classification: (a, b); ``None`` without a label
+    isotonic: tuple[list[float], list[float]] | None = None  #: the same: probabilities and what they become
 
     def plain(self) -> dict[str, Any]:
         """Convert for JSON."""

@@ -360,6 +360,10 @@ def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
                 raise ConfigurationError(f"{where}{text} Free some space or give another folder.")
         return [value for _, value in of_ranks.values()]
 
+    def next_number() -> int:
+        root.mkdir(parents=True, exist_ok=True)
+        return max((number for number, _ in run_versions(root)), default=-1) + 1
+
     def claim() -> str | None:
         """Rank zero's token; ``None`` if another run has just made the folder."""
         try:
@@ -371,13 +375,8 @@ def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
 
     number, token = -1, None
     while token is None:
-        number = max(number + 1, *together(lambda: _next_number(root)))
+        number = max(number + 1, *together(next_number))
         directory = root / f"version_{number}"
         token = together(claim)[0]
     together(lambda: directory.mkdir(exist_ok=True))
     return directory, token if several else ""
-
-
-def _next_number(root: Path) -> int:
-    root.mkdir(parents=True, exist_ok=True)
-    return max((number for number, _ in run_versions(root)), default=-1) + 1

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
-from lightning_fl.data.cards.lookup import Card, available_cards, file_sha256, find_file, load_card
+from lightning_fl.data.cards.lookup import available_cards, file_sha256, find_file, load_card
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.names import run_versions
 from lightning_fl.files.yaml import dump_yaml
@@ -42,39 +42,28 @@ _MAX_NAME_LENGTH = 180
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of a cell, started at a time in seconds since 1970.
+    """One execution of a cell."""
 
-    Wall time and exit code (negative for a signal) are ``None`` if the study was killed with it.
-    """
-
-    started: float
+    started: float  #: seconds since 1970
     resumed: bool
     commit: str = ""
-    seconds: float | None = None
-    exit_code: int | None = None
+    seconds: float | None = None  #: wall time; ``None`` if the study was killed with it
+    exit_code: int | None = None  #: negative for a signal; ``None`` as above
 
 
 @dataclass(eq=False)
 class Cell:
-    """One run of a study, done when it has metrics of ``split``.
-
-    Args:
-        place: axis -> label.
-        recipe: its file.
-        layers: overrides of the recipe; later ones win.
-        content: of ``cell.json``.
-        lock: held by the process that runs it.
-    """
+    """One run of a study, done when it has metrics of ``split``."""
 
     arm: str
-    place: dict[str, str]
+    place: dict[str, str]  #: axis -> label
     seed: int
     folder: Path
     split: str
-    recipe: Path
-    layers: list[dict[str, Any]]
-    content: dict[str, Any]
-    lock: FileLock = field(init=False, repr=False)
+    recipe: Path  #: its file
+    layers: list[dict[str, Any]]  #: overrides of the recipe; later ones win
+    content: dict[str, Any]  #: of ``cell.json``
+    lock: FileLock = field(init=False, repr=False)  #: held by the process that runs it
     _run: FinishedRun | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,12 +86,8 @@ class Cell:
     @property
     def accelerator(self) -> str:
         """``trainer.accelerator`` of its recipe and layers; "auto" if not set."""
-        found = "auto"
-        for settings in (self.content["recipe"], *self.layers):
-            trainer = settings.get("trainer")
-            found = trainer.get("accelerator", found) if isinstance(trainer, dict) else found
-            found = settings.get("trainer.accelerator", found)
-        return str(found)
+        settings = [setting for layer in (self.content["recipe"], *self.layers) for setting in flat_settings(layer)]
+        return str(dict(settings).get("trainer.accelerator", "auto"))
 
     def arguments(self) -> list[str]:
         """Command-line arguments of ``lightning-fl``; :meth:`prepare` writes the files that they name."""
@@ -295,13 +280,10 @@ def _checksum(name: str, out: Path, data_root: str | None, known: dict[tuple[str
             elif path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
                 known[key] = _folder_checksum(path)
             elif name in available_cards():
-                known[key] = _card_checksum(load_card(name), data_root)
+                card = load_card(name)
+                found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
+                known[key] = " ".join(file.sha256 for file in found if not file.verified)
     return known[key]
-
-
-def _card_checksum(card: Card, data_root: str | None) -> str:
-    found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
-    return " ".join(file.sha256 for file in found if not file.verified)
 
 
 def _folder_checksum(folder: Path) -> str:

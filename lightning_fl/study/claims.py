@@ -60,33 +60,24 @@ class Term:
 
 @dataclass(frozen=True)
 class Claim:
-    """A parsed claim.
-
-    ``terms`` are those of the left side, and of the right side with opposite signs; ``axes`` is the place after ``on``.
-    """
+    """A parsed claim."""
 
     text: str
-    terms: tuple[Term, ...]
+    terms: tuple[Term, ...]  #: of the left side, and of the right side with opposite signs
     relation: str
-    axes: tuple[tuple[str, str], ...] = ()
+    axes: tuple[tuple[str, str], ...] = ()  #: the place after ``on``
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Verdict on a claim alone at one place of the grid.
-
-    Args:
-        interval: of the difference, left minus right, over seeds.
-        reason: missing seeds or runs; may be empty.
-        corrected_p_value: of no difference, corrected for the number of tested claims.
-    """
+    """Verdict on a claim alone at one place of the grid."""
 
     claim: str
     axes: dict[str, str]
     verdict: Verdict
-    interval: Interval
-    reason: str = ""
-    corrected_p_value: float = math.nan
+    interval: Interval  #: of the difference, left minus right, over seeds
+    reason: str = ""  #: missing seeds or runs
+    corrected_p_value: float = math.nan  #: of no difference, corrected for the number of tested claims
 
     @property
     def corrected(self) -> Verdict:

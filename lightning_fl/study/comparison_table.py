@@ -12,11 +12,9 @@ import pandas as pd
 
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.metrics import gains, summarize_gains
-from lightning_fl.study.comparability import same_data
 from lightning_fl.study.finished_run import FinishedRun, RunMetric, number_or_nan
 from lightning_fl.study.intervals import paired_interval
-
-__all__ = ["STATISTICS", "client_comparison", "comparison_table", "default_comparison_metric"]
+from lightning_fl.study.recipe_settings import same_data
 
 #: Columns of a group's statistics, each with its standard deviation over seeds in ``NAME_seed_std``.
 STATISTICS = (

@@ -19,48 +19,31 @@ Overrides = dict[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the compared methods.
+    """One of the compared methods."""
 
-    Args:
-        recipe: a file or the name of a shipped recipe; "{AXIS}" is replaced by the value of that axis.
-        overrides: of the recipe.
-    """
-
-    recipe: str
+    recipe: str  #: a file or the name of a shipped recipe; "{AXIS}" is replaced by the value of that axis
     overrides: Overrides = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A part of the study, or a smaller version of it.
+    """A part of the study, or a smaller version of it."""
 
-    Args:
-        seeds: replace the study's; ``None`` for the same.
-        arms: to run; ``None`` for all.
-        grid: axis -> labels to run; missing axes are run completely.
-        overrides: of every run; they take precedence over all others.
-    """
-
-    seeds: tuple[int, ...] | None = None
-    arms: tuple[str, ...] | None = None
-    grid: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    overrides: Overrides = field(default_factory=dict)
+    seeds: tuple[int, ...] | None = None  #: replace the study's
+    arms: tuple[str, ...] | None = None  #: to run; ``None`` for all
+    grid: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: axis -> labels; missing axes are run completely
+    overrides: Overrides = field(default_factory=dict)  #: of every run; they take precedence over all others
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Layout of the table: "arm" and axes that form rows and columns, and the statistics in every column.
-
-    Args:
-        percent: whether table and claims are in percent.
-        digits: after the decimal point.
-    """
+    """Layout of the table: "arm" and axes that form rows and columns, and the statistics in every column."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     statistics: tuple[str, ...]
-    percent: bool = False
-    digits: int = 3
+    percent: bool = False  #: whether table and claims are in percent
+    digits: int = 3  #: after the decimal point
 
     @property
     def unit(self) -> float:
@@ -89,31 +72,22 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Study:
-    """A study.
-
-    Args:
-        metric: name in ``summary.json``, without the split.
-        split: of the clients' data on which the metric is computed.
-        grid: axis -> label -> overrides.
-        exclude: each entry names an arm or labels; cells that match all of an entry are not run.
-        scales: name -> scale, including "full".
-        scale: name of the current scale.
-    """
+    """A study."""
 
     path: Path
     title: str
-    metric: str
-    split: str
+    metric: str  #: name in ``summary.json``, without the split
+    split: str  #: of the clients' data on which the metric is computed
     seeds: tuple[int, ...]
     arms: dict[str, Arm]
-    grid: dict[str, dict[str, Overrides]]
-    exclude: tuple[dict[str, str], ...]
+    grid: dict[str, dict[str, Overrides]]  #: axis -> label -> overrides
+    exclude: tuple[dict[str, str], ...]  #: arms or labels; cells that match all of an entry are not run
     overrides: Overrides
     table: TableLayout
     published: Published
     claims: tuple[Claim, ...]
-    scales: dict[str, Scale]
-    scale: str = FULL
+    scales: dict[str, Scale]  #: including "full"
+    scale: str = FULL  #: the current one
     chosen: tuple[Chosen, ...] = ()
 
     @property

@@ -20,8 +20,6 @@ from lightning_fl.recipe.file import load_recipe
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ONLY_SHOW", "FinishedRun", "RunMetric", "find_runs", "number_or_nan"]
-
 #: Callbacks that change no result: those with ``Callback.only_shows`` (importing them would import torch; a test
 #: compares the two), ``LocalReference``, and ``SaveConfig`` of older versions.
 ONLY_SHOW = frozenset(
@@ -51,10 +49,7 @@ _REMEDY = "copy the run again, or repeat it."
 
 @dataclass(frozen=True)
 class RunMetric:
-    """One metric of a run over its clients, named without its split; non-finite values are NaN.
-
-    ``clients`` are those that have a value, ``num_clients``; of very many, the worst hundred, with ``percentiles``.
-    """
+    """One metric of a run over its clients, named without its split; non-finite values are NaN."""
 
     name: str
     mean: float
@@ -62,9 +57,9 @@ class RunMetric:
     best: float
     std: float
     higher_is_better: bool
-    clients: dict[str, float]
-    num_clients: int
-    percentiles: list[float] = field(default_factory=list)
+    clients: dict[str, float]  #: those with a value; of very many, the worst hundred
+    num_clients: int  #: those with a value
+    percentiles: list[float] = field(default_factory=list)  #: of very many
 
     @property
     def sample(self) -> list[float]:
@@ -79,17 +74,11 @@ class RunMetric:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run.
+    """A finished run."""
 
-    Args:
-        folder: the ``version_N`` folder.
-        summary: content of ``summary.json``.
-        recipe: the resolved ``config.yaml``; empty for a run started from Python.
-    """
-
-    folder: Path
-    summary: dict[str, Any] = field(repr=False)
-    recipe: dict[str, Any] = field(repr=False)
+    folder: Path  #: the ``version_N`` folder
+    summary: dict[str, Any] = field(repr=False)  #: content of ``summary.json``
+    recipe: dict[str, Any] = field(repr=False)  #: the resolved ``config.yaml``; empty for a run started from Python
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:

@@ -11,8 +11,6 @@ from scipy.special import nctdtr, stdtr, stdtrit
 
 from lightning_fl.core.validation import checked
 
-__all__ = ["Interval", "holm", "paired_interval", "seeds_needed", "share_interval"]
-
 _MAX_SEEDS = 1000
 
 

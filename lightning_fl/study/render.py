@@ -12,16 +12,6 @@ from lightning_fl.core.escaping import markdown, terminal
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
 from lightning_fl.runtime.table import Column, Table, Value, latex, markdown_table, print_table
 
-__all__ = [
-    "DIRECTIONS",
-    "best_values",
-    "comparison_tables",
-    "direction_text",
-    "to_latex",
-    "to_markdown",
-    "to_terminal",
-]
-
 #: Key -> header, in the order of the table.
 _HEADERS = {
     "mean": "mean",
@@ -83,8 +73,12 @@ def to_latex(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
 
 def comparison_tables(frame: pd.DataFrame) -> list[Table]:
     """One table per metric of a frame."""
-    found = [group.reset_index(drop=True) for _, group in frame.groupby("metric", sort=False)]
-    return [Table(_title(one), _columns(one), _notes(one), _is_stand_in(one)) for one in found]
+    tables = []
+    for _, group in frame.groupby("metric", sort=False):
+        one = group.reset_index(drop=True)
+        is_stand_in = any(STAND_IN in source.split(", ") for source in one["source"])
+        tables.append(Table(_title(one), _columns(one), _notes(one), is_stand_in))
+    return tables
 
 
 def _columns(frame: pd.DataFrame) -> list[Column]:
@@ -143,10 +137,6 @@ def _notes(frame: pd.DataFrame) -> list[str]:
     if frame[list(_MEGABYTES)].isna().all(axis=None):
         notes.append("Communication was not counted.")
     return notes
-
-
-def _is_stand_in(frame: pd.DataFrame) -> bool:
-    return any(STAND_IN in source.split(", ") for source in frame["source"])
 
 
 def direction_text(higher_is_better: bool | None) -> str:

@@ -19,8 +19,6 @@ from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import number_or_nan
 from lightning_fl.study.study_file import load_study
 
-__all__ = ["CellResult", "Status", "StudyResults"]
-
 #: "cut off": started but not finished; "open": not started.
 Status = Literal["done", "failed", "cut off", "open"]
 
@@ -30,33 +28,22 @@ _GAINS = {"gain": "mean", "rsd": "rsd", "ipr": "ipr", "harmed": "harmed"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """Result of one cell; its fields are the columns of ``results.csv``, empty or ``None`` before it is done.
-
-    Args:
-        place: axis -> label.
-        values: statistic -> value in the metric's unit; NaN if missing.
-        higher_is_better: the metric's direction; ``None`` if unknown.
-        data_source: "measured", "stand-in", "synthetic", ...
-        seconds: wall time of the training.
-        run_folder: relative to the study's folder, as ``log``.
-        failure: reason in one line.
-        clients_with_gain: number of clients with a gain over local training; ``None`` without gains.
-    """
+    """Result of one cell; its fields are the columns of ``results.csv``, empty or ``None`` before it is done."""
 
     arm: str
-    place: dict[str, str]
+    place: dict[str, str]  #: axis -> label
     seed: int
     status: Status
-    values: dict[str, float]
-    higher_is_better: bool | None = None
-    data_source: str = ""
+    values: dict[str, float]  #: statistic -> value in the metric's unit; NaN if missing
+    higher_is_better: bool | None = None  #: the metric's direction
+    data_source: str = ""  #: "measured", "stand-in", "synthetic", ...
     rounds: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  #: wall time of the training
     commit: str = ""
-    run_folder: str = ""
-    failure: str = ""
+    run_folder: str = ""  #: relative to the study's folder, as ``log``
+    failure: str = ""  #: reason in one line
     log: str = ""
-    clients_with_gain: int | None = None
+    clients_with_gain: int | None = None  #: number of clients with a gain over local training
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...], int]:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_fl import predict
 from lightning_fl.cli import main
-from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.molecules.standin import make_standin
 
 PAGE = Path(__file__).parents[2] / "docs" / "molecules.md"
 
@@ -19,7 +19,7 @@ def blocks(kind):
 
 
 def write_tables():
-    table = esol_standin(target_name="y", target_unit="")
+    table = make_standin("esol", target_names=["y"], target_units=[""])
     smiles, values = table.smiles[::4], table.targets[::4, 0]
     frame = pd.DataFrame(
         {"smiles": smiles, "lab": ["north", "south", "west"] * (len(smiles) // 3) + ["north"] * (len(smiles) % 3)}

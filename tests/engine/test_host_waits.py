@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.data import IID, MoleculeNet
-from lightning_fl.data.images.transform import ImageTransform, transform_batch
+from lightning_fl.data.images.transform import ImageTransform
 from lightning_fl.models import MoleculeModel
 
 
@@ -43,7 +43,8 @@ class ByteImages(TinyClients):
             self.sets[place] = TensorDataset(images, dataset.tensors[1])
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        return transform_batch(self, self.transform, batch)
+        images, *others = batch
+        return [self.transform(images, self.trainer.training), *others]
 
 
 class ImageModule(TinyModule):

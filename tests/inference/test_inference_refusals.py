@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
-from lightning_fl.inference.columns import Naming
 from lightning_fl.inference.explanation import explain
+from lightning_fl.inference.forward import Naming
 from lightning_fl.inference.options import PredictionOptions
 from lightning_fl.inference.personalization import Newcomer, personalize
 from lightning_fl.inference.uncertainty import DropoutPasses, half_widths

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fl.inference.columns import Naming, free_name, mean_outputs, model_columns
-from lightning_fl.inference.forward import cut_batches
+from lightning_fl.inference.forward import Naming, cut_batches, free_name, mean_outputs, model_columns
 
 
 def columns(values, **naming):

@@ -14,7 +14,7 @@ from lightning_fl.cli import main
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional import apply_isotonic, apply_platt
 from lightning_fl.functional.conformal import quantile_of_counts
-from lightning_fl.inference.columns import Naming
+from lightning_fl.inference.forward import Naming
 from lightning_fl.inference.uncertainty import DropoutPasses, calibrated, half_widths, total_spread
 from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibration
 

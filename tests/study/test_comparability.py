@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_fl.study.comparability import find_mismatches, same_data
+from lightning_fl.study.recipe_settings import find_mismatches, same_data
 
 
 def test_runs_of_one_recipe_with_several_seeds_compare(make_run):

@@ -19,7 +19,7 @@ from laboratories import Laboratory, classification, main, regression
 from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.cli import main as lightning_fl
 from lightning_fl.data import MoleculeCSV
-from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.molecules.standin import make_standin
 from lightning_fl.data.partition import IID
 
 FOLDER = Path(__file__).parent
@@ -30,7 +30,7 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "e
 @pytest.fixture
 def table() -> pd.DataFrame:
     """Sixty molecules of the stand-in with a number, and whether it is above the median."""
-    molecules = esol_standin(target_name="logS", target_unit="log10(mol/L)")
+    molecules = make_standin("esol", target_names=["logS"], target_units=["log10(mol/L)"])
     chosen = list(range(0, len(molecules.smiles), len(molecules.smiles) // 60))[:60]
     numbers = [float(molecules.targets[index, 0]) for index in chosen]
     smiles = [molecules.smiles[index] for index in chosen]

@@ -122,17 +122,11 @@ def check_paths(paths: Sequence[str], key: str) -> None:
 
 @dataclass(frozen=True)
 class CardFile:
-    """One file of a data set.
+    """One file of a data set."""
 
-    Attributes:
-        name: name under which the file is looked for in the user's folders.
-        sha256: accepted SHA-256 sums (lower-case hexadecimal); empty if none is known.
-        addresses: download addresses, in the order of trying; empty if the file must be fetched by hand.
-    """
-
-    name: str
-    sha256: tuple[str, ...]
-    addresses: tuple[str, ...]
+    name: str  #: name under which the file is looked for in the user's folders
+    sha256: tuple[str, ...]  #: accepted SHA-256 sums (lower-case hexadecimal); empty if none is known
+    addresses: tuple[str, ...]  #: in the order of trying; empty if the file must be fetched by hand
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -152,28 +146,20 @@ class Card(ABC):
     """Description of a data set, read from ``datasets/NAME.yaml``; the fields are the keys of the YAML.
 
     Subclasses declare formats, tasks, stand-ins, ranges and their own keys.
-
-    Attributes:
-        name: short name, as given to a data module.
-        title: one line for tables.
-        format: format of the files, which determines the kind of card.
-        rows: number of samples, or part -> number; ``None`` if unknown, or for a part that does not exist.
-        standin: embedded stand-in that may replace the data; ``None`` for no stand-in.
-        note: what users should know of the data.
-        path: file of the card.
     """
 
-    name: str
-    title: str
+    name: str  #: short name, as given to a data module
+    title: str  #: one line for tables
     task: str
-    format: str
+    format: str  #: format of the files, which determines the kind of card
     files: tuple[CardFile, ...]
+    #: Number of samples, or part -> number; ``None`` if unknown, or for a part that does not exist.
     rows: Count | Mapping[str, Count | None] | None
-    standin: str | None
+    standin: str | None  #: embedded stand-in that may replace the data
     licence: str
     citation: str
-    note: str
-    path: Path
+    note: str  #: what users should know of the data
+    path: Path  #: file of the card
 
     #: What the data are, and the data module that reads them, for messages.
     content: ClassVar[str]

@@ -25,9 +25,7 @@ from filelock import FileLock
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean
 from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.card import Card, CardFile
-from lightning_fl.data.cards.images import ImageCard
-from lightning_fl.data.cards.molecules import MoleculeCard
-from lightning_fl.data.cards.tables import TableCard
+from lightning_fl.data.cards.kinds import ImageCard, MoleculeCard, TableCard
 from lightning_fl.files.user_file import package_folder
 from lightning_fl.files.yaml import read_yaml
 

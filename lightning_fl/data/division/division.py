@@ -24,29 +24,18 @@ Folds = Annotated[int, Ge(2)]
 
 @dataclass(frozen=True)
 class Cut:
-    """Task of dividing one client's n samples, in the order of the data set.
+    """Task of dividing one client's n samples, in the order of the data set."""
 
-    Attributes:
-        fractions: shares of train, val and test, with sum 1; 0 for a split that is not cut here.
-        own: splits with samples of their own, including "train"; the others are cut.
-        name: name of the client; draws by name do not depend on the other clients.
-        labels: classes with proportions to keep, integers [n]; ``None`` to ignore classes.
-        copies: samples with equal numbers are the same molecule and stay in one part, int64 [n]; ``None`` to ignore
-            copies.
-        folds: K for the parts of K-fold cross-validation; ``None`` for parts by ``fractions``.
-        fold: the fold for testing, 0..K-1.
-    """
-
-    size: int
-    fractions: Sequence[float]
-    own: Sequence[Split]
+    size: int  #: n
+    fractions: Sequence[float]  #: shares of train, val and test, with sum 1; 0 for a split that is not cut here
+    own: Sequence[Split]  #: splits with samples of their own, including "train"; the others are cut
     seed: int
     client: int
-    name: str
-    labels: Tensor | None = None
-    copies: Tensor | None = None
-    folds: int | None = None
-    fold: int = 0
+    name: str  #: draws by the client's name do not depend on the other clients
+    labels: Tensor | None = None  #: classes with proportions to keep, integers [n]
+    copies: Tensor | None = None  #: samples with equal numbers are one molecule and stay in one part, int64 [n]
+    folds: int | None = None  #: K for the parts of K-fold cross-validation; ``None`` for parts by ``fractions``
+    fold: int = 0  #: the fold for testing, 0..K-1
 
     def generator(self, purpose: str) -> torch.Generator:
         return generator(self.seed, "division", purpose, self.name)

@@ -23,21 +23,13 @@ Column = Sequence[str | int]
 
 @dataclass(eq=False, repr=False)
 class ImageDataset(Dataset):
-    """n images of one size with a class each, in memory as bytes.
+    """n images of one size with a class each, in memory as bytes."""
 
-    Args:
-        images: grey values or colours, uint8, shape [n, C, H, W] with C = 1 or 3.
-        targets: classes ``0..len(classes) - 1``, integers, shape [n].
-        classes: names of the classes.
-        columns: further values by which samples can be grouped, one per sample, such as the writer.
-        place: name of the data, for messages.
-    """
-
-    images: Tensor
-    targets: Tensor
-    classes: Sequence[str]
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    place: str = "the images"
+    images: Tensor  #: grey values or colours, uint8 [n, C, H, W] with C = 1 or 3
+    targets: Tensor  #: classes, integers [n]
+    classes: Sequence[str]  #: names of the classes 0, 1, ...
+    columns: Mapping[str, Column] = field(default_factory=dict)  #: by which samples can be grouped, such as the writer
+    place: str = "the images"  #: name of the data, for messages
 
     def __post_init__(self) -> None:
         images, targets, classes, place = self.images, self.targets, self.classes, self.place

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.images import ImageCard
+from lightning_fl.data.cards.kinds import ImageCard
 from lightning_fl.data.images.dataset import ImageDataset
 from lightning_fl.data.images.reader import PublishedImages
 from lightning_fl.data.module import Split

@@ -30,16 +30,12 @@ from lightning_fl.files.user_file import existing_file
 
 @dataclass(frozen=True)
 class ImageOrigin:
-    """A set of images as named in a recipe: a card or its path, or (without a card) a user's ``.npz`` file.
-
-    ``source`` is that of :func:`~lightning_fl.data.cards.lookup.real_or_standin`, ``data_root`` the folder to look in
-    first.
-    """
+    """A set of images as named in a recipe: a card or its path, or (without a card) a user's ``.npz`` file."""
 
     name: str
     card: ImageCard | None
     source: Source
-    data_root: str | None
+    data_root: str | None  #: the folder to look in first
 
     @classmethod
     def of(cls, name: str, *, source: Source = "real", data_root: str | None = None) -> Self:
@@ -55,10 +51,6 @@ class ImageOrigin:
     @property
     def short_name(self) -> str:
         return Path(self.name).stem if self.card is None else self.card.name
-
-    def check_superclasses(self, coarse_labels: bool) -> None:
-        if coarse_labels and self.card is not None and not self.card.coarse_classes:
-            raise ConfigurationError(f"coarse_labels=True: data set {self.name} has no superclasses; omit it.")
 
     def find(self, *, allow_download: bool) -> ImageReader:
         if self.card is not None:
@@ -224,8 +216,9 @@ class ImageData(SharedImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.origin = ImageOrigin.of(name, source=source, data_root=data_root)
-        self.origin.check_superclasses(coarse_labels)
+        self.origin = origin = ImageOrigin.of(name, source=source, data_root=data_root)
+        if coarse_labels and origin.card is not None and not origin.card.coarse_classes:
+            raise ConfigurationError(f"coarse_labels=True: data set {name} has no superclasses; omit it.")
         self.size = size
         self.channels = channels
         self.coarse_labels = coarse_labels

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.images import ImageCard
+from lightning_fl.data.cards.kinds import ImageCard
 
 if TYPE_CHECKING:
     from lightning_fl.data.images.dataset import ImageDataset
@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageReader(ABC):
-    """Images that were found.
+    """Images that were found."""
 
-    Attributes:
-        path: the file or folder.
-        origin: ``"data_root"``, ``"LIGHTNING_FL_DATA"``, ``"cache"``, ``"download"``, ``"path"`` or ``"scikit-learn"``.
-        verified: whether the card accepts the file's sum, or the files came from torchvision's checked download.
-        sha256: name of every file (relative to the folder) -> its sum; empty for a published folder.
-    """
-
-    path: Path
-    origin: str
-    verified: bool = False
-    sha256: dict[str, str] = field(default_factory=dict)
+    path: Path  #: the file or folder
+    origin: str  #: "data_root", "LIGHTNING_FL_DATA", "cache", "download", "path" or "scikit-learn"
+    verified: bool = False  #: by a sum of the card, or by torchvision's checked download
+    sha256: dict[str, str] = field(default_factory=dict)  #: file -> its sum; empty for a published folder
 
     #: Name of the layout: "npz", "torchvision", "leaf", "class-folders" or "scikit-learn".
     layout: ClassVar[str]
@@ -65,20 +58,13 @@ class ImageReader(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages(ImageReader):
-    """A published folder, listed (names and sizes) without opening any file.
-
-    Attributes:
-        parts: "train", and "test" if separate -> files, in the order of reading.
-        listing_sha256: sum of the list of names and sizes, the same wherever the folder is. Contents are not summed, as
-            there may be hundreds of thousands of files.
-        newest_ns: time of the latest change of a file, in nanoseconds.
-    """
+    """A published folder, listed (names and sizes) without opening any of perhaps hundreds of thousands of files."""
 
     card: ImageCard
-    parts: "dict[Split, list[Path]]"
+    parts: "dict[Split, list[Path]]"  #: "train", and "test" if separate -> files, in the order of reading
     num_bytes: int
-    listing_sha256: str
-    newest_ns: int
+    listing_sha256: str  #: sum of the list of names and sizes, the same wherever the folder is
+    newest_ns: int  #: time of the latest change of a file
 
     #: Suffix of the files, and how to get them again.
     suffix: ClassVar[str]

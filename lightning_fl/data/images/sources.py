@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.data.cards.images import ImageCard, TorchvisionData
+from lightning_fl.data.cards.kinds import ImageCard, TorchvisionData
 from lightning_fl.data.cards.lookup import (
     cache_folder,
     dataset_cache,

@@ -12,7 +12,6 @@ from dataclasses import field
 from typing import Literal
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -94,17 +93,6 @@ class ImageTransform:
         return images
 
 
-def transform_batch(
-    datamodule: LightningDataModule, transform: ImageTransform, batch: Sequence[Tensor]
-) -> list[Tensor]:
-    """Convert the images of a batch ``[images, ...]`` of a data module, augmented in training."""
-    images, *others = batch
-    trainer = datamodule.trainer
-    # outside of a run nothing is augmented, as in evaluation
-    training = trainer is not None and trainer.training
-    return [transform(images, training), *others]
-
-
 @checked_fields
 class TransformedImages(FederatedDataModule):
     """Data module with images in memory as bytes; batches are converted to normalised floats, augmented in training.
@@ -155,4 +143,7 @@ class TransformedImages(FederatedDataModule):
         return len(self.class_names)
 
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
-        return transform_batch(self, self._transform, batch)
+        images, *others = batch
+        # outside of a run nothing is augmented, as in evaluation
+        training = self.trainer is not None and self.trainer.training
+        return [self._transform(images, training), *others]

@@ -5,8 +5,8 @@ from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import checked
+from lightning_fl.data.cards.kinds import CardTarget, MoleculeCard
 from lightning_fl.data.cards.lookup import FoundFile, Source, file_sha256, find_file, load_card, real_or_standin
-from lightning_fl.data.cards.molecules import CardTarget, MoleculeCard
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.molecules.table import DrugOODPart, TargetTransform
 from lightning_fl.data.shared import OpenedData

@@ -75,21 +75,13 @@ _HYBRIDISATION_TABLE = _table(_HYBRIDISATIONS, _OTHER_HYBRIDISATION)
 
 
 class Codes(NamedTuple):
-    """n molecules before one-hot encoding, 20 times smaller: the form in the cache and between processes.
+    """n molecules before one-hot encoding, 20 times smaller: the form in the cache and between processes."""
 
-    Attributes:
-        atoms: uint8 ``[V, 8]``, a code per atom and group of features.
-        bonds: uint8 ``[B, 4]``, a code per bond and group of features.
-        ends: int16 ``[B, 2]``, the atoms of a bond, numbered from 0 in each molecule.
-        num_atoms: int32 ``[n]``; 0 for a molecule that could not be read.
-        num_bonds: int32 ``[n]``.
-    """
-
-    atoms: NDArray[np.uint8]
-    bonds: NDArray[np.uint8]
-    ends: NDArray[np.int16]
-    num_atoms: NDArray[np.int32]
-    num_bonds: NDArray[np.int32]
+    atoms: NDArray[np.uint8]  #: [V, 8], a code per atom and group of features
+    bonds: NDArray[np.uint8]  #: [B, 4], a code per bond and group of features
+    ends: NDArray[np.int16]  #: [B, 2], the atoms of a bond, numbered from 0 in each molecule
+    num_atoms: NDArray[np.int32]  #: [n]; 0 for a molecule that could not be read
+    num_bonds: NDArray[np.int32]  #: [n]
 
     def to_line(self) -> bytes:
         """Serialise as a line of text: NumPy's ``.npz`` in base 64."""
@@ -126,7 +118,8 @@ def read_codes(smiles: Sequence[str]) -> Codes:
                 for column, getter in zip(atoms, _ATOM_GETTERS, strict=True):
                     column.extend(map(getter, of_molecule))
                 if any(sign in text for sign in _CHIRAL):
-                    chiral += _cip_codes(of_molecule, first_atom)
+                    centres = [(place, atom) for place, atom in enumerate(of_molecule) if atom.HasProp("_CIPCode")]
+                    chiral += [(first_atom + at, _CHIRALITIES.get(atom.GetProp("_CIPCode"), 0)) for at, atom in centres]
                 bonds = list(map(molecule.GetBondWithIdx, range(molecule.GetNumBonds())))
                 rare = any(sign in text for sign in _RARE_BONDS)
                 if rare or not _WITHOUT_RARE_BONDS.issuperset(atoms[0][first_atom:]):
@@ -149,14 +142,6 @@ def read_codes(smiles: Sequence[str]) -> Codes:
         num_atoms=np.array(num_atoms, dtype=np.int32),
         num_bonds=np.array(num_bonds, dtype=np.int32),
     )
-
-
-def _cip_codes(atoms: list[Atom], first: int) -> list[tuple[int, int]]:
-    return [
-        (first + place, _CHIRALITIES.get(atom.GetProp("_CIPCode"), 0))
-        for place, atom in enumerate(atoms)
-        if atom.HasProp("_CIPCode")
-    ]
 
 
 def _atom_codes(columns: list[NDArray[np.intc]], chiral: list[tuple[int, int]]) -> NDArray[np.uint8]:

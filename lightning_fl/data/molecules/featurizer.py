@@ -59,17 +59,13 @@ _MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class MoleculeGraphs:
-    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and such edges.
+    """n molecules as flat tensors; molecule i has the atoms ``atom_ptr[i]:atom_ptr[i + 1]``, and such edges."""
 
-    ``x`` float32 ``[V, ATOM_DIM]``; ``edge_index`` int64 ``[2, E]``, both directions of a bond next to each other,
-    atoms numbered from 0 in each molecule; ``edge_attr`` float32 ``[E, BOND_DIM]``; pointers int64 ``[n + 1]``.
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    edge_attr: Tensor
-    atom_ptr: Tensor
-    edge_ptr: Tensor
+    x: Tensor  #: float32 [V, ATOM_DIM]
+    edge_index: Tensor  #: int64 [2, E], both directions of a bond side by side, atoms numbered from 0 in each molecule
+    edge_attr: Tensor  #: float32 [E, BOND_DIM]
+    atom_ptr: Tensor  #: int64 [n + 1]
+    edge_ptr: Tensor  #: int64 [n + 1]
 
 
 def molecule_graphs(codes: Codes) -> MoleculeGraphs:

@@ -116,11 +116,6 @@ def make_standin(name: str, *, target_names: Sequence[str], target_units: Sequen
     )
 
 
-def esol_standin(*, target_name: str, target_unit: str) -> MoleculeTable:
-    """Make the stand-in for ESOL."""
-    return make_standin("esol", target_names=[target_name], target_units=[target_unit])
-
-
 def clark_log_bb(molecule: Chem.Mol) -> float:
     """Compute Clark's equation: log10 of the ratio of concentrations, brain to blood."""
     return 0.139 + 0.152 * CalcCrippenDescriptors(molecule)[0] - 0.0148 * CalcTPSA(molecule)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import checked
-from lightning_fl.data.cards.molecules import FileFormat, Transform
+from lightning_fl.data.cards.kinds import FileFormat, Transform
 from lightning_fl.files.table_file import as_texts, read_table_file
 from lightning_fl.files.text_table import read_numbers, refuse_values, require_columns
 
@@ -49,28 +49,17 @@ class TargetTransform:
 
 @dataclass(frozen=True)
 class MoleculeTable:
-    """n molecules with T targets, as their source holds them.
+    """n molecules with T targets, as their source holds them."""
 
-    Attributes:
-        smiles: n SMILES strings without surrounding blanks.
-        targets: float32 ``[n, T]``; NaN for a missing value.
-        bounds: float32 ``[n, T]``: 0 for a value, -1 for "at most", +1 for "at least"; ``None`` without any bound.
-        target_names: the T columns' names.
-        target_units: the T units, as text.
-        columns: every other column: name -> n texts, ``None`` for an empty cell.
-        rows: n row numbers as a spreadsheet shows them: the header is row 1. (In a DrugOOD file: number of the record,
-            counted from 1 over the parts read.)
-        place: source of the molecules, for messages.
-    """
-
-    smiles: list[str]
-    targets: Tensor
+    smiles: list[str]  #: without surrounding blanks
+    targets: Tensor  #: float32 [n, T]; NaN for a missing value
     target_names: list[str]
     target_units: list[str]
-    columns: dict[str, list[str | None]]
+    columns: dict[str, list[str | None]]  #: every other column: name -> n texts, ``None`` for an empty cell
+    #: Row numbers as a spreadsheet shows them: the header is row 1. (In a DrugOOD file: numbers of the records read.)
     rows: list[int]
-    place: str
-    bounds: Tensor | None = None
+    place: str  #: source of the molecules, for messages
+    bounds: Tensor | None = None  #: float32 [n, T]: 0 for a value, -1 for "at most", +1 for "at least"
 
     def take(self, places: Sequence[int]) -> "MoleculeTable":
         return replace(

@@ -23,16 +23,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SplitFile:
-    """Content of ``splits.json``: for every client, the numbers of its samples in each split.
-
-    They are row numbers as in a spreadsheet (``by_rows``) or sample numbers from 0. ``sums`` are SHA-256 sums of the
-    data files, ``parts`` the part of the data that each split's samples belong to.
-    """
+    """Content of ``splits.json``: for every client, the numbers of its samples in each split."""
 
     place: Path
-    by_rows: bool
-    sums: frozenset[str]
-    parts: Mapping[Split, Split]
+    by_rows: bool  #: numbers are those of a spreadsheet's rows, not of samples from 0
+    sums: frozenset[str]  #: SHA-256 sums of the data files
+    parts: Mapping[Split, Split]  #: the part of the data that each split's samples belong to
     names: list[str]
     clients: list[dict[Split, list[int]]]
 

@@ -120,21 +120,13 @@ class TableSchema:
 
 @dataclass(eq=False, repr=False)
 class TableDataset(Dataset):
-    """Rows of a file with their targets, by which partitioners group them.
+    """Rows of a file with their targets, by which partitioners group them."""
 
-    Args:
-        frame: texts, ``None`` for a missing value; the index holds row numbers for messages.
-        targets: classes, int64, shape [n]; numbers, float32 [n, 1]; or times and events, float32 [n, 2].
-        classes: names of the classes; empty for numbers and times.
-        schema: conversion of the input columns to numbers.
-        place: source of the rows, for messages.
-    """
-
-    frame: pd.DataFrame
-    targets: Tensor
-    classes: list[str]
-    schema: TableSchema
-    place: str
+    frame: pd.DataFrame  #: texts, ``None`` for a missing value; the index holds row numbers for messages
+    targets: Tensor  #: classes, int64 [n]; numbers, float32 [n, 1]; or times and events, float32 [n, 2]
+    classes: list[str]  #: empty for numbers and times
+    schema: TableSchema  #: conversion of the input columns to numbers
+    place: str  #: source of the rows, for messages
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -166,7 +158,7 @@ def standardize(numbers: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read rows without a header, plain or gzipped: see :class:`~lightning_fl.data.cards.tables.TableCard`.
+    """Read rows without a header, plain or gzipped: see :class:`~lightning_fl.data.cards.kinds.TableCard`.
 
     Returns texts, ``None`` for a missing value; the index holds line numbers.
     """

@@ -9,8 +9,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.validation import checked_fields
+from lightning_fl.data.cards.kinds import TableCard
 from lightning_fl.data.cards.lookup import file_sha256, find_file, load_card
-from lightning_fl.data.cards.tables import TableCard
 from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows
@@ -130,7 +130,7 @@ class TableData(SharedDataModule):
 
         from lightning_fl.data.tables.dataset import TableDataset, TableSchema, class_names
 
-        read = self._read_card(self.card, allow_download) if self.card is not None else self._read_own()
+        read = self._read(allow_download)
         frames, place = list(read.datasets.values()), self.path or f"data set {read.record['name']}"
         target = str(self.target)
         aims = [target] if self.event is None else [target, self.event]
@@ -194,9 +194,13 @@ class TableData(SharedDataModule):
         left_out = {split: len(read.datasets[split]) - len(frame) for split, frame in frames.items()}
         return OpenedData(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 
-    def _read_card(self, card: TableCard, allow_download: bool) -> OpenedData:
+    def _read(self, allow_download: bool) -> OpenedData:
         from lightning_fl.data.tables.dataset import read_c45, read_csv
 
+        card = self.card
+        if card is None:
+            path = existing_file(str(self.path))
+            return OpenedData({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
         frames: dict[Split, pd.DataFrame] = {}
         found_files = []
         parts: tuple[Split, ...] = ("train", "test")
@@ -210,12 +214,6 @@ class TableData(SharedDataModule):
                 require_columns(frame, card.columns, str(found.path))
             frames[split] = _with_derived(frame, card)
         return OpenedData(frames, "measured", card.describe() | {"files": found_files})
-
-    def _read_own(self) -> OpenedData:
-        from lightning_fl.data.tables.dataset import read_csv
-
-        path = existing_file(str(self.path))
-        return OpenedData({"train": read_csv(path)}, "user", {"file": path.name, "sha256": file_sha256(path)})
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         from lightning_fl.data.tables.dataset import column_statistics
@@ -278,11 +276,7 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
     """Encoding of the run's columns from its record: schema, means [Q] and deviations [Q]."""
     from lightning_fl.data.tables.dataset import TableSchema
 
-    encoding = record.get("encoding")
-    if encoding is None:
-        raise ConfigurationError(
-            "the run's summary.json lacks the encoding of the columns, as an older version made it: train it again."
-        )
+    encoding = record["encoding"]
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
     return TableSchema(tuple(encoding["numeric"]), categories), mean, std

@@ -27,7 +27,7 @@ from lightning_fl.callbacks.collaboration.discriminators.inputs import (
 from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
-from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.molecules.standin import make_standin
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.batches.factory import pack_dataset
 from lightning_fl.engine.batches.packs import PackedBatches, TensorPack
@@ -147,7 +147,7 @@ def test_fingerprints_equal_rdkits() -> None:
 
 @pytest.mark.slow
 def test_fingerprints_of_a_clients_molecules() -> None:
-    dataset = MoleculeDataset(esol_standin(target_name="logS", target_unit="log10(mol/L)"))
+    dataset = MoleculeDataset(make_standin("esol", target_names=["logS"], target_units=["log10(mol/L)"]))
     chosen = [5, 1, 3]
     smiles = dataset_smiles(Subset(dataset, chosen))
     assert smiles == [dataset.smiles[index] for index in chosen]

@@ -17,13 +17,13 @@ from lightning_fl.callbacks import ForestReference
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.data import MoleculeCSV
-from lightning_fl.data.molecules.standin import esol_standin
+from lightning_fl.data.molecules.standin import make_standin
 from lightning_fl.data.partition import IID
 from lightning_fl.models import MoleculeModel
 
 
 def run(tmp_path, columns, **settings):
-    table = esol_standin(target_name="y", target_unit="")
+    table = make_standin("esol", target_names=["y"], target_units=[""])
     smiles, values = table.smiles[::8], table.targets[::8, 0].numpy()
     pd.DataFrame({"smiles": smiles, **columns(values)}).to_csv(tmp_path / "mine.csv", index=False)
     names = [name for name in pd.read_csv(tmp_path / "mine.csv").columns if name != "smiles"]

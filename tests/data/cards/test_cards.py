@@ -7,6 +7,7 @@ from processes import run
 
 from lightning_fl.core.errors import did_you_mean
 from lightning_fl.data.cards.card import CardFile
+from lightning_fl.data.cards.kinds import CardTarget
 from lightning_fl.data.cards.lookup import (
     ImageCard,
     MoleculeCard,
@@ -14,7 +15,6 @@ from lightning_fl.data.cards.lookup import (
     available_cards,
     load_card,
 )
-from lightning_fl.data.cards.molecules import CardTarget
 from lightning_fl.files import user_file
 
 

@@ -2,15 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
 
-from lightning_fl.data.images.transform import (
-    ImageTransform,
-    channel_statistics,
-    crop_at,
-    flip_where,
-    transform_batch,
-)
+from lightning_fl.data import ImageFolders
+from lightning_fl.data.images.transform import ImageTransform, channel_statistics, crop_at, flip_where
 
 IMAGES = torch.randint(0, 256, (16, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -77,13 +71,13 @@ def test_augmentation_draws_from_the_default_generator_and_only_in_training():
 
 
 def test_a_batch_is_augmented_only_while_it_is_trained_on():
-    datamodule, transform = LightningDataModule(), ImageTransform(None, None, ["flip"])
+    datamodule = ImageFolders(root="", size=6, normalize=False, augment=["flip"])
     labels = torch.arange(16)
     torch.manual_seed(0)
-    images, same = transform_batch(datamodule, transform, [IMAGES, labels])  # no trainer
+    images, same = datamodule.on_after_batch_transfer([IMAGES, labels], 0)  # no trainer
     assert same is labels
     torch.testing.assert_close(images, IMAGES / 255)
     for training in (True, False):
         datamodule.trainer = SimpleNamespace(training=training)
-        images, _ = transform_batch(datamodule, transform, [IMAGES, labels])
+        images, _ = datamodule.on_after_batch_transfer([IMAGES, labels], 0)
         assert torch.allclose(images, IMAGES / 255) != training

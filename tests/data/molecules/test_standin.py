@@ -16,7 +16,6 @@ from lightning_fl.data.molecules.standin import (
     LABORATORIES,
     clark_log_bb,
     delaney_log_solubility,
-    esol_standin,
     make_standin,
 )
 
@@ -31,7 +30,7 @@ made = cache(make)
 
 @pytest.fixture(scope="module")
 def table():
-    return esol_standin(target_name="logS", target_unit="log10(mol/L)")
+    return make_standin("esol", target_names=["logS"], target_units=["log10(mol/L)"])
 
 
 def check_noise(residual, groups, declared):
@@ -130,8 +129,8 @@ def digest(table) -> str:
 @pytest.mark.slow
 def test_the_same_bits_in_every_process(table):
     code = (
-        "import hashlib; from lightning_fl.data.molecules.standin import esol_standin as make;"
-        "t = make(target_name='y', target_unit='');"
+        "import hashlib; from lightning_fl.data.molecules.standin import make_standin as make;"
+        "t = make('esol', target_names=['y'], target_units=['']);"
         "rows = [f'{s} {v:.3f}' for s, v in zip(t.smiles, t.targets[:, 0])];"
         r"print(hashlib.sha256('\n'.join(rows).encode()).hexdigest())"
     )
