@@ -59,13 +59,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command and return its exit code.
 
-    Args:
-        arguments: the words after ``lightning-fl``; default: those of this process, as runs on several devices need.
-
-    Returns:
-        The exit code.
+    ``arguments`` are the words after ``lightning-fl``; default: those of this process, as runs on several devices need.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     return exit_code(lambda: _run(words))
@@ -103,12 +99,7 @@ def _run(words: list[str]) -> int:
 
 
 def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParser:
-    """The parser of one command.
-
-    Args:
-        command: its name.
-        module: its module, for the second form of a command that has two.
-    """
+    """The parser of one command; ``module`` is that of the second form of a command that has two."""
     module = import_module(COMMANDS[command].module) if module is None else module
     parser = CommandParser(command, usage=getattr(module, "USAGE", None), description=COMMANDS[command].help)
     if module.__name__ == _RUN:

@@ -57,11 +57,7 @@ def listed(names: Collection[str], most: int = 20, *, near: str = "") -> str:
 
 
 def page(name: str) -> str:
-    """Return the address of a page of the documentation.
-
-    Args:
-        name: path of the page in ``docs/`` without ``.md``, optionally with an anchor: "extending#which-hook".
-    """
+    """Return the address of a page in ``docs/``, without ``.md``, perhaps with an anchor: "extending#which-hook"."""
     path, _, anchor = name.partition("#")
     return f"{_SITE}/{path}.html" + (f"#{anchor}" if anchor else "")
 

@@ -23,11 +23,7 @@ _FORMULA = re.compile("[=+\\-@\t\r\n＝＋－＠]")
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escape control and invisible characters as Python does: ``\x1b``, ``\u202e``.
-
-    Args:
-        keep: characters that are not escaped.
-    """
+    r"""Escape control and invisible characters, except some to keep, as Python does: ``\x1b``, ``\u202e``."""
     return _ACTS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

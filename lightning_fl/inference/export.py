@@ -39,14 +39,8 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     """Write a run's model into a new folder, atomically.
 
     ``models/shared_0.ckpt`` is the model's file, ``model.safetensors`` the same weights (if safetensors is installed),
-    ``config.yaml`` the recipe without machine settings, ``summary.json`` the record, ``README.md`` the card.
-
-    Args:
-        folder: missing or empty.
-        model: as for ``lightning-fl predict --model``; default the shared model.
-
-    Returns:
-        Names of the files.
+    ``config.yaml`` the recipe without machine settings, ``summary.json`` the record, ``README.md`` the card. ``model``
+    is that of ``lightning-fl predict --model``. Returns the names of the files.
 
     Raises:
         ConfigurationError: the folder is not empty or cannot be written, or ``model`` does not select one model.

@@ -32,8 +32,7 @@ _UNITS = 64
 def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None) -> list[int]:
     """Numbers of samples in consecutive batches, positive with sum ``count``.
 
-    Args:
-        sizes: units (atoms) of each sample; a batch has at most ``64 * batch_size`` units or a single sample.
+    ``sizes`` are units (atoms) of each sample; a batch has at most ``64 * batch_size`` units or a single sample.
     """
     if sizes is None:
         full, rest = divmod(count, batch_size)

@@ -110,11 +110,8 @@ def load_models(
 ) -> tuple[list[LoadedModel], Made]:
     """Load models, and instantiate the run's recipe.
 
-    Arguments that the recipe leaves to the data (``null``) are taken from the checkpoint.
-
-    Raises:
-        ConfigurationError: the recipe names a foreign class without ``trust``.
-        CheckpointError: a model is damaged or belongs to another module.
+    Arguments that the recipe leaves to the data (``null``) are taken from the checkpoint. A foreign class without
+    ``trust`` is a ConfigurationError, a model that is damaged or belongs to another module a CheckpointError.
     """
     made: dict[str, Made] = {}
     loaded = []

@@ -42,9 +42,8 @@ class TrainedRun(FinishedRun):
     def read(cls, folder: str | Path) -> Self:
         """Read a run.
 
-        Raises:
-            ConfigurationError: no such run, or it is not finished, was started from Python or saved no models.
-            CheckpointError: its record is damaged, or a model is missing.
+        One that does not exist, is not finished, was started from Python or saved no models is a ConfigurationError, a
+        damaged record or a missing model a CheckpointError.
         """
         path, run = Path(folder).expanduser(), super().read(folder)
         config = run.folder / "config.yaml"
@@ -127,14 +126,9 @@ class TrainedRun(FinishedRun):
     def make(
         self, *, trust: bool = False, accelerator: str = "auto", model_arguments: Mapping[str, Any] | None = None
     ) -> Made:
-        """Instantiate the run's module and data module. Imports torch.
+        """Instantiate the run's module and data module; ``model_arguments`` override the recipe's. Imports torch.
 
-        Args:
-            trust: allow classes outside of this package.
-            model_arguments: override the recipe's.
-
-        Raises:
-            ConfigurationError: the recipe names a foreign class without ``trust``, or has invalid arguments.
+        A class outside of this package without ``trust``, and invalid arguments, are a ConfigurationError.
         """
         from lightning_fl.core.seeding import seeded_as
         from lightning_fl.recipe.instantiate import instantiate

@@ -30,9 +30,7 @@ _DISTRIBUTION_FIELDS = frozenset(
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:
     """Read the calibrations of a model's T targets from ``calibration.json``, for an option on targets of this kind.
 
-    Raises:
-        ConfigurationError: no calibration of this model, or targets of another kind.
-        CheckpointError: the file is damaged.
+    A model without calibration and targets of another kind are a ConfigurationError.
     """
     found = read_calibration(run.folder)
     if found is None:

@@ -58,7 +58,6 @@ class FedAvgM(FedAvg):
         self.momentum, self.server_rate = momentum, server_rate
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        """The server's step."""
         if not self.momentum and self.server_rate == 1:
             return update.average
         change = [(1.0, update.average), (-1.0, update.start)]
@@ -82,7 +81,6 @@ class _Adaptive(FedAvg):
         raise NotImplementedError
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        """The server's step."""
         share = 1 - self.momentum
         moved = [(share, update.average), (-share, update.start)]
         if (before := update.state.get("momentum")) is not None:
@@ -118,7 +116,6 @@ class FedAdagrad(_Adaptive):
         super().__init__(server_rate, momentum, tau, **settings)
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
-        """``v + Delta^2``."""
         return variance + squared
 
 
@@ -149,7 +146,6 @@ class FedAdam(_Adaptive):
         self.beta2 = beta2
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
-        """``beta_2 v + (1 - beta_2) Delta^2``."""
         return self.beta2 * variance + (1 - self.beta2) * squared
 
 
@@ -159,5 +155,4 @@ class FedYogi(FedAdam):
     name = "fedyogi"
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
-        """``v - (1 - beta_2) Delta^2 sign(v - Delta^2)``."""
         return variance - (1 - self.beta2) * squared * (variance - squared).sign()

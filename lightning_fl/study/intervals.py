@@ -35,9 +35,7 @@ def paired_interval(
 ) -> Interval:
     """Student's t confidence interval of a mean, ``mean -+ t_{n-1} s / sqrt(n)`` with the sample deviation s.
 
-    Args:
-        differences: one per seed [n]; a non-finite one makes everything NaN.
-        confidence: of the two-sided interval.
+    ``differences`` has one per seed [n]; a non-finite one makes everything NaN.
     """
     values = np.array(differences, dtype=float)
     n = len(values)
@@ -59,14 +57,9 @@ def paired_interval(
 def seeds_needed(interval: Interval, power: float = 0.8, confidence: float = 0.95) -> int | None:
     """Number of seeds with which a two-sided t test detects a difference of this mean and deviation.
 
-    Power by the noncentral t distribution (Cohen, Statistical Power Analysis, 1988).
-
-    Args:
-        interval: of a pilot with at least two seeds.
-        power: probability of detection.
-
-    Returns:
-        The smallest number, at least 2; ``None`` if the pilot does not determine it or it exceeds 1000.
+    Power, the probability of detection, by the noncentral t distribution (Cohen, Statistical Power Analysis, 1988).
+    ``interval`` is of a pilot with at least two seeds. Returns the smallest number, at least 2; ``None`` if the pilot
+    does not determine it or it exceeds 1000.
     """
     if not interval.deviation > 0 or not interval.mean:
         return None

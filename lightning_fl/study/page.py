@@ -58,12 +58,7 @@ class Part:
 def write_page(
     path: Path, title: str, subtitle: str, badges: Mapping[str, str], sections: Mapping[str, Sequence[Part]]
 ) -> Path:
-    """Write a page; returns its path.
-
-    Args:
-        badges: text -> CSS class.
-        sections: heading -> parts; sections without parts are left out.
-    """
+    """Write a page; returns its path. ``badges`` map a text to its CSS class; sections without parts are left out."""
     template = page_environment().get_template("page.html.j2")
     write_whole(path, template.render(title=title, subtitle=subtitle, badges=badges, sections=sections))
     return path

@@ -48,14 +48,10 @@ def recipe_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def group_runs(runs: Sequence[tuple[str | None, FinishedRun]]) -> dict[str, list[FinishedRun]]:
-    """Group runs that differ in the seed only.
+    """Group runs, each with its label or ``None``: those with the same label, or that differ in the seed only.
 
-    Args:
-        runs: each with its label, or ``None``. Runs with the same label form a row. A run without label and
-            ``config.yaml`` (started from Python) is a row of its own, since its settings are unknown.
-
-    Returns:
-        Label -> runs ordered by seed; rows in the order of their first runs.
+    A run without label and ``config.yaml`` (started from Python) is a row of its own, since its settings are unknown.
+    Returns label -> runs ordered by seed; rows in the order of their first runs.
     """
     rows: dict[str, list[FinishedRun]] = {}
     for label, run in runs:

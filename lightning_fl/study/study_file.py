@@ -31,12 +31,7 @@ _RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir
 
 
 def load_study(path: Path, scale: str | None = None) -> Study:
-    """Read a study.
-
-    Args:
-        path: its file, all of whose faults are reported in one error.
-        scale: to run; ``None`` for the file's choice, else "full".
-    """
+    """Read a study, at the given scale or else that of its file; one error reports all faults of the file."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"

@@ -134,9 +134,7 @@ def _notes(results: StudyResults) -> list[str]:
 def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, int] | None = None) -> Table:
     """A row per answer; columns without content are left out.
 
-    Args:
-        digits: of the study's table; differences get one more.
-        remarks: text -> number that replaces it, for a terminal.
+    ``digits`` are those of the study's table; ``remarks`` maps texts to numbers that replace them on a terminal.
     """
 
     def answer_text(answer: Answer) -> str:

@@ -23,7 +23,8 @@ from lightning_fl.data.division.division import (
     read_texts,
 )
 from lightning_fl.data.module import Split
-from lightning_fl.data.partition.groups import read_scaffolds
+from lightning_fl.data.partition.groups import murcko_scaffolds
+from lightning_fl.data.partition.partitioner import read_smiles
 from lightning_fl.data.sizes import split_sizes
 from lightning_fl.files.text_table import read_numbers, refuse_values
 
@@ -79,7 +80,7 @@ class ScaffoldDivision(_WholeGroups):
     balanced: bool = True
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
-        return read_scaffolds(dataset, "ScaffoldDivision")
+        return murcko_scaffolds(read_smiles(dataset, "ScaffoldDivision"))
 
 
 def joined_groups(first: Tensor, second: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class HashDivision(Division):
         if self.column is not None:
             return read_texts(dataset, self.column, "HashDivision")
         if self.by == "scaffold":
-            return read_scaffolds(dataset, "HashDivision")
+            return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
         if identities is None:
             raise DataError(
                 f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"

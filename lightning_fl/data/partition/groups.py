@@ -186,7 +186,7 @@ class Scaffold(WholeGroups):
     num_clients: Count
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        return read_scaffolds(dataset, "Scaffold")
+        return murcko_scaffolds(read_smiles(dataset, "Scaffold"))
 
 
 @checked_fields
@@ -213,7 +213,7 @@ class ScaffoldLDA(KeyPartitioner):
     min_samples: Count = 1
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
-        return read_scaffolds(dataset, "ScaffoldLDA")
+        return murcko_scaffolds(read_smiles(dataset, "ScaffoldLDA"))
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[Tensor, int]:
         sizes = Counter(keys)
@@ -230,11 +230,6 @@ class ScaffoldLDA(KeyPartitioner):
 
         owners = draw_until_enough(draw, len(keys), self.num_clients, self.alpha, self.min_samples)
         return torch.empty_like(owners).index_copy(0, order, owners), self.num_clients
-
-
-def read_scaffolds(dataset: Dataset, reader: str) -> list[str]:
-    """Read the scaffold of every molecule from ``dataset.smiles``; ``reader`` is named in errors."""
-    return murcko_scaffolds(read_smiles(dataset, reader))
 
 
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ class LabelPartitioner(JointPartitioner):
 
     @abstractmethod
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """What every client holds of every class, by default its share, [C, N], from the training samples [C]."""
+        """What clients hold of every class, by default shares, float64 [C, N], from the training samples [C]."""
 
     def counts(self, sizes: Tensor, holdings: Tensor, split: Split) -> Tensor:
         """Samples of every class for every client, int64, shape [C, N], from the samples [C] of every class."""
@@ -114,7 +114,6 @@ class Dirichlet(LabelPartitioner):
     min_samples: Count = 1
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Class shares, float64, shape [C, N]; each row sums to 1."""
         rng = generator(seed, "partition", "dirichlet")
 
         def draw() -> tuple[Tensor, int]:
@@ -146,7 +145,6 @@ class Pathological(LabelPartitioner):
     target: Size | None = None
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Class shares, float64, shape [C, N]; each row sums to 1."""
         present = sizes.nonzero().squeeze(1)
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):
@@ -220,7 +218,6 @@ class LabelTypes(LabelPartitioner):
         self.num_clients, self.num_bins = len(shares) * self.clients_per_type, len(shares[0])
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
-        """Class shares, float64, shape [C, types · clients_per_type]."""
         matrix = torch.tensor(self.shares, dtype=torch.float64)
         shares = (matrix / self.clients_per_type).repeat_interleave(self.clients_per_type, dim=0).T.contiguous()
         held = set(sizes.nonzero().flatten().tolist())
@@ -329,7 +326,6 @@ class OneClassShards(LabelPartitioner):
         return torch.stack([torch.bincount(part, minlength=len(sizes)) for part in parts], dim=1)
 
     def counts(self, sizes: Tensor, holdings: Tensor, split: Split) -> Tensor:
-        """Samples of every class for every client, in shards of ``shard_size``, or as large as all classes allow."""
         if self.shard_size is not None and split == "train":
             return holdings * self.shard_size
         held = holdings.sum(1)
