@@ -267,12 +267,12 @@ def test_who_never_comes_is_named(tmp_path: Path, machines: StartNodes) -> None:
         assert line.startswith("error: waited 1 s for rank 0 (Connection refused) at 127.0")
         assert "MASTER_ADDR" in line
     with reserved_port() as port:  # a line says so meanwhile, and Ctrl-C ends the waiting
-        (node,) = machines(port, "fit", only=(0,))
-        node.until_it_says(f"waiting for 2 of 3 machines (NODE_RANK 1, 2) at 127.0.0.1:{port} … 5 s")
+        (node,) = machines(port, "fit", "--lines", 1, only=(0,))
+        node.until_it_says(f"waiting for 2 of 3 machines (NODE_RANK 1, 2) at 127.0.0.1:{port} … 1 s")
         node.send_signal(signal.SIGINT)
         assert node.end().code == 130
     with reserved_port() as port:  # those who came are told
-        nodes = machines(port, "fit", only=(0, 1))
+        nodes = machines(port, "fit", "--lines", 1, only=(0, 1))
         nodes[1].until_it_says(f"waiting for 1 of 3 machines (NODE_RANK 2) at 127.0.0.1:{port}")
         nodes[1].send_signal(signal.SIGINT)
         (line,) = errors(nodes[:1])

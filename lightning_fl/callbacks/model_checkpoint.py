@@ -122,9 +122,7 @@ class ModelCheckpoint(Callback):
     def kept(self, trainer: TrainerSurface, stores: dict[str, dict[int, Any]]) -> Federation:
         """The federation to export: of the best round, or of the last round if its models are final.
 
-        Args:
-            trainer: at the end of its fit.
-            stores: name -> client -> value, for all clients or some.
+        ``stores``, name -> client -> value, have all clients or some.
         """
         last = trainer.federation
         if self.best_round is None or self._best is None or last.models_are_final:

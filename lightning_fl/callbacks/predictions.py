@@ -24,16 +24,10 @@ def value_or_error(compute: Callable[[], T]) -> T | str:
 
 
 def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:
-    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64.
+    """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, from targets [n, T] or [n].
 
-    Args:
-        outputs: of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C] for one
-            target.
-        targets: [n, T] or [n].
-        classes: allow a dimension of classes.
-
-    Raises:
-        DataError: the outputs are not tensors shaped like the targets.
+    ``outputs`` are those of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C]
+    for one target. Others, not tensors shaped like the targets, are a DataError.
     """
     other = next((output for output in outputs if not isinstance(output, Tensor)), None)
     if other is not None:

@@ -50,14 +50,13 @@ def study(
     # What follows takes a second to import.
     from lightning_fl.core.environment import describe_environment
     from lightning_fl.study.cells import make_cells
-    from lightning_fl.study.display import StudyDisplay
     from lightning_fl.study.html_pages import write_study_page
     from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.study_file import load_study
     from lightning_fl.study.study_tables import print_results, write_markdown
-    from lightning_fl.study.workers import Runner, run_cells
+    from lightning_fl.study.workers import Runner, StudyDisplay, run_cells
 
     declared = load_study(find_recipe(study, "study"), scale)
     if seeds:

@@ -48,15 +48,10 @@ def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None)
 
 
 class Predictor:
-    """One model, moved to its device.
+    """One model, moved to its device; a module without ``predict_step`` and ``forward`` is a ConfigurationError.
 
-    Args:
-        data: the run's data module, for its batch hooks.
-        precision: Fabric's, such as "32-true".
-        batch_size: maximum number of samples; ``None`` for the run's evaluation batch size.
-
-    Raises:
-        ConfigurationError: the module defines neither ``predict_step`` nor ``forward``.
+    ``data`` is the run's data module, with its batch hooks; ``precision`` is Fabric's, such as "32-true".
+    ``batch_size`` is a maximum, by default that of the run's evaluations.
     """
 
     @checked

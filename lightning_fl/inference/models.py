@@ -39,9 +39,6 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
         model: a client's name; ``"shared"`` or ``None`` for the only shared model, ``"shared_K"`` for one of several;
             ``"best"`` for the client model with the best validation result; ``"all"`` for all distinct models;
             ``"snapshots"`` for the snapshots of the shared model, ``"shared_K_round_R"`` for one of them.
-
-    Raises:
-        ConfigurationError: unknown or ambiguous model.
     """
     shared = {path.stem: path for path in run.shared}
     clients = run.clients

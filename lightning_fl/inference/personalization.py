@@ -52,16 +52,10 @@ Holdout = Annotated[float, Ge(0), Lt(1)]
 
 
 class Newcomer(FederatedDataModule):
-    """A new client's samples as validation data: "client" 0 scores the models, 1 is held out.
+    """A new client's labelled samples as validation data: "client" 0 scores the models, 1 is held out.
 
-    Args:
-        dataset: labelled samples, n >= 1.
-        holdout: share of held-out samples; at least one sample if above 0.
-        seed: of the split.
-        like: data module whose evaluation batch size and batch hooks are used.
-
-    Raises:
-        DataError: too few samples.
+    ``holdout`` is the share of held-out samples, at least one if above 0; too few samples are a DataError. ``like`` is
+    the data module whose evaluation batch size and batch hooks are used.
     """
 
     @checked

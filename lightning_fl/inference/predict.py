@@ -15,6 +15,7 @@ from lightning_fl import callbacks
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
 from lightning_fl.core.seeding import isolated_draws, seed_default_generators, seeded_as
 from lightning_fl.data.module import FederatedDataModule
+from lightning_fl.data.molecules.descriptors import morgan_generator
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 #: Column with the reason why a row has no prediction.
 ERROR_COLUMN = "error"
 #: Of Morgan fingerprints.
-_RADIUS, _BITS = 2, 2048
+_BITS = 2048
 
 
 @dataclass(frozen=True)
@@ -288,9 +289,6 @@ class _TrainingSimilarity:
 
 def _fingerprint(smiles: str) -> Any:
     from rdkit import Chem
-    from rdkit.Chem import rdFingerprintGenerator
 
     molecule = Chem.MolFromSmiles(smiles)
-    if molecule is None:
-        return None
-    return rdFingerprintGenerator.GetMorganGenerator(radius=_RADIUS, fpSize=_BITS).GetFingerprint(molecule)
+    return None if molecule is None else morgan_generator(_BITS).GetFingerprint(molecule)

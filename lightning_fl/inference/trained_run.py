@@ -155,14 +155,9 @@ _OF_A_RUN = ("config.yaml", "summary.json", "metrics.csv", "splits.json", "calib
 
 
 def check_out(out: Path, run: Path, *reads: Path, named: bool, replace: bool) -> None:
-    """Refuse an output file that cannot be written or must not be replaced, before anything is read.
+    """Refuse an output file that cannot be written or must not be replaced, before the run and other files are read.
 
-    Args:
-        out: the file.
-        run: folder of the run that is read.
-        *reads: other input files.
-        named: whether the user named it; otherwise it must be inside the run's folder.
-        replace: whether it may exist.
+    Unless the user ``named`` it, it must be inside the run's folder; it may exist if it is to ``replace``.
     """
     whole, folder = out.resolve(), run.resolve()
     own = whole.is_relative_to(folder) and whole.relative_to(folder).parts[:1]

@@ -47,12 +47,7 @@ def save_atomically(content: dict[str, Any], path: Path) -> None:
 def save_state(state: dict[str, Any], folder: Path, name: str, processes: Processes, token: str) -> dict[str, Any]:
     """Write a run's checkpoint, and one file per client if clients' states are private. Called on every rank.
 
-    Args:
-        folder: of the checkpoints, on this rank's disk.
-        token: random text that identifies the run.
-
-    Returns:
-        Content of the checkpoint's own file.
+    ``folder`` is on this rank's disk; ``token`` identifies the run. Returns the content of the checkpoint's own file.
     """
     if processes.private:
         for client in processes.hosted:
@@ -152,9 +147,7 @@ def resolve_checkpoint(
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a run's checkpoint without executing code from it; entries are those of ``checkpoint_fields``.
 
-    Raises:
-        CheckpointError: the file is missing, damaged or not a run's checkpoint, or a field is missing or of another
-            type.
+    A missing or damaged file, another one, and a field that is missing or of another type are a CheckpointError.
     """
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: give a file of a run's checkpoints/, or 'last' or 'best'.")

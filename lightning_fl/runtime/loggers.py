@@ -37,9 +37,7 @@ class Outlet:
     def call(self, method: str, *args: Any) -> None:
         """Call a method below; an error of the logger's own package names the logger.
 
-        Raises:
-            ConfigurationError: ``begin`` does not reach the logger.
-            TrainingError: another method fails.
+        That of ``begin`` is a ConfigurationError, that of another method a TrainingError.
         """
         try:
             getattr(self, method)(*args)

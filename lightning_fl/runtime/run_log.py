@@ -219,12 +219,8 @@ class RunLog:
     ) -> None:
         """Write ``summary.json``, hand files to the loggers, and close them.
 
-        Args:
-            error: that the run ended with; the summary stays as it was.
-            about: entries of the summary besides metrics.
-            federation: with the metrics and the gains over local training; of a run without an error.
-            names: the clients'.
-            fitted: the run was a fit.
+        After an error the summary stays as it was. ``about`` has its entries besides those of the federation, metrics
+        and gains over local training; ``names`` are the clients', and ``fitted`` tells whether the run was a fit.
         """
         held, self._held, self._is_new = self._held or [], None, False
         if not self._writes or self._directory is None:

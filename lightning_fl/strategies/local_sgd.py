@@ -27,15 +27,10 @@ def distance(rates: Sequence[float], momentum: float) -> float:
 
 
 def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
-    """The momentum of a client's SGD optimiser.
+    """The momentum of a client's SGD optimiser; ``who`` is the strategy, for messages.
 
-    Args:
-        optimizers: of the client.
-        who: the strategy, for messages.
-
-    Raises:
-        ConfigurationError: there are several, or it is not SGD with one rate, one momentum below 1 and neither
-            dampening nor Nesterov's steps.
+    Several optimisers, or one that is not SGD with one rate, one momentum below 1 and neither dampening nor Nesterov's
+    steps, are a ConfigurationError.
     """
     groups = [group for one in optimizers for group in one.param_groups]
     bare = [getattr(one, "optimizer", one) for one in optimizers]  # out of Lightning's wrappers

@@ -52,10 +52,9 @@ def publish(store: Store, kind: str, text: str) -> None:
 class Peers:
     """What a rank knows of the others.
 
-    Args:
-        here: name of its machine, number of ranks, and what else all agree on.
-        timeout: seconds without a sign of a rank after which a waiting rank gives it up, at most 300.
-        children: processes of ranks 1, 2, ..., if this rank started them.
+    ``here`` are the name of its machine, the number of ranks, and what else all agree on. After ``timeout`` seconds, at
+    most 300, without a sign of a rank, a waiting rank gives it up. ``children`` are processes of ranks 1, 2, ... that
+    this rank started.
     """
 
     def __init__(

@@ -169,8 +169,13 @@ class RankExchange(DDPStrategy):
         head = np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_FIRST_BYTES], np.uint8)
         heads = self._gathered_rows(head, _LENGTH_BYTES + _FIRST_BYTES)
         lengths = [int.from_bytes(row[:_LENGTH_BYTES].tobytes(), "little") for row in heads]
+        # Half of this machine's memory; checked before any is allocated.
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 1 << 33
         for rank, length in enumerate(lengths):
-            self._check_length(length, rank)
+            if not 0 <= length <= most:
+                raise TrainingError(
+                    f"{self.rank_names[rank]} announced a message of {length} bytes; this machine takes at most {most}."
+                )
         if max(lengths) <= _FIRST_BYTES:
             rows = [row[_LENGTH_BYTES:] for row in heads]
         elif self.world_size * max(lengths) <= _AT_ONCE:
@@ -200,14 +205,6 @@ class RankExchange(DDPStrategy):
             torch.distributed.broadcast(content, src=src)
         return content.cpu().numpy()
 
-    def _check_length(self, length: int, rank: int) -> None:
-        """Refuse a message that would not fit into this machine's memory, before any is allocated."""
-        most = _most_bytes()
-        if not 0 <= length <= most:
-            raise TrainingError(
-                f"{self.rank_names[rank]} announced a message of {length} bytes; this machine takes at most {most}."
-            )
-
     def _read(self, message: np.ndarray, rank: int) -> Any:
         try:
             return decode(message.data)
@@ -220,11 +217,6 @@ def _message(value: Any) -> bytes:
         return encode(value)
     except MessageError as error:
         raise ConfigurationError(str(error)) from error
-
-
-def _most_bytes() -> int:
-    """Half of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 1 << 33
 
 
 def default_backend(devices: Sequence[torch.device]) -> str:

@@ -40,9 +40,7 @@ def draw_curves(
 
     Solid lines show the mean over clients, dashed lines the worst client, both averaged over seeds for the rounds that
     all seeds have. Bands show one standard deviation over seeds. Without a metric, the panels' titles are metrics.
-
-    Returns:
-        ``None`` if no run logged the metric by round.
+    Returns ``None`` if no run logged the metric by round.
     """
     curves = {
         panel: {row: [c for run in runs if len(c := run.curve(metric or panel, split))] for row, runs in rows.items()}
@@ -109,12 +107,8 @@ def draw_distributions(
 def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -> Figure | None:
     """Draw a dot per client and seed, a row per group, with marks for the mean and the worst dot.
 
-    Args:
-        clients: one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`.
-        gain_over: draw gains over this reference instead of values; dots of harmed clients are hollow.
-
-    Returns:
-        ``None`` without a value.
+    ``clients`` has one metric of :func:`~lightning_fl.study.comparison_table.client_comparison`. ``gain_over`` draws
+    gains over this reference instead of values; dots of harmed clients are hollow. Returns ``None`` without a value.
     """
     gains = gain_over is not None
     shown = "gain" if gains else "value"

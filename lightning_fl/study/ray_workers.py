@@ -26,11 +26,8 @@ class RayWorkers:
     """Ray tasks that run cells, a :class:`~lightning_fl.study.workers.Runner`.
 
     A task takes a CPU, and a GPU if the cluster has some and its cell may use one. The default number of workers is
-    that of the GPUs, or of the CPUs if cells use no GPU.
-
-    Args:
-        address: of a cluster; ``auto`` for this machine's or ``RAY_ADDRESS``, ``local`` for a new one.
-        out: the study's folder.
+    that of the GPUs, or of the CPUs if cells use no GPU. ``address`` is that of a cluster; ``auto`` for this machine's
+    or ``RAY_ADDRESS``, ``local`` for a new one.
     """
 
     def __init__(self, address: str, num_workers: int | None, cells: Sequence[Cell], out: Path) -> None:

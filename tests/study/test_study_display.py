@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from study_tiny import finish, tiny_cells
 
-from lightning_fl.study.display import StudyDisplay
+from lightning_fl.study.workers import StudyDisplay
 
 
 @pytest.fixture

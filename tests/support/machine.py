@@ -137,6 +137,7 @@ def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
 
 def main(arguments: argparse.Namespace) -> int:
     refuse_objects()
+    peers._LINES = arguments.lines
     trainer = trainer_of(arguments)
     owner, _, hook = (arguments.fail or "").partition(":")
     kind = {"module": FailingModule, "step": FailingStep}.get(arguments.fail, TinyModule)
@@ -171,6 +172,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--lines", type=float, default=5.0, help="seconds between lines about missing machines")
     parser.add_argument("--ckpt-path")
     parser.add_argument("--meet-in-round", type=int)
     parser.add_argument("--fail", help="'data', 'module', 'step', 'module:HOOK', 'callback:HOOK', or one of Failing's")

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Lt
-from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.validation import NonNegative, Positive, Size, checked_fields
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.cfl import Bipartition, split_cluster
+from lightning_fl.functional.cfl import split_cluster
 from lightning_fl.runtime.surface import TrainerSurface
 
 
@@ -83,23 +82,19 @@ class CFL(ClientClusters):
         for cluster in sorted({self.clusters[client] for client in clients} - {-1}):
             rows = [row for row, client in enumerate(clients) if self.clusters[client] == cluster]
             samples = [trainer.federation.num_samples[clients[row]] for row in rows]
-            found = self._split(gram[rows][:, rows], samples)
+            own, unit, first = gram[rows][:, rows], 1.0, 1.0
+            if self.norms == "relative":
+                unit, first = math.sqrt(float(own.diagonal().max())), self._first_norm
+            eps1, eps2 = self.mean_norm * unit, self.client_norm * first
+            found = split_cluster(own, samples, eps1=eps1, eps2=eps2, gamma_max=self.gamma_max)
             if found is not None:
                 sides = 2 * len(self.splits) + 1, 2 * len(self.splits) + 2
                 self.splits.append(
                     ClusterSplit(trainer.federation.current_round + 1, cluster, sides, found.cross_similarity)
                 )
-                moves |= {client: -1 for client, own in enumerate(self.clusters) if own == cluster}
+                moves |= {client: -1 for client, other in enumerate(self.clusters) if other == cluster}
                 moves |= {clients[row]: sides[side] for row, side in zip(rows, found.labels, strict=True)}
         return moves or None
-
-    def _split(self, gram: Tensor, samples: Sequence[int]) -> Bipartition | None:
-        unit, first = 1.0, 1.0
-        if self.norms == "relative" and self._first_norm is not None:
-            unit, first = math.sqrt(float(gram.diagonal().max())), self._first_norm
-        return split_cluster(
-            gram, samples, eps1=self.mean_norm * unit, eps2=self.client_norm * first, gamma_max=self.gamma_max
-        )
 
     def state_dict(self) -> dict[str, Any]:
         splits = [[one.round, one.cluster, *one.sides, one.cross_similarity] for one in self.splits]

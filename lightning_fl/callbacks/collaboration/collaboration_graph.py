@@ -294,11 +294,7 @@ class CollaborationGraph(Callback):
 
 
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
-    """Read client -> its collaborators from a CSV file with a row and a column per client.
-
-    Raises:
-        ConfigurationError: there is no such file, a client is missing, or an entry is neither 0 nor 1.
-    """
+    """Read client -> its collaborators from a CSV file with a row and a column per client, and entries of 0 or 1."""
     if not path.is_file():
         raise ConfigurationError(
             f"CollaborationGraph.graph={str(path)!r}: file not found. Give greedy, random, full, or a CSV file."

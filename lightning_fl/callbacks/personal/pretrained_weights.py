@@ -108,11 +108,7 @@ class PretrainedWeights(Callback):
 
 
 def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None = None) -> dict[str, Tensor]:
-    """Read the state dict of a submodule and its ``name`` from a file, and load it into the submodule ``part``.
-
-    Raises:
-        ConfigurationError: the file is missing or has no tensors, or keys or shapes do not match.
-    """
+    """Read the state dict of a submodule and its ``name`` from a file, and load it into the submodule ``part``."""
     place = f"PretrainedWeights.path={str(path)!r}"
     if not path.is_file():
         raise ConfigurationError(f"{place}: no such file.")

@@ -29,7 +29,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.engine.probes.on_hosts import check_samples
 from lightning_fl.engine.turn.gradients import HeldOutLoss
 from lightning_fl.engine.turn.services import refuse_manual_steps
-from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
 
@@ -170,20 +169,17 @@ class SoftAveraging(PersonalMixtures):
     def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
         """u on a split's samples, NaN for inactive clients."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
-        shares = trainer.on_hosts(
-            trainer.active_clients,
-            lambda client: _shares(loss, client, trainer.federation.models),
-            f"{type(self).__name__} cannot compare the models",
-        )
+
+        def shares_of(client: int) -> Tensor:
+            losses = [loss.of_samples(client, model) for model in trainer.federation.models]
+            return smallest_loss_shares(torch.stack([of_model for of_model, _ in losses]), losses[0][1])
+
+        problem = f"{type(self).__name__} cannot compare the models"
+        shares = trainer.on_hosts(trainer.active_clients, shares_of, problem)
         found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)
         for client, row in shares.items():
             found[client] = row
         return found
-
-
-def _shares(loss: HeldOutLoss, client: int, models: Sequence[Weights]) -> Tensor:
-    found = [loss.of_samples(client, model) for model in models]
-    return smallest_loss_shares(torch.stack([losses for losses, _ in found]), found[0][1])
 
 
 def smallest_loss_shares(losses: Tensor, num_samples: Tensor | None = None) -> Tensor:

@@ -137,13 +137,8 @@ def read_npz(
 
     It has ``train_images``, uint8, shape [N, H, W] (grey) or [N, H, W, C], and ``train_labels``, integers, shape [N] or
     [N, 1]; and perhaps ``val_*`` and ``test_*``. Any other entry ``train_NAME`` of shape [N] is a column ``NAME`` by
-    which the images can be grouped.
-
-    Args:
-        path: the file.
-        classes: names of the classes; ``None`` for numbers up to the largest label.
-        labels: entry of the classes, such as ``"coarse_labels"`` for ``train_coarse_labels``.
-        place: name of the data, for messages; ``None`` for the path.
+    which the images can be grouped. ``labels`` is the entry of the classes, such as "coarse_labels" for
+    ``train_coarse_labels``; without ``classes`` their names are numbers up to the largest label.
     """
     place = str(path) if place is None else place
     found = read_numpy(path, ".npz", REMEDY, error=DataError, place=place, prefixes=(*_PREFIXES, "domain_"))

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,9 +36,6 @@ from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.atomic import remove_leftovers, whole_file
 from lightning_fl.files.tensors import read_numpy
 from lightning_fl.files.user_file import existing_file
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _THREADS = 8
 _FILES_PER_TASK = 256
@@ -82,20 +78,16 @@ def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
 
     try:
         with Image.open(path) as opened:
-            _check_kind(opened)
+            # Pillow clips larger values at 255, and reads only the first of several pictures; MPO is a camera's JPEG.
+            if opened.mode.startswith(("I", "F")):
+                raise ValueError(f"its values are not bytes but of Pillow's mode {opened.mode}; convert them to 0..255")
+            if getattr(opened, "is_animated", False) and opened.format != "MPO":
+                raise ValueError(f"it holds {getattr(opened, 'n_frames', 'several')} pictures")
             return pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
         raise DataError(
             f"{what}: {path} cannot be read as an image ({type(error).__name__}: {error}): replace or remove it."
         ) from error
-
-
-def _check_kind(opened: "Image.Image") -> None:
-    # Pillow clips larger values at 255, and reads only the first of several pictures; MPO is a camera's JPEG.
-    if opened.mode.startswith(("I", "F")):
-        raise ValueError(f"its values are not bytes but of Pillow's mode {opened.mode}; convert them to 0..255")
-    if getattr(opened, "is_animated", False) and opened.format != "MPO":
-        raise ValueError(f"it holds {getattr(opened, 'n_frames', 'several')} pictures")
 
 
 def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:

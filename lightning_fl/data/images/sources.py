@@ -181,7 +181,7 @@ class TorchvisionImages(ImageReader):
         for split, arguments in self.data.parts.items():
             try:
                 data = kind(self.path, **arguments)
-                labels = _coarse_labels(data) if coarse_labels else _labels(data)
+                labels = _labels(data, coarse_labels)
             except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
                 raise DataError(
                     f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch it again."
@@ -203,16 +203,12 @@ def _channels_first(data: Any, channels: int) -> "Tensor":
     return (images if images.shape[1] == channels else images.permute(0, 3, 1, 2)).contiguous()
 
 
-def _labels(data: Any) -> "Tensor":
+def _labels(data: Any, coarse: bool) -> "Tensor":
+    """Classes [n], or superclasses of CIFAR-100, which torchvision's class omits (but it has checked the sums)."""
     import torch
 
-    return torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)
-
-
-def _coarse_labels(data: Any) -> "Tensor":
-    """Superclasses [n] of CIFAR-100, which torchvision's class omits (but it has checked the files' sums)."""
-    import torch
-
+    if not coarse:
+        return torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)
     labels: list[int] = []
     for name, _ in data.train_list if data.train else data.test_list:
         with (Path(data.root) / data.base_folder / name).open("rb") as stream:

@@ -55,7 +55,7 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
             if molecule is None:
                 rows.append(torch.zeros(width, dtype=dtype))
             elif kind == "morgan":
-                counts = _morgan_generator().GetCountFingerprintAsNumPy(molecule).clip(max=255)
+                counts = morgan_generator(_MORGAN_SIZE).GetCountFingerprintAsNumPy(molecule).clip(max=255)
                 rows.append(torch.from_numpy(counts.astype(np.uint8)))
             else:
                 rows.append(torch.tensor([_number(function, molecule) for function in _functions().values()]))
@@ -83,10 +83,11 @@ def _functions() -> dict[str, Callable[[Any], float]]:
 
 
 @cache
-def _morgan_generator() -> Any:
+def morgan_generator(size: int) -> Any:
+    """RDKit's generator of Morgan fingerprints of a radius of 2 bonds (ECFP4), folded to a number of bits."""
     from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 
-    return GetMorganGenerator(radius=_MORGAN_RADIUS, fpSize=_MORGAN_SIZE)
+    return GetMorganGenerator(radius=_MORGAN_RADIUS, fpSize=size)
 
 
 def _number(function: Callable[[Any], float], molecule: Any) -> float:

@@ -118,12 +118,9 @@ def merge_duplicates(
 ) -> MoleculeTable:
     """Merge the rows of each molecule into its first, which keeps its place, row number and other columns.
 
-    Args:
-        table: n molecules.
-        identities: identity of every row; rows with ``None`` stay as they are.
-        how: ``"merge_mean"``: the mean of a target's values, missing ones left out. ``"merge_majority"``: the most
-            frequent value; missing where several are as frequent. ``"merge_refuse"``: the common value.
-        within: columns in which rows must agree to be merged.
+    ``identities`` are those of the rows, which stay as they are with ``None``. ``how`` is ``"merge_mean"``: the mean of
+    a target's values, missing ones left out; ``"merge_majority"``: the most frequent value, missing where several are
+    as frequent; ``"merge_refuse"``: the common value. Rows must agree in the columns ``within`` to be merged.
     """
     rows_of: dict[Hashable, list[int]] = {}
     for row, name in enumerate(identities):

@@ -230,13 +230,9 @@ def by_mixture(
 ) -> list[list[Tensor]]:
     """Deal the samples of two distributions at random to clients of equal size: for every part, one tensor per client.
 
-    Args:
-        of_b: 0 for a sample of D_A, 1 for D_B, 2 for neither, integers, shape [n].
-        shares: share of D_A for every client, from 0 to 1, shape [N].
-        seed: seed of the partition.
-        fractions: shares of a client's samples in each of its parts, with sum 1.
-        inverted: for every part, whether its mixture is the inverse.
-        size: samples of a client, all parts together; ``None`` for the largest possible number.
+    ``of_b`` [n] is 0 for a sample of D_A, 1 for D_B, 2 for neither; ``shares`` [N] are the clients' of D_A. Each part
+    has one of ``fractions``, with sum 1, of a client's samples, and may be ``inverted``. ``size`` is a client's number
+    of samples, all parts together; ``None`` for the largest possible one.
     """
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()

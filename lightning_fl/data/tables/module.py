@@ -254,14 +254,10 @@ class TableData(SharedDataModule):
             require_columns(cells, [*schema.numeric, *schema.categories], place)
             errors = schema.faults(cells)
             kept = [row for row in range(len(cells)) if row not in errors]
-            data = TensorDataset(schema.features(cells.iloc[kept], mean, std), self._no_targets(len(kept)))
+            shape = (len(kept),) if self._has_classes else (len(kept), 1 if self.event is None else 2)
+            unknown = torch.zeros(shape, dtype=torch.long if self._has_classes else torch.float)
+            data = TensorDataset(schema.features(cells.iloc[kept], mean, std), unknown)
             yield Unlabelled(given, data if kept else None, kept, errors)
-
-    def _no_targets(self, count: int) -> torch.Tensor:
-        """Placeholders of unknown targets, in shape and type of the known ones."""
-        if self._has_classes:
-            return torch.zeros(count, dtype=torch.long)
-        return torch.zeros(count, 1 if self.event is None else 2)
 
     def describe(self) -> Mapping[str, Any]:
         schema = self._table.schema

@@ -411,6 +411,7 @@ def test_the_standard_error_counts_the_samples_of_one_fold() -> None:
         assert error == pytest.approx((0.25 / 100 + 0.25 / 1100) ** 0.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_the_spread_over_fresh_draws() -> None:
     """Sixty times both clients anew, so that the spread is known to 9 percent."""
     features = [client for seed in range(60) for client in shifted_clients([40, 40], 5, seed=seed)]

@@ -24,6 +24,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.core.seeding import generator
 from lightning_fl.data.graphs import is_graph
+from lightning_fl.data.molecules.descriptors import morgan_generator
 from lightning_fl.data.targets import TARGET_KEYS, batch_targets
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.packs import PackedBatches
@@ -36,19 +37,14 @@ if TYPE_CHECKING:
 
 #: Wider features are projected to this number.
 MAX_FEATURES = 128
-#: Of Morgan fingerprints; a radius of 2 bonds is known as ECFP4.
-_BITS, _RADIUS = 1024, 2
+#: Of Morgan fingerprints.
+_BITS = 1024
 
 
 class LayerOutput(nn.Module):
-    """The output of a submodule when a module is called, in evaluation mode.
+    """The output [B, ...] of a submodule when a module is called with a batch's inputs, in evaluation mode.
 
-    Args:
-        module: called with a batch's inputs.
-        layer: name of the submodule, whose output is a tensor [B, ...].
-
-    Raises:
-        ConfigurationError: there is no such submodule; in a call, it did not run once or returned no tensor.
+    A submodule that does not exist, run once or return a tensor is a ConfigurationError.
     """
 
     def __init__(self, module: nn.Module, layer: str) -> None:
@@ -82,12 +78,8 @@ def client_features(
     them, or Morgan fingerprints of molecules with SMILES. Ranks exchange sums of squares, numbers of classes and
     moments of targets.
 
-    Returns:
-        Client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
-
-    Raises:
-        ConfigurationError: clients' features differ in size, or some have classes and others real targets.
-        DataError: inputs or targets cannot be read.
+    Returns client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
+    Features of different sizes, and classes beside real targets, are a ConfigurationError.
     """
     trainer, processes, seed = loop.module_trainer, loop.processes, loop.settings.seed
     trainer.set_stage(TrainerFn.FITTING, RunningStage.VALIDATING)  # data modules augment training batches only
@@ -148,12 +140,8 @@ def client_samples(
 ) -> tuple[Tensor, Tensor]:
     """Features, float32 [n, d], and targets [n, T] of all samples of a client, in one pass in their own order.
 
-    Args:
-        batches: the client's batches.
-        seed_path: randomness of the pass.
-        transfer: converts a batch, given whether it is on the device, to the input of a training step.
-        encoder: see :func:`batch_features`; on the device of the batches.
-        smiles: the samples' SMILES strings in the same order, whose fingerprints replace batch features.
+    ``seed_path`` seeds the pass. ``transfer`` converts a batch, given whether it is on the device, to the input of a
+    training step. Fingerprints of ``smiles``, in the same order, replace the :func:`batch_features`.
     """
     features: list[Tensor] = []
     targets: list[Tensor] = []
@@ -171,13 +159,11 @@ def client_samples(
 
 @torch.no_grad()
 def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
-    """The features of a batch, float32 [B, d]: its flattened inputs, or an encoder's output for them.
+    """The features of a batch, float32 [B, d]: its flattened inputs, or an encoder's output [B, ...] for them.
 
-    Args:
-        batch: a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images, scaled to 0 to 1. Without
-            an encoder, floating inputs are flattened and joined, and the nodes of a graph averaged.
-        encoder: a frozen network or transform, called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs,
-            ``encoder(batch)``, in evaluation mode and without gradients; returns a tensor [B, ...].
+    ``batch`` is a tuple or list (inputs, targets), a dictionary, or PyG data. Bytes are images, scaled to 0 to 1. The
+    encoder is called as ``encoder(*inputs)``, ``encoder(**inputs)`` or, for graphs, ``encoder(batch)``, in evaluation
+    mode and without gradients. Without it, floating inputs are flattened and joined, and nodes of a graph averaged.
     """
     inputs: list[Any] = []
     named: dict[Any, Any] = {}
@@ -240,22 +226,16 @@ def dataset_smiles(dataset: Dataset | Sequence[Any] | None) -> list[str] | None:
 
 
 def morgan_fingerprints(smiles: Sequence[str]) -> Tensor:
-    """Morgan fingerprints of n molecules: 0 and 1 for 1,024 circular substructures, float32 [n, 1024].
-
-    Raises:
-        DataError: a molecule cannot be read.
-    """
+    """Morgan fingerprints of n molecules: 0 and 1 for 1,024 circular substructures, float32 [n, 1024]."""
     from rdkit import Chem, rdBase
-    from rdkit.Chem import rdFingerprintGenerator
 
-    maker = rdFingerprintGenerator.GetMorganGenerator(radius=_RADIUS, fpSize=_BITS)
     bits = torch.empty(len(smiles), _BITS)
     with rdBase.BlockLogs():
         for row, text in enumerate(smiles):
             molecule = Chem.MolFromSmiles(text)
             if molecule is None:
                 raise DataError(f"molecule {row} cannot be read from its SMILES {text!r}: correct it or leave it out.")
-            bits[row] = torch.from_numpy(maker.GetFingerprintAsNumPy(molecule))
+            bits[row] = torch.from_numpy(morgan_generator(_BITS).GetFingerprintAsNumPy(molecule))
     return bits
 
 
@@ -278,17 +258,10 @@ def sample_classes(targets: Tensor) -> Tensor:
 def encode_targets(
     targets: Tensor, *, num_classes: int = 0, mean: Tensor | None = None, std: Tensor | None = None
 ) -> Tensor:
-    """Encode labels [n, T] as vectors with a norm of about 1, the same at all clients.
+    """Encode labels [n, T] as vectors with a norm of about 1, float32, the same at all clients.
 
-    Args:
-        targets: classes (integers) or real values, NaN if missing.
-        num_classes: number of classes over all clients, for classes.
-        mean: of every target over all clients, for real values, [T].
-        std: their standard deviations, [T]; 0 for a constant target.
-
-    Returns:
-        float32: one-hot classes, [n, T * num_classes]; or standardised values (0 if missing) and flags of missing
-        values, [n, 2 T]. Both over √T.
+    Integers become one-hot classes, [n, T * num_classes]; real values, NaN if missing, become standardised ones, by the
+    mean and deviation [T] over all clients (0 if missing), and flags of missing values, [n, 2 T]. Both over √T.
     """
     scale = targets.shape[1] ** -0.5
     if not targets.is_floating_point():
