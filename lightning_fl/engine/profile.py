@@ -12,7 +12,6 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.core.escaping import terminal
 from lightning_fl.engine.processes import Processes
 
 if TYPE_CHECKING:
@@ -99,13 +98,6 @@ class RoundProfiler(Profiler):
         if self._running:
             self._seconds[self._running[-1][1]] += now - self._since
         return now
-
-    def summary(self) -> str:
-        """This rank's table as text."""
-        console = terminal(width=80, color_system=None)
-        with console.capture() as captured:
-            console.print(profile_table(_frame({0: self.rounds})))
-        return captured.get()
 
 
 def timed_items(profiler: Profiler, items: Iterable[T]) -> Iterator[T]:

@@ -13,6 +13,8 @@ from lightning_fl.core.validation import Count, Positive, Size, documented
 SHOWS = {"decides": False}
 #: Metadata of a setting that may also differ between the ranks of a run.
 OF_A_RANK = {"decides": False, "shared": False}
+#: Settings that may be "auto".
+AUTOMATIC = ("channels_last", "fused_optimizers")
 
 
 @documented
@@ -71,9 +73,9 @@ class Settings:
     compile: bool | dict[str, Any] = False
     """compile the module's steps with ``torch.compile``: true, or its keyword arguments. ``fit`` and the others also
     accept a module that ``torch.compile`` made."""
-    fused_optimizers: bool = False
+    fused_optimizers: bool | Literal["auto"] = "auto"
     """take the steps of SGD, Adam, AdamW and Adagrad by torch's fused kernels, one for all weights. Results are the
-    same up to rounding."""
+    same up to rounding. "auto": on a CPU, Adam and AdamW of models with more than a quarter of a million weights."""
     default_root_dir: str | os.PathLike[str] = field(default=None, metadata=OF_A_RANK)  # type: ignore[assignment]
     """where runs are written, each in a folder ``version_N`` of its own; default ``./runs``."""
 

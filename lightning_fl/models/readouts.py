@@ -45,9 +45,6 @@ class LinearReadout(nn.Module):
             return scatter(atoms, index, dim=0, dim_size=dim_size, reduce=self.reduce)
         return molecule_matrix(index, dim_size, mean=self.reduce == "mean", dtype=atoms.dtype) @ atoms
 
-    def extra_repr(self) -> str:
-        return repr(self.reduce)
-
 
 class Set2Set(aggr.Set2Set):
     """PyG's set2set, on a CPU in the precision of its weights: not every CPU has an LSTM in bfloat16."""

@@ -15,9 +15,6 @@ _SHOWN = 8
 class LeftOut:
     """Targets without metrics, collected over the clients of a pass and reported after the first pass of a split."""
 
-    # No ``__dict__``: clients share the content on purpose, unlike the attributes of modules, which are watched.
-    __slots__ = ("_found", "_reported")
-
     def __init__(self) -> None:
         self._found: dict[str, dict[tuple[str, str], list[str]]] = {}
         self._reported: set[str] = set()

@@ -20,7 +20,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.client_names import are_many
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, cut
 from lightning_fl.data.module import FederatedDataModule
-from lightning_fl.engine.settings import Settings
+from lightning_fl.engine.settings import AUTOMATIC, Settings
 from lightning_fl.engine.turn.module_callbacks import only_watches
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.checkpoint_fields import class_path
@@ -118,7 +118,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
             found.setdefault(name, value)
     found["data"] = type(data).__name__
-    found["trainer.channels_last"] = trainer.loop.channels_last  # what "auto" has become
+    found |= {f"trainer.{name}": getattr(trainer.loop, name) for name in AUTOMATIC}  # what "auto" has become
     return {name: text for name, text in _comparable(found).items() if name not in _CHANGES_NOTHING}
 
 

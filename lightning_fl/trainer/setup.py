@@ -14,10 +14,11 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.processes import Processes
+from lightning_fl.engine.settings import AUTOMATIC
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer, make_module_trainer
-from lightning_fl.engine.turn.trial_step import fits_channels_last, materialize_lazy_layers
+from lightning_fl.engine.turn.trial_step import automatic_settings, materialize_lazy_layers
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.runtime.surface import TrainerSurface
@@ -79,9 +80,9 @@ def set_up(
     fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
     materialize_lazy_layers(own, factory, processes, settings)
-    channels_last = settings.channels_last is True
-    if stage == "fit" and settings.channels_last == "auto" and _channels_last_before(state):
-        channels_last = fits_channels_last(own, factory, processes, settings)
+    chosen = {name: getattr(settings, name) is True for name in AUTOMATIC}
+    if stage == "fit":
+        chosen |= automatic_settings(own, factory, processes, settings, state)
     own.set_stage(*STAGES[stage])
     if stage == "fit":
         trainer.load_lightning_callbacks(own, state)
@@ -109,16 +110,11 @@ def set_up(
         processes=processes,
         hooks=trainer.hooks,
         learner=trainer.strategy,
-        channels_last=channels_last,
+        **chosen,
     )
     if stage == "fit":
         trainer.loop.evaluator.open_validation_data()
     return own
-
-
-def _channels_last_before(state: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint, if any, is of a run with channels-last memory: older ones trained without."""
-    return not state or (state["recipe"] or {}).get("trainer.channels_last") == "True"
 
 
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:

@@ -327,9 +327,6 @@ def test_the_table_of_one_round_and_of_long_names_fits_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("12345678.00") == 8
     assert name in re.sub(r"[\s\d.]", "", text)
-    summary = RoundProfiler()
-    summary.rounds = {1: {"forward": 1.0, "rest": 3.0}}
-    assert rows_of(summary.summary())["forward"] == [1.0, 1000.0, 25.0]
 
 
 def test_nothing_is_printed_without_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

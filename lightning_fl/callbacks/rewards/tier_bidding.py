@@ -324,7 +324,8 @@ class TierBidding(PersonalMixtures):
         trainer.federation.communication.receive(clients, trainer.federation.models)
 
         def score(client: int) -> Tensor | None:
-            return torch.stack(scores.weigh(client, trainer.federation.models)) if scores.has_samples(client) else None
+            has_samples = trainer.loop.factory.batches(client, split) is not None
+            return torch.stack(scores.weigh(client, trainer.federation.models)) if has_samples else None
 
         found = trainer.on_hosts(clients, score, "TierBidding cannot score the tiers")
         both = torch.full((2, trainer.num_clients, self.num_tiers), float("nan"), dtype=torch.float64)

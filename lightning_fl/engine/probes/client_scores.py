@@ -36,10 +36,6 @@ class ClientScores:
         self._monitor = monitor
         self._owner = owner
 
-    def has_samples(self, client: int) -> bool:
-        """Whether a hosted client has samples in the split."""
-        return self._loop.factory.batches(client, self._split) is not None
-
     def weigh(self, client: int, models: Sequence[Weights]) -> tuple[Tensor, Tensor]:
         """Scores of several models on a hosted client's samples, and the weights of their average, each [K]."""
         seen: dict[int, tuple[str, float, bool]] = {}  # the same object is evaluated once

@@ -4,7 +4,7 @@ The results are those of single turns, up to rounding, which depends on the stac
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,10 @@ class StackedLoop:
         with self._view.replace_module_trainer():
             with self._profile(SET_UP):
                 weights = self._begin(ordered)
-            correct_ = self._correction(ordered, weights)
+            correct_ = None
+            if "correct_gradient_" in self._loop.own_steps:
+                own, spans = [row.turn for row in ordered], ordered[0].turn.spans
+                correct_ = StackedCorrection(self._loop.learner, own, spans, weights.places, weights.matrices).apply_
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
@@ -109,11 +112,11 @@ class StackedLoop:
         self._view.begin_step(**self._facts(rows, 0))
         (optimizer, *_), _ = loop.training.optimization.configure()
         self._trainer.take_optimizers([optimizer], [])
-        if self._settings.fused_optimizers and not has_fused_step(optimizer):
+        if not has_fused_step(optimizer):
             loop.training.optimization.warn_not_fused(optimizer)
         for row in rows:
             row.turn.optimizers = [optimizer]
-        weights = StackedWeights(loop.flat, optimizer, len(rows), fused=self._settings.fused_optimizers)
+        weights = StackedWeights(loop.flat, optimizer, len(rows), fused=loop.fused_optimizers)
         loaded: Weights | None = None
         for place, row in enumerate(rows):
             if row.turn.start is not loaded or loop.federation.personal is not None:
@@ -121,14 +124,6 @@ class StackedLoop:
                 loaded = row.turn.start
             weights.take(place)
         return weights
-
-    def _correction(
-        self, rows: Sequence[Row], weights: StackedWeights
-    ) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None:
-        loop, turns = self._loop, [row.turn for row in rows]
-        if "correct_gradient_" not in loop.own_steps:
-            return None
-        return StackedCorrection(loop.learner, turns, turns[0].spans, weights.places, weights.matrices).apply_
 
     def _facts(self, rows: Sequence[Row], step: int) -> dict[str, set[Any]]:
         """Attributes of ``self.trainer`` -> their values in some turns."""

@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
-from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, has_fused_step, is_elementwise, settle_steps_
+from lightning_fl.engine.turn.flat_optimizer import (
+    FlatRun,
+    flat_runs,
+    has_fused_step,
+    is_elementwise,
+    settle_steps_,
+    step_twin,
+)
 from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights
 
 
@@ -202,13 +209,7 @@ class StackedWeights:
             clip_rows_(gradients, clip_val, algorithm or "norm")
         for one, gradient in zip(self._runs, gradients, strict=True):
             one.parameter.grad = gradient
-        for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
-            own = twin["params"]
-            twin.update(group)  # a module may change its learning rate
-            twin["params"] = own
-            if self._fused:
-                twin["fused"] = True
-        self._twin.step()
+        step_twin(self._twin, self._optimizer, fused=self._fused)
         for gradient in gradients:
             gradient.zero_()
 

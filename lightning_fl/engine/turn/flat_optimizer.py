@@ -7,6 +7,7 @@ user's own optimiser, whose hyper-parameters are read at every step.
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _DTYPES = frozenset({torch.float32, torch.float64})
 _SCALARS = frozenset({"step", "mu_product"})
 #: With a fused step kernel in torch.
 _FUSED = frozenset({SGD, Adagrad, Adam, AdamW})
+#: Those of them that are faster by it on a CPU, with many weights.
+_GAIN = frozenset({Adam, AdamW})
 #: Options of a group that choose another implementation of steps.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
@@ -129,13 +132,7 @@ class FlatOptimizer:
         """Step by the parameters' gradients; ``False``, without a step, if parameters must be stepped one by one."""
         if self._ended or self.outdated or not all(run.gather() for runs in self._groups for run in runs):
             return False
-        for twin, group in zip(self._twin.param_groups, self._optimizer.param_groups, strict=True):
-            flat = twin["params"]
-            twin.update(group)
-            twin["params"] = flat
-            if self._fused:
-                twin["fused"] = True
-        self._twin.step()
+        step_twin(self._twin, self._optimizer, fused=self._fused)
         return True
 
     @property
@@ -195,9 +192,16 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer) in _ELEMENTWISE and not special and not _has_hooks(optimizer)
 
 
-def has_fused_step(optimizer: Optimizer) -> bool:
-    """Whether torch has a fused step kernel of the optimiser."""
-    return type(optimizer) in _FUSED
+def step_twin(twin: Optimizer, optimizer: Optimizer, *, fused: bool = False) -> None:
+    """Step a twin's own parameters with an optimiser's present hyper-parameters, which modules may change."""
+    for own, group in zip(twin.param_groups, optimizer.param_groups, strict=True):
+        own.update(group | {"params": own["params"]} | ({"fused": True} if fused else {}))
+    twin.step()
+
+
+def has_fused_step(optimizer: Optimizer, *, gains: bool = False) -> bool:
+    """Whether torch has a fused step kernel of the optimiser, and, if asked, one that ``gains``."""
+    return type(optimizer) in (_GAIN if gains else _FUSED)
 
 
 def settle_steps_(state: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -278,16 +282,14 @@ class SecondOptimizer:
 
     def step(self, gradient: Weights) -> None:
         """Step the weights by a gradient, clipped as in the run."""
-        for twin, group, own in zip(self._twin.param_groups, self._first.param_groups, self._groups, strict=True):
-            twin.update({name: value for name, value in group.items() if name != "params"})
-            for place, parameter in own:
-                parameter.grad = _part(gradient, place, parameter.shape)
+        for place, parameter in chain(*self._groups):
+            parameter.grad = _part(gradient, place, parameter.shape)
         if clip := self._settings.gradient_clip_val:
             if self._settings.gradient_clip_algorithm == "value":
                 nn.utils.clip_grad_value_(self._parameters, clip)
             else:
                 nn.utils.clip_grad_norm_(self._parameters, clip)
-        self._twin.step()
+        step_twin(self._twin, self._first)
 
     def state(self) -> list[dict[str, Any]]:
         return [dict(self._twin.state[parameter]) for parameter in self._parameters]

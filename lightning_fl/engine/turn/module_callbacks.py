@@ -165,9 +165,6 @@ class TurnLogger:
         return getattr(self._logger, name)
 
 
-_NAME = "StochasticWeightAveraging"
-
-
 class SharedAverages(Callback):
     """Averages each shared model over rounds, by the settings of Lightning's ``StochasticWeightAveraging``.
 
@@ -191,7 +188,7 @@ class SharedAverages(Callback):
         """Find the round of the first average."""
         if not pl_module.automatic_optimization:
             raise ConfigurationError(
-                f"{_NAME} sets the learning rate, and {type(pl_module).__name__} optimises manually: use"
+                f"{_SWA} sets the learning rate, and {type(pl_module).__name__} optimises manually: use"
                 " lightning.pytorch.callbacks.WeightAveraging."
             )
         start = self.given._swa_epoch_start
@@ -217,7 +214,7 @@ class SharedAverages(Callback):
         """Anneal the learning rates of the client in turn, in place of its scheduler."""
         given, (optimizer,), configs = self.given, trainer.optimizers, trainer.lr_scheduler_configs
         if len(configs) > 1:
-            raise ConfigurationError(f"{_NAME} replaces one learning-rate scheduler: this module has {len(configs)}.")
+            raise ConfigurationError(f"{_SWA} replaces one learning-rate scheduler: this module has {len(configs)}.")
         annealing = SWALR(optimizer, given._swa_lrs, given._annealing_epochs, given._annealing_strategy)
         configs[:] = [LRSchedulerConfig(annealing)]
 

@@ -23,13 +23,10 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.core.lightning_types import is_overridden, own_lightning
 from lightning_fl.engine.client import ClientState
-from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.profile import BACKWARD
-from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
-from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.schedulers import PristineOptimizers, Schedulers, held_schedulers
-from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.engine.turn.services import TurnServices
 
 #: Hooks of a module that take part in an optimiser's step.
 STEP_HOOKS = (
@@ -56,13 +53,12 @@ class Optimization:
     once, at the client's next turn.
     """
 
-    def __init__(
-        self, module_trainer: ModuleTrainer, flat: FlatModule, settings: Settings, federation: Federation
-    ) -> None:
-        module = module_trainer.lightning_module
+    def __init__(self, services: TurnServices) -> None:
+        module, module_trainer, settings = services.module, services.module_trainer, services.settings
         self._settings = settings
-        self._federation = federation
-        self._flat_module = flat
+        self._fused = services.fused_optimizers
+        self._federation = services.federation
+        self._flat_module = services.flat
         self._flat: FlatOptimizer | None = None
         self._flat_before: FlatOptimizer | None = None
         self._flat_is_due = False
@@ -77,7 +73,7 @@ class Optimization:
         self._validated = False
         self._warned_not_fused = False
         self._trainer = module_trainer
-        self._schedulers = Schedulers(module_trainer, settings, federation)
+        self._schedulers = Schedulers(module_trainer, settings, services.federation)
         module_trainer.before_optimizer_step = self._before_step
         self._own = {name: is_overridden(name, module) or name in module_trainer.watching for name in STEP_HOOKS}
         # Lightning clears gradients between forward and backward. Without these hooks, clearing them before gives the
@@ -86,7 +82,7 @@ class Optimization:
         if not module.automatic_optimization:
             neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1, "fused_optimizers": False}
             for name, neutral in neutrals.items():
-                if getattr(settings, name) != neutral:
+                if getattr(settings, name) not in (neutral, "auto"):
                     raise ConfigurationError(
                         f"trainer.{name}={getattr(settings, name)} needs automatic optimisation:"
                         f" {type(module).__name__} optimises manually, so do this in its training_step."
@@ -266,17 +262,17 @@ class Optimization:
         return result[-1]
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
-        fused = self._settings.fused_optimizers
         plain = len(self._trainer.optimizers) == 1 and not self._own["optimizer_step"]
         plain = plain and _steps_plainly(self._trainer.precision_plugin.plugin)
+        fused = self._fused and has_fused_step(optimizer, gains=self._settings.fused_optimizers == "auto")
         flat = FlatOptimizer.of(optimizer, self._flat_module, self._flat_before, fused=fused) if plain else None
-        if fused and (flat is None or not has_fused_step(optimizer)):
+        if flat is None or not has_fused_step(optimizer):
             self.warn_not_fused(optimizer)
         return flat
 
     def warn_not_fused(self, optimizer: Optimizer) -> None:
-        """Warn once that ``trainer.fused_optimizers`` has no effect on an optimiser."""
-        if not self._warned_not_fused:
+        """Warn once that ``trainer.fused_optimizers: true`` has no effect on an optimiser."""
+        if self._settings.fused_optimizers is True and not self._warned_not_fused:
             self._warned_not_fused = True
             rank_zero_warn(
                 f"trainer.fused_optimizers has no effect on {type(optimizer).__name__}: it needs torch's SGD, Adam,"
@@ -295,8 +291,7 @@ class Optimization:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
             return
         self._flat = None  # a parameter has no gradient and must not change: step parameters one by one
-        if self._settings.fused_optimizers:
-            self.warn_not_fused(optimizer)
+        self.warn_not_fused(optimizer)
         optimizer.step()
 
     def _end_flat(self) -> None:

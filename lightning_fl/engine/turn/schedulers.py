@@ -20,6 +20,8 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
 #: Attributes of an optimiser that are kept in their own way.
 _APART = frozenset({"state", "param_groups", "defaults"})
+#: Attributes of every module, which hold no scheduler.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Schedulers:
@@ -68,7 +70,7 @@ def held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned
     """Schedulers of some optimisers that a module keeps in attributes and has not returned."""
     made, found = set(map(id, optimizers)), dict.fromkeys(map(id, returned))
     for part in module.modules():
-        for value in vars(part).values():
+        for value in [value for name, value in vars(part).items() if name not in _OF_TORCH]:
             kind = type(value)
             for one in value.values() if kind is dict else value if kind in (list, tuple) else (value,):
                 stateful = hasattr(type(one), "load_state_dict") and not issubclass(type(one), Optimizer | nn.Module)

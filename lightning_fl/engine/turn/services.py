@@ -57,6 +57,8 @@ class TurnServices:
     processes: Processes
     #: Whether images of training batches are in channels-last memory.
     channels_last: bool = field(default=False, kw_only=True)
+    #: Whether optimisers with a fused step take it.
+    fused_optimizers: bool = field(default=False, kw_only=True)
     module: LightningModule = field(init=False)
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class TrainingLoop:
         self._services = services
         self._trainer = services.module_trainer
         self._learner = learner
-        self.optimization = Optimization(self._trainer, services.flat, services.settings, services.federation)
+        self.optimization = Optimization(services)
         #: Callbacks that change the input of ``training_step``.
         self.around: list[Hook] = hooks.of("around_training_step")
         self._after_step: list[Hook] = hooks.of("on_client_step_end")

@@ -7,6 +7,7 @@ from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer, same_bits
 
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import ModelCheckpoint
+from lightning_fl.engine.turn import trial_step
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, settle_steps_
 from lightning_fl.engine.weights.flat import FlatModule
 
@@ -139,6 +140,38 @@ def test_stacked_clients_take_fused_steps_too(kind, settings, fused_calls, tmp_p
         runs.append(fit(folder, Chosen(kind, step_size=None, **settings), stacked_clients=3, fused_optimizers=fused)[0])
         assert len(fused_calls) == (4 * 3 if fused else 0)  # rounds x steps of the client with the most
     assert close(*runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "setting", "fuses"),
+    [
+        (torch.optim.Adam, 1, "auto", True),
+        (torch.optim.AdamW, 1, "auto", True),
+        (torch.optim.Adam, 10**6, "auto", False),
+        (torch.optim.Adam, 1, False, False),
+        (torch.optim.SGD, 1, "auto", False),  # does not gain, which is not worth a warning
+    ],
+)
+@pytest.mark.filterwarnings("error:trainer.fused_optimizers")
+def test_by_default_steps_of_large_modules_are_fused(kind, least, setting, fuses, fused_calls, tmp_path, monkeypatch):
+    plain, _ = fit(tmp_path / "plain", Chosen(kind, lr=0.01), fused_optimizers=False)
+    monkeypatch.setattr(trial_step, "_LEAST_WEIGHTS", least)
+    found, trainer = fit(tmp_path / "found", Chosen(kind, lr=0.01), fused_optimizers=setting)
+    assert bool(fused_calls) == fuses
+    assert close(plain, found)
+    assert fuses or same_bits(plain, found)
+    assert trainer.identity["trainer.fused_optimizers"] == str(least == 1 and setting == "auto")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_kind_of_steps(fused_calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial_step, "_LEAST_WEIGHTS", 1)
+    for before in ("auto", False):
+        _, first = fit(tmp_path / str(before), Chosen(lr=0.01), rounds=1, fused_optimizers=before)
+        fused_calls.clear()
+        _, resumed = fit(tmp_path, Chosen(lr=0.01), f"{first.log_dir}/checkpoints/last.ckpt", rounds=2)
+        assert bool(fused_calls) == (before == "auto")
+        assert not resumed.differs
 
 
 WORDS = "trainer.fused_optimizers has no effect on {}"
