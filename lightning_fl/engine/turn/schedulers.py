@@ -73,8 +73,9 @@ def held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned
         for value in [value for name, value in vars(part).items() if name not in _OF_TORCH]:
             kind = type(value)
             for one in value.values() if kind is dict else value if kind in (list, tuple) else (value,):
-                stateful = hasattr(type(one), "load_state_dict") and not issubclass(type(one), Optimizer | nn.Module)
-                if stateful and id(getattr(one, "__dict__", {}).get("optimizer")) in made:
+                if id(getattr(one, "__dict__", {}).get("optimizer")) not in made:
+                    continue
+                if hasattr(type(one), "load_state_dict") and not issubclass(type(one), Optimizer | nn.Module):
                     found.setdefault(id(one), one)
     return [one for one in found.values() if one is not None]
 
