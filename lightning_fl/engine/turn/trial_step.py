@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -96,9 +96,10 @@ def automatic_settings(
     that resumes the ``state`` of a checkpoint, only those that were true there.
     """
     chosen: dict[str, bool] = {}
-    module = trainer.lightning_module
-    if processes.device.type == "cpu" and settings.stacked_clients == 1 and module.automatic_optimization:
-        for name, gains in zip(AUTOMATIC, (_fits_channels_last, _gains_by_fused_steps), strict=True):
+    choices: tuple[Callable[..., bool], ...] = (_fits_channels_last, _gains_by_fused_steps)
+    one_by_one = settings.stacked_clients == 1 and trainer.lightning_module.automatic_optimization
+    if processes.device.type == "cpu" and one_by_one:
+        for name, gains in zip(AUTOMATIC, choices, strict=True):
             may = not state or (state["recipe"] or {}).get(f"trainer.{name}") == "True"
             if getattr(settings, name) == "auto" and may and gains(trainer, factory, processes, settings):
                 chosen[name] = True
@@ -107,9 +108,9 @@ def automatic_settings(
 
 
 def _gains_by_fused_steps(trainer: ModuleTrainer, *_: object) -> bool:
-    """Whether a module is large enough: with Adam, a dense network's turn takes 0.76 to 0.88 of the time."""
-    weights = (one.numel() for one in trainer.lightning_module.parameters() if one.requires_grad)
-    return sum(weights) >= _LEAST_WEIGHTS
+    """Whether a module is large enough for fused steps to be faster on a CPU, by the measurements in docs/speed.md."""
+    trained = (one.numel() for one in trainer.lightning_module.parameters() if one.requires_grad)
+    return sum(trained) >= _LEAST_WEIGHTS
 
 
 def _fits_channels_last(
@@ -141,11 +142,7 @@ def _fits_channels_last(
 
 
 def _gains(module: nn.Module) -> bool:
-    """Whether the convolutions are faster with channels-last images, on a CPU with weights in the plain format.
-
-    Measured: steps take 0.7 to 1.0 of the time with up to 64 channels and with depth-wise convolutions, more from 128
-    channels in 5 x 5 or 256 in 3 x 3 on.
-    """
+    """Whether the convolutions are faster with channels-last images on a CPU, by the measurements in docs/speed.md."""
     convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
     spatial = [part.weight.numel() for part in convolutions if max(part.kernel_size) > 1]
     return max(spatial, default=_MOST_WEIGHTS + 1) <= _MOST_WEIGHTS
