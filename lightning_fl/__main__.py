@@ -1,6 +1,7 @@
 """The program ``lightning-fl``, and ``python -m lightning_fl``, where its script is not on the path."""
 
 import atexit
+import gc
 import os
 import shlex
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from lightning_fl.core.lazy import import_torchmetrics
-from lightning_fl.engine.interrupt import ends_on_signals
+from lightning_fl.engine.interrupt import end_fork, ends_on_signals
 
 __all__ = ["first_words", "main"]
 
@@ -26,13 +27,20 @@ def main() -> int:
         if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):
             print(said, end="", file=sys.stderr, flush=True)
         if said:
+            gc.disable()  # imports make a million objects and hardly any garbage, which takes a fifth of their time
             import_torchmetrics()
         from lightning_fl.cli import main as run_command
 
         code = run_command()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whose traceback would be of destructors
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    atexit.register(_end, code)
     return code
+
+
+def _end(code: int) -> None:
+    atexit.unregister(_end)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # whose traceback would be of other functions
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_fork(code)
 
 
 def first_words(words: Sequence[str]) -> str:

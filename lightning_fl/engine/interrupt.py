@@ -4,6 +4,7 @@ Nothing needs to be closed: every round can be resumed, and a kill leaves no dam
 where the process is more than a run, the second signal is Python's KeyboardInterrupt.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -62,6 +63,14 @@ def end_process(code: int, reason: str) -> NoReturn:
         remove_generated_files()
     last = InterruptGuard.last_checkpoint
     _say(reason.rstrip(".") + ("" if last is None or not last.exists() else f": resume with --ckpt_path {near(last)}"))
+    os._exit(code)
+
+
+def end_fork(code: int) -> NoReturn:
+    """End this process without taking modules apart, which takes half a second and copies what a fork shares."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 

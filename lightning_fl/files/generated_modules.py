@@ -18,9 +18,9 @@ def remove_generated_files() -> None:
     if "torch_geometric" not in sys.modules or tempfile.tempdir is None:
         return
     folder = Path(os.fsdecode(tempfile.tempdir))
-    for name, module in list(sys.modules.items()):
+    for module in [module for name, module in sys.modules.items() if name.endswith(_ENDINGS)]:
         file = getattr(module, "__file__", None)
-        if not name.endswith(_ENDINGS) or file is None or Path(file).parent != folder or file in linecache.cache:
+        if file is None or Path(file).parent != folder or file in linecache.cache:
             continue
         lines = linecache.getlines(file)
         # Without a modification time, so that linecache keeps them after the file is gone.

@@ -5,13 +5,10 @@ Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``
 ``--config`` the later one has priority, and single options have priority over all of them, in any order.
 """
 
-import atexit
-import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, get_args
@@ -178,8 +175,7 @@ def _missing(command: str, tree: dict[str, object]) -> list[str]:
 
 
 def _import_short_names() -> None:
-    # Imports create a million objects and hardly any garbage; collecting it would take a fifth of their time.
-    with warnings.catch_warnings(), _without_garbage_collection():
+    with warnings.catch_warnings():
         # Warnings of dependencies about each other, which users cannot act on.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -189,18 +185,3 @@ def _import_short_names() -> None:
                 getattr(package, exported)
     # Those of PyG, which is imported when a class that needs it is instantiated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit\.")
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, and exclude what is imported meanwhile from later collections."""
-    if "torch" in sys.modules or not gc.isenabled():  # imported before, in a process that may be a notebook's
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries complain about instances that are left when Python ends
-        gc.enable()

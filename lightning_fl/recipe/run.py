@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lazy import end_of_imports
 from lightning_fl.data.module import known_clients
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
@@ -40,11 +41,13 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     """Instantiate and run; returns the exit code."""
     from lightning import seed_everything
 
-    from lightning_fl.strategies.fork_launcher import ForkLauncher, end_fork
+    from lightning_fl.engine.interrupt import end_fork
+    from lightning_fl.strategies.fork_launcher import ForkLauncher
 
     seed_everything(int(config.seed_everything), verbose=False)
     here = os.getcwd()
     made = instantiate(parser, config)
+    end_of_imports()
     trainer: FederatedTrainer = made.trainer
     trainer.run_log.root = Path(here, trainer.default_root_dir)  # a class of the recipe may have changed the folder
     if command == "fit":

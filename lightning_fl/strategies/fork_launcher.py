@@ -5,19 +5,18 @@ Fabric's multiprocessing launcher forks too, but runs a function in the forks on
 would have no results.
 """
 
-import atexit
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.popen_fork import Popen
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
+from lightning_fl.engine.interrupt import end_fork
 from lightning_fl.strategies.peers import INTERFACE_VARIABLES
 
 #: What Fabric reads ranks from, and what ranks listen on.
@@ -91,11 +90,3 @@ def forks_end_here(launcher: ForkLauncher, disconnect: Callable[[], None]) -> It
         for name in _ENVIRONMENT:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-def end_fork(code: int) -> NoReturn:
-    """End a fork; Python's own end would take modules apart, and so copy the hundreds of megabytes that it shares."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
