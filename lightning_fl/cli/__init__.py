@@ -5,6 +5,7 @@ code. Only the module of the command that runs is imported. Commands that take a
 :mod:`lightning_fl.recipe.run`; exit codes and the printing of errors in :mod:`lightning_fl.recipe.error_messages`.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -95,6 +96,9 @@ def _run(words: list[str]) -> int:
         config = module.parse(command, parser, rest) if of_recipe else parser.parse_args(rest)
     except SystemExit as end:  # --help and --print_config
         return int(end.code or 0)
+    if not gc.isenabled():  # by the program, for its imports, in which no garbage needs to be looked for later
+        gc.freeze()
+        gc.enable()
     return module.run(command, config, parser, rest) if of_recipe else call(getattr(module, command), config)
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_fl.core.lazy import end_of_imports
-
 
 class Word(NamedTuple):
     """Metadata of an annotation: how a word of the command line is called, and its value if it may be left out."""
@@ -65,7 +63,6 @@ def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
 
 def call(function: Callable[..., int], config: Namespace) -> int:
     """Call a command's function with the options that a parser of :func:`add_options` found."""
-    end_of_imports()
     given = {name: value.expanduser() if isinstance(value, Path) else value for name, value in vars(config).items()}
     for name, hint in get_type_hints(function).items():
         if isinstance(hint, type) and is_dataclass(hint):

@@ -1,7 +1,6 @@
 """Imports on first use."""
 
 import ast
-import gc
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -44,10 +43,3 @@ def import_torchmetrics() -> None:
             import_module("torchmetrics")
         finally:
             del sys.modules["scipy.signal"]
-
-
-def end_of_imports() -> None:
-    """Look for garbage again, where the program has not for its imports, but never in what they have made."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()

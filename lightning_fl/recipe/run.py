@@ -16,8 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.lazy import end_of_imports
-from lightning_fl.data.module import known_clients
+from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import USAGE, add_arguments, parse
@@ -26,7 +25,6 @@ from lightning_fl.version import __version__
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-    from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer.trainer import FederatedTrainer
 
 __all__ = ["USAGE", "add_arguments", "parse", "run"]
@@ -47,7 +45,6 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
     seed_everything(int(config.seed_everything), verbose=False)
     here = os.getcwd()
     made = instantiate(parser, config)
-    end_of_imports()
     trainer: FederatedTrainer = made.trainer
     trainer.run_log.root = Path(here, trainer.default_root_dir)  # a class of the recipe may have changed the folder
     if command == "fit":
@@ -69,7 +66,7 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
 def choose_processes(
     trainer: "FederatedTrainer",
     module: "LightningModule",
-    data: "FederatedDataModule",
+    data: FederatedDataModule,
     devices: int | str | list[int],
     words: Sequence[str],
 ) -> str | None:

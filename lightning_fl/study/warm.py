@@ -1,5 +1,6 @@
 """Preloaded ``lightning-fl fit`` with its parser, from which workers are forked."""
 
+import gc
 import os
 from importlib import import_module
 
@@ -7,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a worker; before torch is imported
 
 from lightning_fl.core.lazy import import_torchmetrics
 
+gc.disable()
 import_torchmetrics()
 
 PARSER = import_module("lightning_fl.recipe.parser").make_parser("fit")
@@ -25,3 +27,6 @@ for _name in (
     "torch.utils.tensorboard",
 ):
     import_module(_name)
+
+gc.freeze()  # a worker that looked through all this for garbage would copy it
+gc.enable()

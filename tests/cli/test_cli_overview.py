@@ -1,5 +1,6 @@
 """The commands that need no torch."""
 
+import gc
 import hashlib
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_recipes_lists_names_and_headlines(command):
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert list(lines) == list(available_recipes())
     assert lines["drflm_esol"].startswith("DRFLM on ESOL")
+
+
+def test_garbage_is_collected_again_when_a_command_begins(command):
+    gc.disable()  # as the program does for its imports
+    assert command("recipes")[0] == 0
+    assert gc.isenabled()
 
 
 def test_recipes_prints_one(command):

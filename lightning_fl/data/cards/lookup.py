@@ -29,21 +29,6 @@ from lightning_fl.data.cards.kinds import ImageCard, MoleculeCard, TableCard
 from lightning_fl.files.user_file import package_folder
 from lightning_fl.files.yaml import read_yaml
 
-
-def rank_zero_warn(message: str) -> None:
-    """Call Fabric's function, imported late: listing cards must not wait for torch."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_warn as warn
-
-    warn(message)
-
-
-def rank_zero_info(message: str) -> None:
-    """Call Fabric's function, imported late."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_info as inform
-
-    inform(message)
-
-
 #: Choice between measured data and a stand-in.
 Source = Literal["auto", "real", "standin"]
 
@@ -93,6 +78,8 @@ def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Fo
     ``source`` is ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
     ``"standin"`` for the stand-in. ``find`` raises ``DataError`` where there are no data.
     """
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn  # late: listing cards must not wait for torch
+
     if source == "standin":
         if card.standin is None:
             raise ConfigurationError(
@@ -161,6 +148,8 @@ def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> Fou
         return None
     found = FoundFile(path, digest := file_sha256(path), digest in file.sha256, origin)
     if file.sha256 and not found.verified:
+        from lightning.fabric.utilities.rank_zero import rank_zero_warn  # late, as above
+
         rank_zero_warn(
             f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts"
             f" {' or '.join(file.sha256)}. It is used anyway, and the run's record has its sum."
@@ -184,6 +173,8 @@ def why_not_fetched(has_address: bool, card: Card, allow_download: bool) -> str:
 
 def _fetch(file: CardFile, destination: Path) -> str:
     """Download a card's file; return why it failed, or an empty text."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_info  # late, as above
+
     failures = []
     for address in file.addresses:
         rank_zero_info(f"Downloading {address} to {destination}")

@@ -22,7 +22,6 @@ from lightning_fl.data.cards.lookup import (
     dataset_cache,
     file_in_folder,
     file_sha256,
-    rank_zero_info,
     user_folders,
     why_not_fetched,
 )
@@ -125,6 +124,8 @@ def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_d
     if card.torchvision is None:
         failure = f"torchvision does not have it (its card, {card.path}, describes where to get it)"
     elif not failure:
+        from lightning.fabric.utilities.rank_zero import rank_zero_info  # late: listing cards must not wait for torch
+
         rank_zero_info(f"Downloading {card.title} with torchvision to {torchvision_cache()}")
         try:
             return download(card)

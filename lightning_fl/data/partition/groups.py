@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Count, Positive, Size, checked_fields
+from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.partitioner import (
     ClientParts,
@@ -22,6 +23,7 @@ from lightning_fl.data.partition.partitioner import (
     read_smiles,
 )
 from lightning_fl.data.sizes import apportion
+from lightning_fl.files.tensors import load_or_compute
 from lightning_fl.functional.drflm import sample_dirichlet
 
 
@@ -235,8 +237,16 @@ class ScaffoldLDA(KeyPartitioner):
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     """Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty if there is no ring.
 
-    Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887.
+    Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887. The cache
+    folder keeps them.
     """
+    import rdkit
+
+    version = f"scaffolds, rdkit {rdkit.__version__}"
+    return load_or_compute(cache_folder() / "molecules", version, smiles, lambda: _compute_scaffolds(smiles))
+
+
+def _compute_scaffolds(smiles: Sequence[str]) -> list[str]:
     from rdkit.Chem import MolFromSmiles
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
     from rdkit.rdBase import BlockLogs

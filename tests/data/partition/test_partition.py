@@ -276,6 +276,12 @@ def test_scaffolds_are_ring_systems_with_their_linkers():
     assert partition.murcko_scaffolds(smiles) == ["", benzene, benzene, "c1ccc(CCC2CC2)cc1", "O=C1CCCCN1", ""]
 
 
+def test_scaffolds_of_a_data_set_are_computed_once(monkeypatch):
+    before = Scaffold(num_clients=2)(MOLECULES, seed=0)
+    monkeypatch.setattr("lightning_fl.data.partition.groups._compute_scaffolds", None)
+    assert lists(Scaffold(num_clients=2)(MOLECULES, seed=0)) == lists(before)
+
+
 def test_scaffold_partition_keeps_scaffolds_together():
     rings = [*RINGS, "C1CCCCC1", "c1ccncc1", "c1ccoc1", "c1ccsc1"]
     smiles = [tail + ring for ring in rings for tail in ("C", "CC", "CCC")] + ["CCO", "CCC", "O"]
