@@ -11,6 +11,7 @@ TITLES = {
     "cnn": "CNN: 20 clients x 250 images, LeNet, batch 16, one epoch a round",
     "gnn": "GNN: 3 clients x 376 molecules, GCN, 5 steps of 32 a round",
     "many": "Many clients: 1,000 clients x 20 images against 10 x 2,000, LeNet, batch 10, one epoch a round",
+    "sampled": "100 of 10^3 to 10^6 clients a round: 10 samples, logistic regression, one step",
     "large": "Large model: 20 clients x 32 images of 64x64, ResNet-18, batch 16, one epoch a round",
 }
 LABELS = {"round": "s per round", "start": "start-up", "rss": "peak RSS", "pss": "peak PSS"}
@@ -49,9 +50,6 @@ COMPARISONS = (
     Comparison("cnn", "pfl-2p", f"{OURS}-2p", at_least=1),
     Comparison("cnn", "flower", f"{OURS}-2p", at_least=1.8),
     Comparison("cnn", "flower-lightning", f"{OURS}-2p", at_least=2.6),
-    Comparison("cnn", f"{OURS}-channels-last", "bare"),
-    Comparison("cnn", f"{OURS}-channels-last-2p", "bare-2p"),
-    Comparison("cnn", "pfl-2p", f"{OURS}-channels-last-2p"),
     Comparison("cnn", OURS, "bare", "start"),
     Comparison("cnn", f"{OURS}-2p", "bare-2p", "start"),
     Comparison("cnn", "flower", f"{OURS}-2p", "start", at_least=2),
@@ -70,6 +68,8 @@ COMPARISONS = (
     Comparison("many", f"{OURS}-1000c", "bare-1000c"),
     Comparison("many", f"{OURS}-1000c", f"{OURS}-10c", "rss", at_most=1.2),
     Comparison("many", "bare-1000c", "bare-10c", "rss"),
+    *(Comparison("sampled", f"{OURS}-{count}", f"{OURS}-1e+03") for count in ("1e+04", "1e+05", "1e+06")),
+    *(Comparison("sampled", f"{OURS}-2p-{count}", f"{OURS}-2p-1e+03") for count in ("1e+04", "1e+05", "1e+06")),
     Comparison("large", OURS, "bare"),
     Comparison("large", f"{OURS}-2p", "bare-2p"),
     Comparison("large", "pfl", OURS),

@@ -1,6 +1,6 @@
 """lightning-fl against bare loops and other frameworks on the same federations, each arm in processes of its own.
 
-    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|large|all] [--repeats 3] [--rounds N] [--arms NAME]
+    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|sampled|large|all] [--repeats 3] [--rounds N] [--arms NAME]
     uv run --group bench python benchmarks/peers.py cnn --against OTHER_CHECKOUT
 
 All arms of a task run at once, but only one at a time goes on, for a round; the others wait meanwhile. Ratios are taken
@@ -36,7 +36,7 @@ from peer_tables import THERE, TITLES, Record, markdown, quantities
 from turns import PausedCommand
 
 SCRIPTS = Path(__file__).parent / "arms"
-ROUNDS = {"cnn": 12, "gnn": 60, "many": 5, "large": 3}
+ROUNDS = {"cnn": 12, "gnn": 60, "many": 5, "sampled": 20, "large": 3}
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 MEMORY = ("rss_mib", "pss_mib", "processes")
 QUIET = {
@@ -93,8 +93,6 @@ ARMS = {
         bare("bare-kept-2p", "cnn", "--keep", processes=2),
         ours("lightning-fl", "cnn"),
         ours("lightning-fl-2p", "cnn", processes=2),
-        ours("lightning-fl-channels-last", "cnn", "--channels-last"),
-        ours("lightning-fl-channels-last-2p", "cnn", "--channels-last", processes=2),
         pfl("pfl", "cnn"),
         pfl("pfl-2p", "cnn", processes=2),
         flower("flower", "cnn"),
@@ -114,6 +112,14 @@ ARMS = {
         bare("bare-1000c", "many"),
         ours("lightning-fl-10c", "few"),
         ours("lightning-fl-1000c", "many"),
+    ],
+    "sampled": [
+        arm
+        for count in ("1e+03", "1e+04", "1e+05", "1e+06")
+        for arm in (
+            *(ours(f"lightning-fl-{count}", count), ours(f"lightning-fl-2p-{count}", count, processes=2)),
+            *(pfl(f"pfl-{count}", count), flower(f"flower-{count}", count)),
+        )
     ],
     "large": [
         bare("bare", "large"),

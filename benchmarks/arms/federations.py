@@ -45,6 +45,8 @@ class Federation(ABC):
     batch_size: int
     steps: int | None = None
     """Local steps; ``None`` for one pass over the samples."""
+    cohort: int | None = None
+    """Clients in a round, drawn by each arm in its own way; ``None`` for all."""
     loaders: dict[tuple[int, bool], Any] = field(default_factory=dict, repr=False)
 
     @abstractmethod
@@ -110,6 +112,32 @@ class Images(Federation):
 
 
 @dataclass(kw_only=True)
+class Vectors(Federation):
+    """Slices of one table of random vectors with two classes, for logistic regression."""
+
+    @cached_property
+    def table(self) -> TensorDataset:
+        draws = torch.Generator().manual_seed(0)
+        count = self.num_clients * self.samples
+        return TensorDataset(torch.randn(count, 16, generator=draws), torch.arange(count) % 2)
+
+    def network(self) -> nn.Module:
+        torch.manual_seed(7)
+        return nn.Linear(16, 2)
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        vectors, labels = batch
+        return F.cross_entropy(network(vectors), labels)
+
+    def client_data(self, client: int) -> TensorDataset:
+        mine = slice(client * self.samples, (client + 1) * self.samples)
+        return TensorDataset(*(column[mine] for column in self.table.tensors))
+
+    def loader(self, client: int, shuffle: bool) -> Iterable[Any]:
+        return DataLoader(self.client_data(client), batch_size=self.batch_size, shuffle=shuffle)
+
+
+@dataclass(kw_only=True)
 class Molecules(Federation):
     """Molecules from the file that ``make_molecules.py`` wrote, through a GCN."""
 
@@ -157,6 +185,9 @@ class Molecules(Federation):
         return GraphLoader(self.client_data(client), batch_size=self.batch_size, shuffle=shuffle)
 
 
+#: Numbers of clients of which 100 take part in a round.
+SAMPLED = (1_000, 10_000, 100_000, 1_000_000)
+
 #: "few" and "many" hold the same number of images and take the same number of steps in a round.
 FEDERATIONS: dict[str, Federation] = {
     "cnn": Images(num_clients=20, samples=250, batch_size=16),
@@ -164,4 +195,5 @@ FEDERATIONS: dict[str, Federation] = {
     "few": Images(num_clients=10, samples=2000, batch_size=10),
     "many": Images(num_clients=1000, samples=20, batch_size=10),
     "large": Images(num_clients=20, samples=32, batch_size=16, size=64, residual=True),
+    **{f"{count:.0e}": Vectors(num_clients=count, samples=10, batch_size=10, cohort=100) for count in SAMPLED},
 }

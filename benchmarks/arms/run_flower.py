@@ -29,8 +29,12 @@ def main() -> None:
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
+        cohort = federation.cohort or federation.num_clients
         strategy = FedAvg(
-            fraction_evaluate=0.0, min_train_nodes=federation.num_clients, min_available_nodes=federation.num_clients
+            fraction_train=cohort / federation.num_clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=cohort,
+            min_available_nodes=federation.num_clients,
         )
         result = strategy.start(
             grid=grid,

@@ -3,12 +3,13 @@
 import argparse
 
 import rounds
-from federations import FEDERATIONS
+from federations import FEDERATIONS, Vectors
 from lightning_network import LightningNetwork
 from torch.utils.data import Dataset
 
-from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.callbacks import Callback
+from lightning_fl import FederatedDataModule, FederatedTrainer, Partitioned
+from lightning_fl.callbacks import Callback, UniformSampling
+from lightning_fl.data import IID
 from lightning_fl.data.module import Split
 from lightning_fl.strategies.fork_launcher import end_fork
 
@@ -42,20 +43,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--shuffle", action="store_true")
-    parser.add_argument("--channels-last", action="store_true")
     arguments = parser.parse_args()
     rounds.imported()
+    federation = FEDERATIONS[arguments.federation]
     trainer = FederatedTrainer(
         accelerator="cpu",
         devices=1,
         max_rounds=arguments.rounds,
-        local_steps=FEDERATIONS[arguments.federation].steps,
-        callbacks=[RoundEnds()],
-        channels_last=arguments.channels_last,
+        local_steps=federation.steps,
+        callbacks=[RoundEnds(), *([UniformSampling(cohort_size=federation.cohort)] if federation.cohort else [])],
     )
     trainer.strategy.fork_processes(arguments.processes)  # as lightning-fl fit does by itself
     module = LightningNetwork(arguments.federation)
-    trainer.fit(module, Clients(arguments.federation, arguments.shuffle))
+    data: FederatedDataModule = Clients(arguments.federation, arguments.shuffle)
+    if isinstance(federation, Vectors):
+        clients = IID(num_clients=federation.num_clients)
+        data = Partitioned(federation.table, clients, split=(1.0, 0.0, 0.0), batch_size=federation.batch_size)
+    trainer.fit(module, data)
     if trainer.is_global_zero:  # the module holds the shared model once fit returns
         rounds.finish(module.network)
     else:

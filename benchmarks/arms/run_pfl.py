@@ -50,16 +50,19 @@ def main() -> None:
     torch.set_num_threads(1)
     federation = FEDERATIONS[arguments.federation]
     clients = list(range(federation.num_clients))
-    data = {client: list(federation.client_data(client).tensors) for client in clients}
-    users = FederatedDataset(
-        lambda client: Dataset(data[client], user_id=client), get_user_sampler("minimize_reuse", clients)
-    )
+    # Whoever takes part in every round is made once.
+    data = {} if federation.cohort else {client: list(federation.client_data(client).tensors) for client in clients}
+
+    def user(client: int) -> Dataset:
+        return Dataset(data.get(client) or list(federation.client_data(client).tensors), user_id=client)
+
+    users = FederatedDataset(user, get_user_sampler("random" if federation.cohort else "minimize_reuse", clients))
     network = Network(arguments.federation)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=arguments.rounds,
             evaluation_frequency=arguments.rounds + 1,
-            train_cohort_size=federation.num_clients,
+            train_cohort_size=federation.cohort or federation.num_clients,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=users, val_data=users),
