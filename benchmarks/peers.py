@@ -1,6 +1,6 @@
 """lightning-fl against bare loops and other frameworks on the same federations, each arm in processes of its own.
 
-    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|sampled|large|all] [--repeats 3] [--rounds N] [--arms NAME]
+    uv run --group bench python benchmarks/peers.py [cnn|gnn|many|sampled|large|all] [--repeats 3] [--arms NAME]
     uv run --group bench python benchmarks/peers.py cnn --against OTHER_CHECKOUT
 
 All arms of a task run at once, but only one at a time goes on, for a round; the others wait meanwhile. Ratios are taken
