@@ -61,7 +61,7 @@ class DiscriminatorSettings:
     learning_rate: Positive = 1.0
     max_rounds: Count = 2000
     eval_every: Count = 10
-    patience: Count = 10
+    patience: Count = 5
     monitor: Monitor = "loss"
     batch_size: Count = 128
     folds: Literal[1, 2] = 2
