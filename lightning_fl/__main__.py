@@ -22,6 +22,9 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 
 def main() -> int:
     """Run a command."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by what started the program
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     with ends_on_signals():
         said = first_words(sys.argv[1:])
         if sys.stderr.isatty() and all(os.environ.get(name, "0") == "0" for name in _RANKS):

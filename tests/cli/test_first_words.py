@@ -55,3 +55,10 @@ def test_rank_zero_says_it_to_a_person_at_once_and_not_among_the_results(rank, t
     assert said.startswith(f"{words} ...") == speaks
     assert "error: --out a.txt: give a name" in said
     assert process.returncode == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("words", "code"), [("recipes", 0), ("recipes no_such_recipe", 2)])
+def test_streams_that_are_closed_are_no_error(words, code):
+    shell = f"{sys.executable} -m lightning_fl {words} >&- 2>&-"
+    assert subprocess.run(shell, shell=True).returncode == code
