@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.files.table_file import kind_of_table, read_table_file
-from lightning_fl.files.text_table import column_names, refuse_twice, require_columns, text_rows, unpacked
+from lightning_fl.files.text_table import column_names, refuse_twice, require_columns, smiles_name, text_rows, unpacked
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ def _read_text_rows(path: Path | None, rows: int) -> "Iterator[pd.DataFrame]":
 
 
 def read_smiles_column(frame: "pd.DataFrame", column: str, place: str) -> list[str]:
-    """Read a column of SMILES, its name in any case, as texts without surrounding blanks; "" for empty cells."""
-    alike = [name for name in frame.columns if str(name).lower() == column.lower()]
-    if column not in frame.columns and len(alike) == 1:
-        column = alike[0]
+    """Read a column of SMILES (:func:`smiles_name`) as texts without surrounding blanks; "" for empty cells."""
+    column = smiles_name(frame.columns, column)
     try:
         require_columns(frame, [column], place)
     except DataError as error:

@@ -45,6 +45,8 @@ _MARKS = {
 }
 #: Texts for a missing number, in lower case. In a column of texts they are values: "NA" is a country.
 _GAPS = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
+#: Usual names of a column of SMILES, in lower case.
+_SMILES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi")
 
 
 def read_text_table(path: Path) -> "pd.DataFrame":
@@ -189,6 +191,15 @@ def require_columns(columns: Iterable[Any], names: Collection[str], place: str, 
         if name not in known:
             hint = did_you_mean(name, known)
             raise DataError(f"{place} has no {what} {name!r}{hint}. It has {listed(known, near=name) or 'none'}.")
+
+
+def smiles_name(columns: Iterable[Any], name: str) -> str:
+    """The column ``name``, or, if there is none, the one of this name in another case; for "smiles" also a synonym."""
+    known = list(map(str, columns))
+    for wanted in () if name in known else _SMILES if name == "smiles" else (name.lower(),):
+        if alike := [column for column in known if column.lower() == wanted]:
+            return alike[0] if len(alike) == 1 else name
+    return name
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":

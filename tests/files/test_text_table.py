@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.files.text_table import list_rows, read_numbers, read_text_table, require_columns
+from lightning_fl.files.text_table import list_rows, read_numbers, read_text_table, require_columns, smiles_name
 
 PLAIN = "smiles,y,lab\nCCO,1.5,NA\n\nC,,None\n"
 
@@ -81,6 +81,22 @@ def test_numbers_their_gaps_and_what_is_neither():
     numbers, wrong = read_numbers(pd.Series(given, index=range(2, 15), dtype=object))
     assert numbers.dropna().to_dict() == {2: 1.0, 3: 2500.0, 12: -0.5}
     assert wrong.to_dict() == {9: "inf", 10: "1,5", 11: "1_000", 13: "5 nM", 14: "1e400"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "found"),
+    [
+        ("id smiles SMILES", "smiles", "smiles"),
+        ("id Smiles Canonical_SMILES", "smiles", "Smiles"),
+        ("id Canonical_SMILES", "smiles", "Canonical_SMILES"),
+        ("id SMI", "smiles", "SMI"),
+        ("id Smiles SMILES", "smiles", "smiles"),  # which of them?
+        ("id Drug", "drug", "Drug"),
+        ("id SMILES", "drug", "drug"),
+    ],
+)
+def test_a_column_of_smiles_is_found_in_any_case_and_by_its_usual_names(columns, name, found):
+    assert smiles_name(columns.split(), name) == found
 
 
 def test_lists_in_messages_are_short():

@@ -38,7 +38,7 @@ class PrivateTargets(FederatedDataModule):
         target_columns: laboratory -> columns to predict, for laboratories whose target names may be public: they are in
             the recipe and in the run's record. Other laboratories predict all columns except ``other_columns``.
         other_columns: columns that are never targets, such as an identifier.
-        smiles_column: column of SMILES.
+        smiles_column: column of SMILES, in any case; by default also "canonical_smiles", "isomeric_smiles" or "smi".
         split: shares of every laboratory's molecules for training, validation and test.
         split_seed: seed of the split; ``None`` for the run's seed.
         invalid: see :class:`~lightning_fl.data.molecules.module.MoleculeDataModule`.

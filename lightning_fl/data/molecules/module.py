@@ -207,7 +207,7 @@ class MoleculeCSV(MoleculeDataModule):
         path: the file.
         target_columns: columns to predict; an empty cell is a missing value.
         target_units: their units, as text; ``None`` if they do not matter.
-        smiles_column: column of SMILES.
+        smiles_column: column of SMILES, in any case; by default also "canonical_smiles", "isomeric_smiles" or "smi".
         group_column: makes each value of this column a client of that name; instead of ``partitioner``.
         partitioner: assigns molecules to clients; instead of ``group_column``.
         censored: read cells such as ">5" and "<=0.1" as bounds, which are otherwise refused.

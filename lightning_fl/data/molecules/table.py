@@ -15,7 +15,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean
 from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.kinds import FileFormat, Transform
 from lightning_fl.files.table_file import as_texts, read_table_file
-from lightning_fl.files.text_table import read_numbers, refuse_values, require_columns
+from lightning_fl.files.text_table import read_numbers, refuse_values, require_columns, smiles_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ def read_table(
         path: the file.
         file_format: ``"csv"`` or ``"csv.gz"`` for any table that
             :func:`~lightning_fl.files.table_file.read_table_file` reads, or ``"drugood-json"``.
-        smiles: column of SMILES.
+        smiles: column of SMILES, in any case; "smiles" also finds "canonical_smiles", "isomeric_smiles" and "smi".
         targets: columns to predict; ``None`` for all with a value except ``smiles``, ``required`` and ``not_targets``.
         units: units of the targets; one text for all where ``targets`` is ``None``.
         required: other columns that must exist.
@@ -113,6 +113,7 @@ def read_table(
         raise ConfigurationError(f"parts={list(parts)!r}: a file of format {file_format} has no parts; omit it.")
     else:
         frame = read_table_file(path, smiles=smiles)
+        smiles = smiles_name(frame.columns, smiles)
     require_columns(frame, (smiles, *(targets or ()), *required, *(select or {})), str(path))
     for column, value in (select or {}).items():
         frame = _select(frame, column, value, path)

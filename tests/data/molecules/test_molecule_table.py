@@ -33,6 +33,11 @@ def test_rows_are_counted_as_a_spreadsheet_does(tmp_path):
     assert table.rows == [2, 4, 5]
 
 
+def test_a_column_of_smiles_in_another_case_is_no_target(tmp_path):
+    table = read(write(tmp_path, "Canonical_SMILES,y\nC,1\n"), targets=None, units="u")
+    assert (table.smiles, table.target_names) == (["C"], ["y"])
+
+
 # ---- DrugOOD
 
 
