@@ -1,5 +1,6 @@
 """Preloaded ``lightning-fl fit`` with its parser, from which workers are forked."""
 
+import atexit
 import gc
 import os
 from importlib import import_module
@@ -29,4 +30,5 @@ for _name in (
     import_module(_name)
 
 gc.freeze()  # a worker that looked through all this for garbage would copy it
+atexit.register(gc.unfreeze)  # libraries complain about instances that are left when Python ends
 gc.enable()

@@ -272,7 +272,11 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
     """Encoding of the run's columns from its record: schema, means [Q] and deviations [Q]."""
     from lightning_fl.data.tables.dataset import TableSchema
 
-    encoding = record["encoding"]
+    encoding = record.get("encoding")
+    if encoding is None:
+        raise ConfigurationError(
+            "the run's summary.json lacks the encoding of the columns, as an older version made it: train it again."
+        )
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
     return TableSchema(tuple(encoding["numeric"]), categories), mean, std
