@@ -113,7 +113,7 @@ def read_table(
         raise ConfigurationError(f"parts={list(parts)!r}: a file of format {file_format} has no parts; omit it.")
     else:
         frame = read_table_file(path, smiles=smiles)
-        smiles = smiles_name(frame.columns, smiles)
+    smiles = smiles_name(frame.columns, smiles)
     require_columns(frame, (smiles, *(targets or ()), *required, *(select or {})), str(path))
     for column, value in (select or {}).items():
         frame = _select(frame, column, value, path)
