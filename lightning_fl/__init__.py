@@ -22,6 +22,7 @@ _EXPORTS = {
     "Participant": "lightning_fl.core.cohort",
     "Partitioned": "lightning_fl.data.partitioned",
     "Silos": "lightning_fl.data.silos",
+    "advise": "lightning_fl.study.advise",
     "federate": "lightning_fl.trainer.federate",
     "predict": "lightning_fl.inference.predict",
 }
@@ -51,6 +52,7 @@ __all__ = [
     "Silos",
     "TrainingError",
     "__version__",
+    "advise",
     "callbacks",
     "data",
     "federate",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from lightning_fl.data.partitioned import Partitioned
     from lightning_fl.data.silos import Silos
     from lightning_fl.inference.predict import predict
+    from lightning_fl.study.advise import advise
     from lightning_fl.trainer.federate import federate
     from lightning_fl.trainer.trainer import FederatedTrainer
 

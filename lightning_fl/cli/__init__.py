@@ -52,6 +52,9 @@ COMMANDS = {
     ),
     "compare": Command("lightning_fl.cli.compare", "Compare finished runs: tables and figures."),
     "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and test its claims."),
+    "advise": Command(
+        "lightning_fl.cli.advise", "Say whether federating a recipe's model is worth it, with whom and how, by trying."
+    ),
     "init": Command("lightning_fl.cli.recipes", "Ask three questions, write a recipe and a module to start from."),
     "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
     "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),

@@ -39,9 +39,9 @@ class Scale:
 class TableLayout:
     """Layout of the table: "arm" and axes that form rows and columns, and the statistics in every column."""
 
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    statistics: tuple[str, ...]
+    rows: tuple[str, ...] = ("arm",)
+    columns: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ("mean", "worst")
     percent: bool = False  #: whether table and claims are in percent
     digits: int = 3  #: after the decimal point
 
@@ -80,13 +80,13 @@ class Study:
     split: str  #: of the clients' data on which the metric is computed
     seeds: tuple[int, ...]
     arms: dict[str, Arm]
-    grid: dict[str, dict[str, Overrides]]  #: axis -> label -> overrides
-    exclude: tuple[dict[str, str], ...]  #: arms or labels; cells that match all of an entry are not run
-    overrides: Overrides
-    table: TableLayout
-    published: Published
-    claims: tuple[Claim, ...]
-    scales: dict[str, Scale]  #: including "full"
+    claims: tuple[Claim, ...] = ()
+    grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)  #: axis -> label -> overrides
+    exclude: tuple[dict[str, str], ...] = ()  #: arms or labels; cells that match all of an entry are not run
+    overrides: Overrides = field(default_factory=dict)
+    table: TableLayout = TableLayout()
+    published: Published = field(default_factory=Published)
+    scales: dict[str, Scale] = field(default_factory=lambda: {FULL: Scale()})
     scale: str = FULL  #: the current one
     chosen: tuple[Chosen, ...] = ()
 

@@ -4,7 +4,7 @@ import base64
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -158,8 +158,11 @@ def _run_commands(run: FinishedRun) -> list[str]:
     ]
 
 
-def write_study_page(results: StudyResults, out: Path) -> Path:
-    """Write ``report.html`` into the study's folder, which also contains the runs; returns its path."""
+def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Sequence[Part]] | None = None) -> Path:
+    """Write ``report.html`` into the study's folder, which also contains the runs; returns its path.
+
+    ``first`` has sections above the others.
+    """
     study, environment = results.study, dict(results.environment)
     packages = environment.pop("packages", {})
     badges = dict(source_badge(source) for source in sorted({cell.data_source for cell in results.cells} - {""}))
@@ -180,6 +183,7 @@ def write_study_page(results: StudyResults, out: Path) -> Path:
         f"study {study.name}, scale {study.scale} · {version} · {environment.get('time', '')}",
         badges,
         {
+            **(first or {}),
             "Table": [*Part.of_table(results_table(results)), Part(f"{meanings}.")],
             "Claims": [*claims, Part(_ABOUT_CLAIMS)] if claims else [],
             "Figures": [Part(pictures=pictures) if pictures else Part("No finished runs.")],

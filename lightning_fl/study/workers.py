@@ -58,15 +58,19 @@ def run_cells(
     known: Sequence[Cell],
     commit: str,
     check: Callable[[Cell], None] = lambda cell: None,
+    deadline: float | None = None,
 ) -> int | None:
-    """Run cells until all have ended or a signal arrives; returns the number of the signal.
+    """Run cells until all have ended, a signal arrives or the time is over; returns the number of the signal.
 
-    The first SIGINT or SIGTERM lets running cells finish their round and save it; a second one stops at once.
+    The first SIGINT or SIGTERM, or the deadline, lets running cells finish their round and save it; a second signal
+    stops at once.
 
     Args:
         cells: to run; those that another process runs or has finished are skipped.
         known: all cells of the study, for the estimate of durations.
         check: called for every cell that has ended; an exception kills the running cells.
+        deadline: by ``time.monotonic``; before it, the first cells are started first, instead of the longest, and none
+            whose variant would take too long.
     """
     pending, asked = list(cells), None
     jobs: dict[Any, tuple[Cell, float]] = {}
@@ -78,13 +82,26 @@ def run_cells(
     def left() -> float | None:
         return seconds_left(pending, elapsed(), seconds, runner.num_workers)
 
+    def in_time(cell: Cell | None = None) -> bool:
+        """Whether a cell would end before the deadline; unknown durations count as the mean of the known ones."""
+        usual = statistics.fmean(seconds.values()) if seconds else 0.0
+        takes = 0.0 if cell is None else seconds.get(cell.variant, usual)
+        return deadline is None or time.monotonic() + takes < deadline
+
     with InterruptGuard() as guard:
+
+        def stopped() -> str:
+            """Why no more cells are started."""
+            if guard.signal_number is not None:
+                return signal.Signals(guard.signal_number).name
+            return "" if in_time() else "time is over"
+
         try:
-            while jobs or (pending and guard.signal_number is None):
-                while pending and guard.signal_number is None and len(jobs) < runner.num_workers:
-                    cell = next_cell(pending, list(elapsed()), seconds)
+            while jobs or (pending and not stopped()):
+                while pending and not stopped() and len(jobs) < runner.num_workers:
+                    cell = next_cell(pending, list(elapsed()), seconds) if deadline is None else pending[0]
                     pending.remove(cell)
-                    if not cell.claim():
+                    if not in_time(cell) or not cell.claim():
                         continue
                     resumed = cell.resumable()
                     cell.record_start(resumed, commit)
@@ -98,16 +115,16 @@ def run_cells(
                 for job, code in runner.ended(jobs).items():
                     cell, began = jobs.pop(job)
                     took = time.monotonic() - began
-                    if code == 0 or guard.signal_number is None:  # an interrupted cell did not fail
+                    if code == 0 or not stopped():  # a cell that was stopped did not fail
                         cell.record_end(took, code)
                     cell.lock.release()
                     seconds = known_seconds(known)
                     display.ended(cell, took, left())
                     check(cell)
-                if guard.signal_number is not None and asked is None:
+                if stopped() and asked is None and jobs:
                     asked = time.monotonic()
                     runner.ask_to_stop(jobs)
-                    display.stopping(signal.Signals(guard.signal_number).name)
+                    display.stopping(stopped())
                 elif asked is not None and time.monotonic() > asked + _GRACE_SECONDS:
                     runner.kill(jobs)
                 display.tick(elapsed(), left())
@@ -201,8 +218,8 @@ class StudyDisplay(ExitStack):
             lines = [Text(f"  {cell.name}: {self._rounds(cell)}{_duration(took)}") for cell, took in running.items()]
             self._live.update(Group(bar, *lines), refresh=True)
 
-    def stopping(self, signal_name: str) -> None:
-        self._print(f"{signal_name}: running cells finish their round and save it (repeat to stop at once)")
+    def stopping(self, reason: str) -> None:
+        self._print(f"{reason}: running cells finish their round and save it (repeat to stop at once)")
 
     def _counts(self, done: str) -> str:
         return f"{self._done}/{self._total} {done}" + (f", {self._failed} failed" if self._failed else "")

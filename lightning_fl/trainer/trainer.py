@@ -208,7 +208,7 @@ class FederatedTrainer(TrainerSurface):
         self.federation.global_step += max((report.num_steps for report in self.round.reports.values()), default=0)
         self.round.evaluated = self.evaluates_after(self.federation.current_round)
         if self.round.evaluated:
-            self._evaluate("val")
+            self.evaluate_split("val")
         self.loop.call_apart("on_train_epoch_end")
         names = self._curve_names()
         with self.profiler.profile(LOGGERS):
@@ -274,7 +274,7 @@ class FederatedTrainer(TrainerSurface):
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
         with session(self, stage, module, datamodule, ckpt_path):
-            if not self._evaluate(split):
+            if not self.evaluate_split(split):
                 step = "validation" if split == "val" else split
                 rank_zero_warn(
                     f"nothing was evaluated: {type(self.module).__name__} defines no {step} step, or no client has"
@@ -283,7 +283,8 @@ class FederatedTrainer(TrainerSurface):
             self.run_log.log_evaluation(self.federation, split, self._curve_names())
         return self.federation.metrics[split]
 
-    def _evaluate(self, split: Split) -> ClientMetrics:
+    def evaluate_split(self, split: Split) -> ClientMetrics:
+        """Evaluate every client's present model on a split, within a fit or an evaluation."""
         with self.profiler.profile(EVALUATION):
             if not self.loop.evaluator.evaluates(split):
                 metrics = self.federation.metrics[split] = ClientMetrics()

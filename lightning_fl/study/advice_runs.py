@@ -1,0 +1,84 @@
+"""Inside the runs of ``lightning-fl advise``. Imports torch."""
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from importlib import import_module
+from typing import Any
+
+from lightning import seed_everything
+from lightning.pytorch import LightningModule
+
+from lightning_fl.callbacks.callback import Callback
+from lightning_fl.core.errors import FederatedError
+from lightning_fl.core.metrics import ClientMetrics, default_metric
+from lightning_fl.data.module import Split
+from lightning_fl.recipe.error_messages import error_text
+from lightning_fl.study.cells import Cell
+from lightning_fl.trainer.federate import federate
+from lightning_fl.trainer.trainer import FederatedTrainer
+
+#: Most clients whose collaboration is recorded.
+_MOST_CLIENTS = 100
+
+
+class AdviceRecord(Callback):
+    """Validates the tested models, in place of those of the last round, and records who uses whose data."""
+
+    only_shows = True
+
+    def on_evaluate_end(self, trainer: FederatedTrainer, split: Split, metrics: ClientMetrics) -> None:
+        record = trainer.run_log.summary
+        if split == "test":
+            trainer.evaluate_split("val")
+            if trainer.num_clients <= _MOST_CLIENTS:
+                record["collaboration"] = trainer.federation.collaboration.matrix.tolist()
+        elif (name := default_metric(metrics)) is not None:
+            record["monitor"] = {"name": name, "mode": "max" if metrics[name].higher_is_better else "min"}
+
+
+def make_callbacks(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Callbacks from the entries of a recipe."""
+    packages = [import_module(name) for name in ("lightning_fl.callbacks", "lightning.pytorch.callbacks", __name__)]
+    made = []
+    for entry in entries:
+        name = entry["class_path"].rpartition(".")[2]
+        kind = next(getattr(package, name) for package in packages if name in dir(package))
+        made.append(kind(**entry.get("init_args", {})))
+    return made
+
+
+class ThisProcess:
+    """A :class:`~lightning_fl.study.workers.Runner` that trains a module here, one cell after another.
+
+    ``arguments`` are those of :func:`.federate`.
+    """
+
+    num_workers = 1
+
+    def __init__(self, module: LightningModule, data: Any, arguments: Mapping[str, Any]) -> None:
+        self._module, self._data, self._arguments = module, data, arguments
+        self._codes: dict[Cell, int] = {}
+
+    def start(self, cell: Cell) -> Cell:
+        own = {key.removeprefix("trainer."): value for layer in cell.layers for key, value in layer.items()}
+        own |= {"callbacks": make_callbacks(own["callbacks"]), "default_root_dir": str(cell.folder)}
+        own |= {"enable_progress_bar": False, "ckpt_path": "last" if cell.resumable() else None}
+        seed_everything(cell.seed, verbose=False)
+        self._codes[cell] = 0
+        try:
+            federate(*deepcopy((self._module, self._data)), **{**self._arguments, **own})
+        except FederatedError as error:
+            cell.log.write_text(f"error: {error_text(error)}\n", encoding="utf-8")
+            self._codes[cell] = 2
+        except BaseException:  # a later call in this process goes on with it
+            cell.lock.release()
+            raise
+        return cell
+
+    def ended(self, jobs: Collection[Cell]) -> dict[Cell, int]:
+        return {job: self._codes[job] for job in jobs}
+
+    def ask_to_stop(self, jobs: Collection[Cell]) -> None:
+        """Nothing runs while it is asked."""
+
+    kill = close = ask_to_stop

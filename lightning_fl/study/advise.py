@@ -1,0 +1,311 @@
+"""``lightning-fl advise``: a study whose arms are ways to train a recipe's model on its data, and the advice from it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from lightning_fl.core.environment import describe_environment
+from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
+from lightning_fl.core.escaping import csv_table
+from lightning_fl.core.validation import Count, checked_fields
+from lightning_fl.files.atomic import write_whole
+from lightning_fl.files.names import file_names
+from lightning_fl.files.yaml import dump_yaml
+from lightning_fl.recipe.file import class_name, load_recipe
+from lightning_fl.runtime.table import label_column
+from lightning_fl.study.advice import (
+    LOCAL,
+    POOLED,
+    SHARED,
+    WITHOUT,
+    Advice,
+    Results,
+    advise_on,
+    shown,
+    suspects,
+    title,
+    verdict,
+)
+from lightning_fl.study.cells import Cell, make_cells
+from lightning_fl.study.claims import parse_claim
+from lightning_fl.study.comparison_table import client_comparison
+from lightning_fl.study.declaration import Arm, Study
+from lightning_fl.study.figures import draw_claims, draw_client_values
+from lightning_fl.study.finished_run import FinishedRun
+from lightning_fl.study.html_pages import write_study_page
+from lightning_fl.study.page import Part, draw_pictures
+from lightning_fl.study.results import StudyResults
+from lightning_fl.study.study_tables import write_markdown
+from lightning_fl.study.workers import Runner, StudyDisplay, run_cells
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+_Entry = dict[str, Any]
+#: Strategy and callbacks.
+_How = tuple[str, list[_Entry]]
+
+#: Rounds without improvement that end a run.
+_PATIENCE = 10
+#: Clients above which arms that compare every pair of them are left out, and above which there is no advice.
+_MOST_PAIRED, _MOST_CLIENTS = 50, 1000
+#: Callbacks of a recipe that belong to its data and model.
+_KEPT = ("LabelNoise", "LocalMixup", "PretrainedWeights")
+_NO_MODELS: _Entry = {"class_path": "ModelCheckpoint", "init_args": {"save_models": False}}
+_RECORD: _Entry = {"class_path": "lightning_fl.study.advice_runs.AdviceRecord"}
+_OWN_BEST: _Entry = {"class_path": "BestClientModels"}
+#: From simple and cheap to complex. Clients with a model of their own keep it as of their own best round; a shared one
+#: is that of the best round for all.
+_ARMS: dict[str, _How] = {
+    LOCAL: ("fedavg", [{"class_path": "LocalTraining"}, _OWN_BEST]),
+    SHARED: ("fedavg", []),
+    "fine-tuning": ("fedavg", [{"class_path": "FineTuning"}]),
+    "hcct": ("fedavg", [{"class_path": "HCCT"}]),
+    "fedcollab": ("fedavg", [{"class_path": "FedCollab"}]),
+    "ditto": ("ditto", [_OWN_BEST]),
+    "dpfl": ("fedavg", [{"class_path": "CollaborationGraph", "init_args": {"every_n_rounds": 5}}, _OWN_BEST]),
+    POOLED: ("fedavg", [{"class_path": "PooledTraining"}]),
+}
+#: Arms that find out who trains with whom, and of these the ones that compare every pair of clients.
+_STRUCTURES, _PAIRED = ("hcct", "fedcollab", "dpfl"), ("fedcollab", "dpfl")
+
+
+@checked_fields
+class Advisor:
+    """Tries ways to train the model of a recipe on its data."""
+
+    recipe: Path
+    out: Path  #: folder of runs and results
+    runner: Callable[[Sequence[Cell]], Runner]  #: makes what runs some cells
+    metric: str | None  #: of validation and test data; ``None`` for the first that is not a loss
+    seeds: Count
+    max_rounds: Count  #: of a run, which ends when validation has not improved for ten rounds
+    pooled: bool  #: also train on pooled data, as a reference
+    deadline: float | None = None  #: by ``time.monotonic``, to stop with what there is
+
+    def __post_init__(self) -> None:
+        self.content = load_recipe(self.recipe)
+        self.trainer: dict[str, Any] = self.content.get("trainer") or {}
+        self.clients: list[str] = []
+        self.environment = describe_environment()
+        self.signal_number: int | None = None  #: that interrupted it
+        self._stop: list[_Entry] = []
+        self._metric, self._relation = self.metric or "", ">"  #: the relation of a better value to a worse one
+
+    def advise(self) -> Advice | None:
+        """Run what is not finished, write the results, and return the advice if there is something to compare."""
+        if not self._look():
+            return None
+        left_out = {}
+        if len(self.clients) > _MOST_PAIRED:
+            left_out = dict.fromkeys(_PAIRED, f"it compares all pairs of {len(self.clients)} clients.")
+        arms = {arm: how for arm, how in _ARMS.items() if arm not in left_out and (self.pooled or arm != POOLED)}
+        results = self._run(arms)
+        if without := self._without_suspects(_finished(results, self.out)):
+            arms |= without
+            results = self._run(arms)
+        return self._conclude(results, arms, left_out)
+
+    def recommended(self, advice: Advice) -> str:
+        """The recipe with the recommended strategy and callbacks."""
+        trainer = {key: value for key, value in self.trainer.items() if key != "callbacks+"}
+        trainer |= advice.settings | {"default_root_dir": str(self.out / "recommended")}
+        content = dump_yaml({**self.content, "trainer": trainer})
+        return f"# {self.recipe.name} with {title(advice.recommended)}, by lightning-fl advise.\n{content}"
+
+    def _look(self) -> bool:
+        """Train a round to see clients and metrics; refuse what cannot be advised on. False if it was stopped."""
+        study = self._study({"first-look": ("fedavg", [])}, max_rounds=1)
+        cell, name = make_cells(study, self.out)[0], self.recipe.name
+        self._run_cells([cell])
+        run = cell.finished()
+        if run is None:
+            if (reason := cell.failure()) is not None:
+                raise ConfigurationError(f"{name}: {reason}")
+            return False
+        self.clients, monitor = run.client_names, run.summary.get("monitor")
+        if not 2 <= len(self.clients) <= _MOST_CLIENTS:
+            raise ConfigurationError(f"{name}: there must be 2 to {_MOST_CLIENTS} clients, not {len(self.clients)}.")
+        names = [one for one in run.metric_names("test") if one in run.metric_names("val")]
+        if monitor is None or not names or (self._metric and self._metric not in names):
+            raise ConfigurationError(
+                f"{name}: no metric {self._metric}{did_you_mean(self._metric, names)}: validation logs"
+                f" {listed(run.metric_names('val')) or 'none'}, test {listed(run.metric_names('test'))}. Choose one of"
+                " both, and give clients validation data."
+            )
+        self._metric = self._metric or next((one for one in names if "loss" not in one), names[0])
+        self._relation = ">" if run.metric(self._metric).higher_is_better else "<"
+        stop = {"monitor": monitor["name"], "mode": monitor["mode"], "patience": _PATIENCE}
+        self._stop = [{"class_path": "EarlyStopping", "init_args": stop}]
+        return True
+
+    def _study(self, arms: Mapping[str, _How], **more: Any) -> Study:
+        """A study that claims that arms are better than training alone."""
+        claims = [f"mean({arm}) {self._relation} mean({LOCAL})" for arm in _ARMS if arm in arms and arm != LOCAL]
+        overrides = {arm: self._settings(arm, how, [_NO_MODELS, _RECORD]) | more for arm, how in arms.items()}
+        return Study(
+            path=self.out / "study.yaml",
+            title=f"Ways to train {self.recipe.stem}",
+            metric=self._metric,
+            split="test",
+            seeds=tuple(range(self.seeds)),
+            arms={
+                arm: Arm(str(self.recipe), {f"trainer.{name}": value for name, value in of_arm.items()})
+                for arm, of_arm in overrides.items()
+            },
+            claims=tuple(parse_claim(claim, list(arms), {}) for claim in claims),
+        )
+
+    def _settings(self, arm: str, how: _How, extra: Sequence[_Entry] = ()) -> dict[str, Any]:
+        """An arm's settings of the trainer, in place of the recipe's."""
+        given = [entry for key in ("callbacks", "callbacks+") for entry in self.trainer.get(key) or []]
+        kept = [entry for entry in given if isinstance(entry, Mapping) and class_name(entry) in _KEPT]
+        settings: dict[str, Any] = {"strategy": how[0], "callbacks": [*kept, *how[1], *self._stop, *extra]}
+        settings |= {"max_rounds": self.max_rounds, "check_val_every_n_rounds": 1, "enable_checkpointing": True}
+        if arm == POOLED and self.trainer.get("local_steps"):  # as many samples as all clients see
+            settings["local_steps"] = self.trainer["local_steps"] * len(self.clients)
+        return settings
+
+    def _run(self, arms: Mapping[str, _How]) -> StudyResults:
+        study = self._study(arms)
+        cells = make_cells(study, self.out)
+        self._run_cells(cells)
+        return StudyResults.of(study, cells, self.out, self.environment)
+
+    def _run_cells(self, cells: Sequence[Cell]) -> None:
+        waiting = [cell for cell in cells if cell.finished() is None]
+        if waiting and self.signal_number is None:
+            runner, commit = self.runner(waiting), self.environment["commit"]
+            with StudyDisplay(cells, runner.num_workers) as display:
+                self.signal_number = run_cells(runner, waiting, display, cells, commit, deadline=self.deadline)
+
+    def _without_suspects(self, runs: Mapping[str, Sequence[FinishedRun]]) -> dict[str, _How]:
+        """Arms that average all clients but one that the others' coalitions and graphs leave aside."""
+        arms: dict[str, _How] = {}
+        names = self.clients
+        for number in suspects(_structures(runs)):
+            left = names[number]
+            path = self.out.absolute() / f"{file_names([WITHOUT + left])[0]}.csv"
+            graph = pd.DataFrame([[int(j not in (i, left)) for j in names] for i in names], columns=names)
+            write_whole(path, csv_table(graph.assign(client=names)[["client", *names]]))
+            arms[WITHOUT + left] = ("fedavg", [{"class_path": "CollaborationGraph", "init_args": {"graph": str(path)}}])
+        return arms
+
+    def _conclude(self, results: StudyResults, arms: Mapping[str, _How], left_out: dict[str, str]) -> Advice | None:
+        """Write the results and, if there is something to compare, the advice."""
+        results.write(self.out)
+        write_markdown(results, self.out)
+        runs = _finished(results, self.out)
+        for arm in arms:
+            if arm not in runs:
+                failures = (cell.failure for cell in results.cells if cell.arm == arm and cell.failure)
+                left_out[arm] = next(failures, "it was not finished.")
+        if len(runs.keys() - {POOLED}) < 2:
+            if results.failed:
+                raise ConfigurationError("\n".join(f"{title(arm)}: {reason}" for arm, reason in left_out.items()))
+            return None
+        frames = {
+            split: client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test")
+        }
+        validation, test = gains_table(frames["val"], self.clients), gains_table(frames["test"], self.clients)
+        found = Results(self._metric, validation, test, _structures(runs))
+        advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, left_out)
+        write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
+        write_study_page(results, self.out, {"Advice": self._answers(advice, results, frames["test"])})
+        return advice
+
+    def _answers(self, advice: Advice, results: StudyResults, clients: pd.DataFrame) -> list[Part]:
+        """Sentences, a figure for each question, and a table of clients."""
+        from lightning_fl.callbacks.figures.plots.run import draw_matrix
+
+        partners, of_clients = advice.partners, advice.clients
+        shares = np.array([[partners.get(i, {}).get(j, 0.0) for j in self.clients] for i in self.clients])
+        federated = clients[clients["label"] != LOCAL]
+        pictures = draw_pictures(
+            {
+                "which way to train": lambda: draw_claims(results),
+                "each client's gain": lambda: draw_client_values(federated, gain_over="training alone"),
+                "with whom": lambda: draw_matrix(shares, self.clients, "Share of seeds") if shares.any() else None,
+            }
+        )
+        table = [
+            label_column("client", list(of_clients)),
+            label_column(
+                f"gain in {self._metric} by {title(advice.recommended)}", list(map(shown, of_clients.values()))
+            ),
+            label_column("answer", list(map(verdict, of_clients.values()))),
+            label_column("with", [listed(partners.get(client, {}), 8) for client in of_clients]),
+        ]
+        return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
+
+
+def gains_table(clients: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Gains from a :func:`.client_comparison`: index (arm, seed), a column for every client."""
+    clients = clients.assign(gain=clients["gain"].where(clients["label"] != LOCAL, 0.0))
+    table = clients.pivot(index=["label", "seed"], columns="client", values="gain").reindex(columns=list(names))
+    return pd.concat({arm: table.loc[arm] for arm in dict.fromkeys(clients["label"])})
+
+
+def _finished(results: StudyResults, out: Path) -> dict[str, list[FinishedRun]]:
+    """Arm -> its finished runs with seeds of which training alone has finished too."""
+    done = [cell for cell in results.cells if cell.status == "done"]
+    known = {cell.seed for cell in done if cell.arm == LOCAL}
+    runs: dict[str, list[FinishedRun]] = {}
+    for cell in done:
+        if cell.seed in known:
+            runs.setdefault(cell.arm, []).append(FinishedRun.read(out / cell.run_folder))
+    return runs
+
+
+def _structures(runs: Mapping[str, Sequence[FinishedRun]]) -> dict[str, list[np.ndarray]]:
+    """Arm -> who uses whose data, for every seed, as in :class:`.Results`."""
+    found = {}
+    for arm in _STRUCTURES:
+        shares = [np.array(run.summary["collaboration"]) for run in runs.get(arm, []) if "collaboration" in run.summary]
+        found[arm] = [(matrix > 0) & ~np.eye(len(matrix), dtype=bool) for matrix in shares]
+    return found
+
+
+def advise(
+    module: "LightningModule",
+    data: Any,
+    *,
+    out: str | Path = "runs/advise",
+    metric: str | None = None,
+    seeds: int = 3,
+    max_rounds: int = 100,
+    pooled: bool = False,
+    **arguments: Any,
+) -> Advice:
+    """Try ways to train a module on clients' data, and say what is decided between them.
+
+    Runs are made here, one after another, and a second call goes on with the finished ones: give another ``out`` for
+    another module or other data. All seeds start from the module's weights. Arguments are those of :func:`.federate`,
+    whose strategy and callbacks are replaced, and of ``lightning-fl advise``.
+
+    Example::
+
+        advice = lightning_fl.advise(MyModule(), {"north": loader, "south": another})
+        print(*advice.sentences, sep="\\n")
+        lightning_fl.federate(MyModule(), data, **advice.trainer_arguments())
+    """
+    from lightning_fl.study.advice_runs import ThisProcess
+
+    plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | None)}
+    recipe, runner = Path(out, "module_and_data.yaml"), ThisProcess(module, data, arguments)
+    write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": type(data).__name__}))
+    advice = Advisor(
+        recipe=recipe,
+        out=Path(out),
+        runner=lambda _: runner,
+        metric=metric,
+        seeds=seeds,
+        max_rounds=max_rounds,
+        pooled=pooled,
+    ).advise()
+    assert advice is not None  # nothing limits its time
+    return advice

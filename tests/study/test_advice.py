@@ -1,0 +1,213 @@
+"""Advice from tables of results made here, and from short runs."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import TinyClients, TinyModule
+
+import lightning_fl
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.study.advice import Results, advise_on, choose, gain, suspects, verdict
+from lightning_fl.study.intervals import paired_interval
+
+CLIENTS = ("north", "south", "west")
+#: Gains of three seeds whose interval is above zero, below it, and around it.
+UP, DOWN, AROUND = (0.10, 0.11, 0.12), (-0.10, -0.11, -0.12), (-0.10, 0.02, 0.11)
+TOGETHER = ~np.eye(3, dtype=bool)
+#: north and south together, west alone.
+PAIR = np.zeros((3, 3), dtype=bool)
+PAIR[0, 1] = PAIR[1, 0] = True
+
+
+def gains(arms):
+    """Arm -> gains of the seeds, of all clients or by client."""
+    rows = {}
+    for arm, of in {"local": (0.0,) * 3, **arms}.items():
+        by_client = of if isinstance(of, dict) else dict.fromkeys(CLIENTS, of)
+        rows |= {
+            (arm, seed): {client: values[seed] for client, values in by_client.items()}
+            for seed in range(len(by_client["north"]))
+        }
+    return pd.DataFrame(rows.values(), index=pd.MultiIndex.from_tuples(rows), columns=list(CLIENTS))
+
+
+def advice(test, validation=None, *, structures=None, left_out=None):
+    validation = {arm: of for arm, of in test.items() if arm != "pooled"} if validation is None else validation
+    results = Results("acc", gains(validation), gains(test), structures or {})
+    return advise_on(results, {arm: {"strategy": arm} for arm in ("local", *test)}, left_out or {})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (UP, "better"),
+        (DOWN, "worse"),
+        (AROUND, "undecided"),
+        ((0.5,), "undecided"),
+        ((), "undecided"),
+        ((0.0,) * 3, "undecided"),
+    ],
+)
+def test_verdicts_follow_intervals(values, expected):
+    assert verdict(paired_interval(values)) == expected
+
+
+@pytest.mark.parametrize(
+    ("test", "validation", "recommended", "first"),
+    [
+        ({"fedavg": UP}, None, "fedavg", "Federating is worth it: FedAvg gains +0.11 [+0.0852, +0.135] acc"),
+        ({"fedavg": AROUND}, {"fedavg": UP}, "fedavg", "Undecided whether federating is worth it"),
+        ({"fedavg": DOWN}, {"fedavg": UP}, "fedavg", "Federating is not worth it"),
+        ({"fedavg": DOWN}, None, "local", "Train alone"),
+        ({"fedavg": UP}, {"fedavg": DOWN}, "local", "Train alone"),
+        ({"fedavg": (0.1,)}, None, "fedavg", "Undecided whether federating is worth it"),
+        ({"fedavg": UP, "pooled": (9.0, 9.0, 9.1)}, {"fedavg": UP, "pooled": (9.0, 9.0, 9.1)}, "fedavg", "Federating"),
+    ],
+)
+def test_the_arm_is_chosen_on_validation_data_and_reported_on_test_data(test, validation, recommended, first):
+    found = advice(test, validation)
+    assert found.recommended == recommended
+    assert found.sentences[0].startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("validation", "expected"),
+    [
+        ({"fedavg": UP, "ditto": (0.11, 0.11, 0.12)}, "fedavg"),  # within a standard error: the simpler one
+        ({"fedavg": UP, "ditto": (0.20, 0.21, 0.22)}, "ditto"),
+        ({"fedavg": AROUND, "ditto": DOWN}, "local"),
+        ({"fedavg": (0.1,), "ditto": (0.2,)}, "ditto"),  # one seed has no standard error
+        ({"fedavg": (math.nan,) * 3, "ditto": UP}, "ditto"),
+    ],
+)
+def test_the_simplest_arm_near_the_best_is_chosen(validation, expected):
+    table = gains(validation)
+    assert choose(Results("acc", table, table)) == expected
+
+
+def test_differences_are_paired_by_seed_and_one_client_can_be_left_out():
+    table = gains({"fedavg": {"north": UP, "south": UP, "west": DOWN}, "ditto": (0.2, 0.3)})
+    assert gain(table, "ditto", over="fedavg").n == 2
+    assert gain(table, "fedavg", without="west").mean == pytest.approx(0.11)
+
+
+@pytest.mark.parametrize(
+    ("ditto", "said"),
+    [
+        (UP, "Nothing is decided between the federated arms"),
+        ((0.0, 0.02, 0.01), "Worse, against FedAvg: Ditto"),
+        ((0.31, 0.33, 0.34), "Better on test data, against FedAvg: Ditto"),
+    ],
+)
+def test_what_is_decided_between_federated_arms(ditto, said):
+    found = advice({"fedavg": UP, "ditto": ditto}, {"fedavg": UP, "ditto": UP})
+    assert found.recommended == "fedavg"
+    assert any(sentence.startswith(said) for sentence in found.sentences), found.sentences
+
+
+def test_each_client_has_an_answer_of_its_own():
+    found = advice({"fedavg": {"north": UP, "south": AROUND, "west": DOWN}}, {"fedavg": UP})
+    assert [verdict(interval) for interval in found.clients.values()] == ["better", "undecided", "worse"]
+    assert "1 gain (north); 1 lose and are better off alone (west); 1 are undecided (south)" in found.sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("matrices", "said"),
+    [
+        ([PAIR, PAIR, TOGETHER], "{north, south}, {west} in 2 of 3 seeds"),
+        ([TOGETHER] * 3, "{north, south, west} in 3 of 3 seeds"),
+        ([np.triu(TOGETHER)] * 3, "north with south, west; south with west; west with nobody"),
+    ],
+)
+def test_with_whom(matrices, said):
+    found = advice({"fedavg": UP, "hcct": UP}, structures={"hcct": matrices})
+    assert any(said in sentence for sentence in found.sentences), found.sentences
+    assert "Against all together (FedAvg) that is undecided: +0 [+0, +0]." in found.sentences
+    assert found.partners["north"]["south"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("structures", "expected"),
+    [
+        ({"hcct": [PAIR, PAIR, TOGETHER]}, [2]),
+        ({"hcct": [PAIR], "dpfl": [TOGETHER, TOGETHER]}, []),
+        ({"hcct": [TOGETHER]}, []),
+        ({"hcct": [np.zeros((3, 3), dtype=bool)]}, []),  # nobody with anybody
+        ({}, []),
+    ],
+)
+def test_clients_that_are_left_aside(structures, expected):
+    assert suspects(structures) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "avoid", "said"),
+    [
+        ((0.20, 0.22, 0.23), ["west"], "The others should avoid west"),
+        (UP, [], "Undecided whether the others should avoid west"),
+        ((0.0, 0.01, 0.0), [], "west helps the others"),
+    ],
+)
+def test_a_client_to_avoid_is_one_without_which_the_others_are_better(others, avoid, said):
+    without = {"north": others, "south": others, "west": DOWN}
+    found = advice({"fedavg": UP, "fedavg-without-west": without})
+    assert found.avoid == avoid
+    assert any(sentence.startswith(said) for sentence in found.sentences), found.sentences
+
+
+@pytest.mark.parametrize(
+    ("pooled", "said"),
+    [
+        ((0.3, 0.31, 0.31), "Pooling the data would still add +0.1"),
+        (UP, "Undecided whether pooling"),
+        (DOWN, "Pooling the data would be worse"),
+    ],
+)
+def test_what_pooling_adds(pooled, said):
+    assert any(sentence.startswith(said) for sentence in advice({"fedavg": UP, "pooled": pooled}).sentences)
+
+
+def test_arms_that_are_left_out_are_named_and_everything_is_valid_json():
+    found = advice({"fedavg": (0.5,)}, left_out={"ditto": "its optimiser is refused."})
+    assert found.sentences[-1] == "Left out: Ditto: its optimiser is refused."
+    content = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert content["arms"]["fedavg"] == {
+        "mean": 0.5, "low": None, "high": None, "n": 1, "p_value": None, "deviation": None, "verdict": "undecided"
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_from_python(tmp_path, capsys):
+    """Every arm is run once; a second call runs nothing; a broken arm is left out by name."""
+    arguments = {"out": tmp_path / "out", "seeds": 2, "max_rounds": 2, "logger": False}
+    found = lightning_fl.advise(TinyModule(), TinyClients(), **arguments)
+    assert set(found.arms) == {"fedavg", "fine-tuning", "hcct", "fedcollab", "ditto", "dpfl"}
+    assert all(interval.n == 2 for interval in found.arms.values())
+    assert {path.name for path in arguments["out"].iterdir()} >= {
+        *("advice.json", "report.html", "results.csv", "table.md", "claims.csv")
+    }
+    assert lightning_fl.FederatedTrainer(**found.trainer_arguments(), enable_progress_bar=False).max_rounds == 2
+    capsys.readouterr()
+    again = lightning_fl.advise(TinyModule(), TinyClients(), **arguments)
+    assert again.as_dict() == found.as_dict()
+    assert "started" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "options", "fault"),
+    [
+        (lambda: TinyClients(sizes=(24,)), {}, "2 to 1000 clients"),
+        (TinyClients, {"metric": "los"}, "los (did you mean 'loss'?)"),
+        (TinyClients, {"seeds": 0}, "seeds=0"),
+        (TinyClients, {"local_epochs": 0}, "local_epochs=0"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_refused_after_a_round(tmp_path, data, options, fault):
+    with pytest.raises(ConfigurationError, match=re.escape(fault)):
+        lightning_fl.advise(TinyModule(), data(), out=tmp_path, logger=False, **options)
+    assert len(list(tmp_path.glob("cells/*/version_*"))) <= 1
