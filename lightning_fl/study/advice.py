@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -101,7 +101,8 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], left_out
 def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL, without: str | None = None) -> Interval:
     """Difference of two arms' gains, mean over clients (or all but one), paired by seed."""
     kept = gains.drop(columns=[] if without is None else [without])
-    differences = kept.xs(arm) - kept.xs(over)  # by seed; a client without one of both values does not count
+    # By seed; a client without one of both values does not count.
+    differences = cast(pd.DataFrame, kept.loc[arm]) - cast(pd.DataFrame, kept.loc[over])
     return paired_interval(differences.mean(axis="columns").dropna().tolist())
 
 

@@ -1,4 +1,4 @@
-"""``lightning-fl advise``: a study whose arms are ways to train a recipe's model on its data, and the advice from it."""
+"""``lightning-fl advise``: a study whose arms are ways to train a recipe's model on its data, and advice from it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
