@@ -46,10 +46,7 @@ class Calibration(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if len(clients_without(trainer.loop, "val", range(trainer.num_clients))) == trainer.num_clients:
-            raise ConfigurationError(
-                "Calibration needs validation data, and no client has any: set data.init_args.split, or remove"
-                " Calibration."
-            )
+            raise ConfigurationError("Calibration needs validation data of clients: set data.init_args.split.")
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         checkpoint = trainer.callback(ModelCheckpoint)
@@ -76,7 +73,7 @@ class Calibration(Callback):
     def _measure(
         self, trainer: TrainerSurface, weights: dict[int, Weights], name: str, *, together: bool
     ) -> dict[str, list[TargetCalibration]] | None:
-        """Model -> calibrations of its targets: one model for all clients together, or one per client by its number.
+        """Model -> calibrations of its targets: one model together, or one per client by its number.
 
         ``None`` after a warning if predictions do not fit the targets.
         """

@@ -45,10 +45,8 @@ class GroupAgreement(Callback):
         if self._known is None:
             rank_zero_info("GroupAgreement compares nothing: the data have no groups; set GroupAgreement.groups")
         elif len(self._known) != trainer.num_clients:
-            raise ConfigurationError(
-                f"GroupAgreement.groups has {len(self._known)} entries for {trainer.num_clients} clients: list one for"
-                " each, in order."
-            )
+            count = f"{len(self._known)} entries for {trainer.num_clients} clients"
+            raise ConfigurationError(f"GroupAgreement.groups has {count}: list one for each, in order.")
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         if self._known is None:

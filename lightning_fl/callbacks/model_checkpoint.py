@@ -219,8 +219,6 @@ class ModelCheckpoint(Callback):
             metric = metrics[base]
             value = metric.mean if aggregate == "mean" else metric.worst
         else:
-            raise ConfigurationError(
-                f"ModelCheckpoint.monitor={self.monitor!r} is not logged in validation. Logged are:"
-                f" {listed(metrics, near=base or name)} (each also as NAME/worst)."
-            )
+            known = f"{listed(metrics, near=base or name)} (each also as NAME/worst)"
+            raise ConfigurationError(f"ModelCheckpoint.monitor={self.monitor!r}: validation logs {known}.")
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"

@@ -43,9 +43,6 @@ def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) 
             return torch.cat(rows).double(), columns.double()
     rows = [row.flatten(1) for row in rows]
     found = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
-    if found != tuple(columns.shape):
-        raise DataError(
-            f"predict_step returned shape {found}, the targets have {tuple(columns.shape)}; return a tensor shaped like"
-            " the targets."
-        )
+    if found != (expected := tuple(columns.shape)):
+        raise DataError(f"predict_step returned shape {found}: return one like the targets, {expected}.")
     return torch.cat(rows).double(), columns.double()

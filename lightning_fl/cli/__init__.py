@@ -83,9 +83,8 @@ def _run(words: list[str]) -> int:
         raise ConfigurationError(f"{words[0]} is before the command; write lightning-fl COMMAND {words[0]}.")
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
-        raise ConfigurationError(
-            f"no command {command!r}{did_you_mean(command, COMMANDS)}. There are {', '.join(COMMANDS)}."
-        )
+        hint = f"{did_you_mean(command, COMMANDS)}. There are {', '.join(COMMANDS)}"
+        raise ConfigurationError(f"no command {command!r}{hint}.")
     if rest in (["-h"], ["--help"]):
         print(cached_help(command, partial(make_parser, command)), end="")
         return 0

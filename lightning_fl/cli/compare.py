@@ -68,11 +68,8 @@ def compare(
     differences = find_mismatches(groups if over is None else {**groups, "--reference": over})
     if differences and not force:
         more = len(differences) - _MOST_DIFFERENCES
-        raise ConfigurationError(
-            f"these runs are not comparable: {'; '.join(differences[:_MOST_DIFFERENCES])}"
-            f"{f'; and {more} more differences' if more > 0 else ''}. Give runs on the same data, or compare"
-            " nevertheless with --force."
-        )
+        text = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more differences" if more > 0 else "")
+        raise ConfigurationError(f"these runs are not comparable: {text}. Give runs on the same data, or add --force.")
     metrics = list(metric) or [default_comparison_metric(groups, split)]
     frame = comparison_table(groups, metrics, split, reference=over, baseline=baseline)
     settings = recipe_lines(groups)
@@ -81,9 +78,7 @@ def compare(
     if out is not None and not overwrite:
         patterns = ("table.*", "clients.csv", *(f"{figure}_*.png" for figure in _FIGURES))
         if present := sorted(path.name for pattern in patterns for path in out.glob(pattern)):
-            raise ConfigurationError(
-                f"{out} already contains {', '.join(present)}: choose another, or add --overwrite."
-            )
+            raise ConfigurationError(f"{out} has {', '.join(present)} already: choose another, or add --overwrite.")
     _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
     to_terminal(frame, warnings=differences)
     if settings:

@@ -46,10 +46,7 @@ def check_distinct(names: Sequence[str]) -> None:
             f"{name!r} (clients {', '.join(str(client) for client, other in enumerate(names) if other == name)})"
             for name in same
         ]
-        raise ConfigurationError(
-            f"several clients have the same name: {listed(clients, 5)}. Give each client its own name: records identify"
-            " clients by name."
-        )
+        raise ConfigurationError(f"several clients have the same name: {listed(clients, 5)}. Give each its own.")
 
 
 def curve_names(names: Sequence[str], noun: str = "client") -> list[str]:

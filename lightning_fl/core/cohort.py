@@ -36,15 +36,10 @@ class Participant:
         if self.weight is not None and not (isfinite(self.weight) and self.weight >= 0):
             raise ConfigurationError(f"weight={self.weight} of client {self.client}: must be finite and at least 0.")
         if self.model is not None and (self.feeds is not None or self.own):
-            raise ConfigurationError(
-                f"client {self.client} has model={self.model} together with feeds or own: set model=None, because it"
-                " trains and contributes to a model."
-            )
+            raise ConfigurationError(f"client {self.client} has model={self.model} and feeds or own: set model=None.")
         if self.draw and (self.draw < 0 or self.model is None):
-            raise ConfigurationError(
-                f"client {self.client} has draw={self.draw} and model={self.model}: count draws from 0 and name the"
-                " model that is trained again."
-            )
+            what = f"client {self.client} has draw={self.draw} and model={self.model}"
+            raise ConfigurationError(f"{what}: count draws from 0 and name the model that is trained again.")
 
 
 @dataclass(frozen=True)
@@ -60,17 +55,12 @@ class Cohort:
     def __post_init__(self) -> None:
         strange = [one for one in self.participants if not isinstance(one, Participant)]
         if strange:
-            raise ConfigurationError(
-                f"{strange[0]!r} in a cohort is not a Participant: use Participant(client) or Cohort.of(clients)."
-            )
+            raise ConfigurationError(f"{strange[0]!r} in a cohort is not a Participant: use Cohort.of(clients).")
         keys = [(participant.client, participant.model, participant.draw) for participant in self.participants]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             what = "" if twice[1] is None else f" in model {twice[1]}"
-            raise ConfigurationError(
-                f"client {twice[0]} takes part twice{what}: list it once with the sum as its weight, or number its"
-                " turns (Participant.draw)."
-            )
+            raise ConfigurationError(f"client {twice[0]} takes part twice{what}: number its turns (Participant.draw).")
 
     @classmethod
     def of(cls, clients: "list[int] | range") -> "Cohort":
@@ -85,7 +75,5 @@ class Cohort:
     def refuse_models(self, owner: str) -> None:
         """Refuse participants with a model, which the callback ``owner`` chooses."""
         if any(one.model is not None for one in self.participants):
-            raise ConfigurationError(
-                f"{owner} conflicts with the callback that selects clients, which assigns models to them: remove one of"
-                " the two from trainer.callbacks."
-            )
+            other = "the callback that selects clients, which assigns models to them"
+            raise ConfigurationError(f"{owner} conflicts with {other}: remove one of the two from trainer.callbacks.")

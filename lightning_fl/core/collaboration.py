@@ -34,24 +34,19 @@ class Collaboration:
     def __init__(self, aggregation: Tensor, personalisation: Tensor | None = None) -> None:
         aggregation = _matrix(aggregation)
         if aggregation.ndim != 2 or not aggregation.numel():
-            raise ConfigurationError(
-                f"aggregation has shape {tuple(aggregation.shape)}: give a matrix [num_models, num_clients]."
-            )
+            shape = tuple(aggregation.shape)
+            raise ConfigurationError(f"aggregation has shape {shape}: give a matrix [num_models, num_clients].")
         num_models, num_clients = aggregation.shape
         shape = (num_clients, num_models)
         if personalisation is None:
             if num_models not in (1, num_clients):
-                raise ConfigurationError(
-                    f"personalisation is missing: with {num_models} models and {num_clients} clients, give a matrix"
-                    " [num_clients, num_models]."
-                )
+                what = f"with {num_models} models and {num_clients} clients, give a matrix of shape {shape}"
+                raise ConfigurationError(f"personalisation is missing: {what}.")
             personalisation = torch.ones(shape) if num_models == 1 else torch.eye(num_clients)
         personalisation = _matrix(personalisation)
-        if tuple(personalisation.shape) != shape:
-            raise ConfigurationError(
-                f"personalisation has shape {tuple(personalisation.shape)}: with an aggregation of shape"
-                f" {tuple(aggregation.shape)} it must be {shape} = [num_clients, num_models]."
-            )
+        if (given := tuple(personalisation.shape)) != shape:
+            shapes = f"personalisation has shape {given}, aggregation {tuple(aggregation.shape)}"
+            raise ConfigurationError(f"{shapes}: it must be {shape} = [num_clients, num_models].")
         for name, matrix in (("aggregation", aggregation), ("personalisation", personalisation)):
             _check_rows(name, matrix)
         if num_models == 1:  # all ones, in the memory of one number
@@ -65,9 +60,7 @@ class Collaboration:
         """One model for all clients, weighted by samples: ``A = beta``, ``P = ones``."""
         beta = torch.as_tensor(num_samples, dtype=torch.float64)
         if not beta.numel() or not (beta >= 0).all() or beta.sum() <= 0:
-            raise ConfigurationError(
-                f"num_samples={list(num_samples)}: must be one count >= 0 per client, not all zero."
-            )
+            raise ConfigurationError(f"num_samples={list(num_samples)}: must be one count >= 0 each, not all zero.")
         return cls((beta / beta.sum()).unsqueeze(0))
 
     @classmethod
@@ -115,9 +108,7 @@ class Collaboration:
         totals = counts @ member
         for coalition, total in enumerate(totals.tolist()):
             if not total > 0:
-                raise ConfigurationError(
-                    f"coalition {coalition} has {total:g} samples: put its clients into another coalition."
-                )
+                raise ConfigurationError(f"coalition {coalition} has {total:g} samples: join it with another one.")
         member[alone] = totals / totals.sum()
         return cls.from_shares(member, counts.masked_fill(alone, 0.0))
 

@@ -66,6 +66,5 @@ def expect_extra(package: str, extra: str, owner: str) -> None:
     """Refuse a missing package with the command that installs it."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:  # a plain folder of that name has no origin
-        raise ConfigurationError(
-            f'{owner}: {package} is not installed. Install it with `pip install "lightning-fl[{extra}]"`.'
-        )
+        remedy = f'install it with `pip install "lightning-fl[{extra}]"`'
+        raise ConfigurationError(f"{owner}: {package} is not installed; {remedy}.")

@@ -246,10 +246,8 @@ def monitored_metric(logged: Collection[str], monitor: str | None, default: str 
     """Return the metric to monitor, one that validation logged: the option ``monitor`` of ``owner``, or the default."""
     name = curve_name(logged, monitor) if monitor else default
     if name is None or name not in logged:
-        raise ConfigurationError(
-            f"{owner}.monitor={monitor or default!r} is not logged in validation. Choose one of:"
-            f" {listed(logged, near=name or '') or 'no metrics'}."
-        )
+        what = f"{owner}.monitor={monitor or default!r} is not logged in validation"
+        raise ConfigurationError(f"{what}. Choose one of: {listed(logged, near=name or '') or 'no metrics'}.")
     return name
 
 

@@ -38,10 +38,7 @@ def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -
 
 
 def seed_default_generators(seed: int, *path: int | str) -> None:
-    """Seed the default generators of torch, NumPy and Python, which user code (dropout, augmentation) draws from.
-
-    The caller restores them afterwards, with :func:`isolated_draws`.
-    """
+    """Seed the default generators of torch, NumPy and Python; :func:`isolated_draws` restores them."""
     derived = derive_seed(seed, *path)
     torch.default_generator.manual_seed(derived)  # torch.manual_seed also formats a stack trace per absent device
     if torch.cuda.is_initialized():

@@ -82,10 +82,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def place_of(error: BaseException, package: str = "") -> str:
-    """Return the innermost line of user code: ``" (model.py, line 12, in training_step)"``, or an empty string.
-
-    The installed package of the user's module counts as user code if nothing else does.
-    """
+    """Return the innermost line of user code: ``" (model.py, line 12, in training_step)"``, or an empty string."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)]
     users = [frame for frame in frames if not _LIBRARIES.match(frame.filename)]
     users = users or [frame for frame in frames if package and f"{os.sep}{package}" in frame.filename]

@@ -47,11 +47,7 @@ def sendable(kind: C) -> C:
 
 
 def encode(value: Any) -> bytes:
-    """Pack a value of the table above; an instance of a subclass of a plain type is sent as that type.
-
-    Raises:
-        MessageError: the value holds another type, or a tensor that is not dense, or is nested too deep.
-    """
+    """Pack a value of the table above; others are a MessageError. Subclasses of plain types are sent as those."""
     try:
         return msgpack.packb(value, default=_plain, strict_types=True, unicode_errors="surrogatepass")
     except MessageError:
@@ -61,11 +57,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes | bytearray | memoryview) -> Any:
-    """Unpack a message; types and, for tensors, all bits equal those of the encoded value.
-
-    Raises:
-        MessageError: the bytes are not a message of :func:`encode`.
-    """
+    """Unpack a message of :func:`encode` (else MessageError); types and tensors' bits are those of the value."""
     try:
         return msgpack.unpackb(
             message, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_extension, list_hook=_restored
@@ -91,10 +83,8 @@ def _plain(value: Any) -> Any:
     for plain in plains:
         if isinstance(value, plain):
             return plain(value)
-    raise MessageError(
-        f"cannot send a {kind.__module__}.{kind.__qualname__} to other processes: only numbers, strings, lists, tuples,"
-        " dicts, tensors and arrays of numbers. Convert a dataclass or named tuple to a dict, and a set to a list."
-    )
+    allowed = "only numbers, strings, lists, tuples, dicts, tensors and arrays of numbers"
+    raise MessageError(f"cannot send a {kind.__module__}.{kind.__qualname__} to other processes: {allowed}.")
 
 
 def _parts(code: int, tensor: Tensor) -> list[Any]:

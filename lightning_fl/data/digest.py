@@ -22,11 +22,7 @@ _LENGTH = 16
 
 
 def data_digest(data: Any) -> str:
-    """The number of samples and, if they are in memory, a hash of their values; the same in every process.
-
-    ``data`` is a data set, a loader, or a ``CombinedLoader``. Returns such as "24 samples, 0f343b0931126a20", or "24
-    samples", or "samples of unknown number".
-    """
+    """The number of samples and, if they are in memory, a hash of their values: "24 samples, 0f343b0931126a20"."""
     if isinstance(data, CombinedLoader):
         return "; ".join(map(data_digest, data.flattened))
     source = data.dataset if isinstance(data, DataLoader) else data

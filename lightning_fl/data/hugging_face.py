@@ -24,8 +24,7 @@ class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
     Samples are images, if there is a column of images, else rows: numbers, flattened if a cell holds several, and a
-    one-hot code of every column of texts or classes. ``GroupBy(column=...)`` makes a client of every value of a column;
-    other partitioners work as on any data. All data are kept in memory.
+    one-hot code of every column of texts or classes. All data are kept in memory.
 
     Args:
         path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:
@@ -63,9 +62,8 @@ class HFDataset(SharedDataModule):
         if parts is not None and not ({"train"} <= set(parts) <= set(SPLITS)):
             raise ConfigurationError(f"HFDataset.parts={parts}: must have the keys train and, if any, val and test.")
         if columns is not None and (others != (None, None) or not columns or self.target in columns):
-            raise ConfigurationError(
-                f"HFDataset.columns={columns}: give input columns without the target, and neither drop nor image."
-            )
+            what = "input columns without the target, and neither drop nor image"
+            raise ConfigurationError(f"HFDataset.columns={columns}: give {what}.")
         expect_extra("datasets", "hf", "HFDataset")
         self._statistics: dict[str, list[float]] = {}
 
@@ -127,35 +125,27 @@ class HFDataset(SharedDataModule):
                     raise ConfigurationError(f"HFDataset.path={self.path!r}: must be a .parquet, .csv or .json file.")
                 return datasets.load_dataset(kind, data_files=glob.escape(str(path.resolve())))
             if path.is_dir() and any(sign in str(path.resolve()) for sign in ("*", "?", "[", "::")):
-                raise ConfigurationError(
-                    f"HFDataset.path={self.path!r}: the library reads {path.resolve()} as a pattern; rename it."
-                )
+                raise ConfigurationError(f"HFDataset.path={self.path!r}: must have none of * ? [ and ::; rename it.")
             return datasets.load_dataset(str(self.path), self.config, revision=self.revision, **options)
         except ConfigurationError:
             raise
         except Exception as error:  # the library has its own errors for every way in which data can be missing
-            raise DataError(
-                f"HFDataset.path={self.path!r} cannot be read: {cut(' '.join(str(error).split()), 300)}. Check the"
-                " name, or give a folder or file; LIGHTNING_FL_OFFLINE=1 never downloads."
-            ) from error
+            reason = cut(" ".join(str(error).split()), 300)
+            raise DataError(f"HFDataset.path={self.path!r} cannot be read: {reason}. Check the name.") from error
 
     def _parts_of(self, read: Any) -> dict[Split, Any]:
         there = dict(read) if isinstance(read, dict) else {"train": read}
         if self.parts is None:
-            wanted = {
-                split: next((name for name in there if SPLIT_NAMES.get(name.lower()) == split), None)
-                for split in SPLITS
-            }
+            usual = {SPLIT_NAMES.get(name.lower()): name for name in reversed(list(there))}
+            wanted = {split: usual.get(split) for split in SPLITS}
             if wanted["train"] is None and len(there) == 1:
                 wanted = {"train": next(iter(there))}
         else:
             wanted = {split: self.parts.get(split) for split in SPLITS}
         missing = [name for name in wanted.values() if name is not None and name not in there]
         if missing or wanted["train"] is None:
-            raise DataError(
-                f"{self.path} has no part {missing[0] if missing else 'train'!r}: it has {listed(list(there))};"
-                " name the parts with HFDataset.parts, such as {train: ..., test: ...}."
-            )
+            part = missing[0] if missing else "train"
+            raise DataError(f"{self.path} has no part {part!r}, only {listed(list(there))}: set HFDataset.parts.")
         found = {split: there[name] for split, name in wanted.items() if name is not None}
         if empty := [split for split, table in found.items() if len(table) == 0]:
             raise DataError(f"{self.path}: the part for {empty[0]} has no rows.")
@@ -166,9 +156,7 @@ class HFDataset(SharedDataModule):
 
         images = [name for name, kind in features.items() if isinstance(kind, Image)]
         if self.image is not None and self.image not in images:
-            raise DataError(
-                f"HFDataset.image={self.image!r}: {self.path} has {listed(images) or 'no'} columns of images."
-            )
+            raise DataError(f"HFDataset.image={self.image!r}: {self.path} has the images {listed(images) or 'none'}.")
         if self.columns is not None:
             return None
         if self.image is None and len(images) > 1:
@@ -202,10 +190,8 @@ class HFDataset(SharedDataModule):
                 image = image.resize((self.size[1], self.size[0]))
             pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, channels).transpose(2, 0, 1)
             if found and pixels.shape != found[0].shape:
-                raise DataError(
-                    f"{self.path}: the images have shapes from {list(found[0].shape)} to {list(pixels.shape)}: give"
-                    " HFDataset.size, such as [32, 32], and channels, 1 or 3."
-                )
+                shapes = f"{list(found[0].shape)} to {list(pixels.shape)}"
+                raise DataError(f"{self.path}: images have shapes {shapes}: set HFDataset.size and channels.")
             found.append(pixels)
         return torch.from_numpy(np.stack(found))
 
@@ -285,10 +271,8 @@ def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
     try:
         cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"the column {name!r} does not hold numbers of one shape ({table.features[name]}): leave it out with"
-            " HFDataset.drop, or give the input columns with HFDataset.columns."
-        ) from error
+        kind = f"does not hold numbers of one shape ({table.features[name]})"
+        raise DataError(f"the column {name!r} {kind}: leave it out with HFDataset.drop.") from error
     if not cells.isfinite().all():
         row = int((~cells.isfinite()).any(1).nonzero()[0])
         raise DataError(f"{name!r} of row {row} is empty or not finite: fill it, leave the row out or drop the column.")

@@ -81,10 +81,7 @@ def find_loader(datamodule: LightningDataModule, split: Split) -> Loader | None:
 
 
 def as_loader(given: Any, split: Split, source: str) -> Loader | None:
-    """Convert a data module's return value to a loader as Lightning does: a list has several loaders.
-
-    ``source`` is the beginning of errors, such as "train_dataloader() returned".
-    """
+    """Convert a data module's return value to a loader as Lightning does: a list has several loaders."""
     if isinstance(given, DataLoader):
         return given
     if given is None or (isinstance(given, list | tuple | dict) and not given):
@@ -95,10 +92,7 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
     if not loader.flattened:
         return None
     if split == "train" and loader._mode == "sequential":
-        raise ConfigurationError(
-            f"{source} a CombinedLoader in mode 'sequential', which Lightning does not support in training: use"
-            " min_size, max_size or max_size_cycle, or one DataLoader over a ConcatDataset."
-        )
+        raise ConfigurationError(f"{source} a CombinedLoader in mode 'sequential': use another in training.")
     for part in loader.flattened:
         _check_iterable(part, source if part is given else f"{source} a {type(given).__name__} with")
     return loader
@@ -107,15 +101,11 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
 def _check_iterable(loader: Any, source: str) -> None:
     iterable = isinstance(loader, Iterable) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__"))
     if isinstance(loader, torch.Tensor | str | bytes) or not iterable:
-        raise ConfigurationError(
-            f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader or another iterable."
-        )
+        raise ConfigurationError(f"{source} a {type(loader).__name__}, which yields no batches: give a DataLoader.")
     # A restartable object may be its own iterator; Python's built-in iterators cannot restart.
     if isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools"):
-        raise ConfigurationError(
-            f"{source} a {type(loader).__name__}, which can be read only once, but a client reads its data every round:"
-            " give an object with a restarting __iter__, such as a DataLoader over an IterableDataset."
-        )
+        once = f"a {type(loader).__name__}, which can be read only once, but a client reads its data every round"
+        raise ConfigurationError(f"{source} {once}: give an object with a restarting __iter__, such as a DataLoader.")
 
 
 def divisible_loader(given: Loader | None, split: Split) -> DataLoader | None:
@@ -125,12 +115,9 @@ def divisible_loader(given: Loader | None, split: Split) -> DataLoader | None:
     parts = given.iterables
     if isinstance(parts, list | tuple) and len(parts) == 1 and isinstance(parts[0], DataLoader):
         return parts[0]
-    raise ConfigurationError(
-        f"the {split} loader is a {type(parts).__name__}"
-        + (f" of {len(parts)}" if isinstance(parts, list | tuple | dict) else "")
-        + ", which cannot be divided among clients: use one DataLoader (over a ConcatDataset for several data sets), or"
-        " give each client its own data with Silos."
-    )
+    kind = type(parts).__name__ + (f" of {len(parts)}" if isinstance(parts, list | tuple | dict) else "")
+    remedy = "use one DataLoader (over a ConcatDataset), or Silos"
+    raise ConfigurationError(f"the {split} loader is a {kind}, which cannot be divided among clients: {remedy}.")
 
 
 def is_shuffled(loader: DataLoader) -> bool:
@@ -154,18 +141,12 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     where = f"the {split} loader"
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(
-            f"{where} reads a {type(dataset).__name__}, which cannot be divided among clients: use Silos."
-        )
+        raise ConfigurationError(f"{where} reads a {type(dataset).__name__}, which cannot be divided: use Silos.")
     if type(loader).__iter__ is not DataLoader.__iter__:
-        raise ConfigurationError(
-            f"{where} is a {type(loader).__name__} with its own __iter__: return a plain DataLoader, or use Silos."
-        )
+        raise ConfigurationError(f"{where} is a {type(loader).__name__} with its own __iter__: use Silos.")
     if not replace_batches and (loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler):
-        name = "batch_size" if split == "train" else "eval_batch_size"
-        raise ConfigurationError(
-            f"{where} has a custom {type(loader.batch_sampler).__name__}, which cannot be divided: set {name} instead."
-        )
+        name, kind = "batch_size" if split == "train" else "eval_batch_size", type(loader.batch_sampler).__name__
+        raise ConfigurationError(f"{where} has a custom {kind}, which cannot be divided: set {name} instead.")
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise DataError(f"{where} has no samples.")
     sampler = loader.sampler
@@ -176,9 +157,7 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     )
     if not plain and not replace_order:
         remedy = "set shuffle to replace it" if split == "train" else "use a Subset without a sampler"
-        raise ConfigurationError(
-            f"{where} has a custom {type(sampler).__name__}, which cannot be divided among clients: {remedy}."
-        )
+        raise ConfigurationError(f"{where} has a custom {type(sampler).__name__}, which cannot be divided: {remedy}.")
     return dataset
 
 

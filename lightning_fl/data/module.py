@@ -81,8 +81,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def client_data(self, client: int, split: Split) -> Any:
         """The data of one client (``0..N-1``) in one split, or ``None``. Called by the hosting rank only.
 
-        A ``torch.utils.data.Subset`` of one dataset that all clients share costs no memory per client: the shared
-        dataset is packed once.
+        A ``torch.utils.data.Subset`` of one data set that all clients share costs no memory per client.
         """
 
     def loader_options(self, split: Split) -> dict[str, Any]:
@@ -99,11 +98,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.trainer = trainer
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
-        """The data module that a client's module sees; this one by default.
-
-        ``client`` is a hosted client, or ``None`` if this rank hosts none; ``stage``, for which it is set up, "fit" or
-        "test".
-        """
+        """The data module that a hosted client's module sees, set up for "fit" or "test"; this one by default."""
         return self
 
     def client_names(self) -> list[str]:
@@ -115,10 +110,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def client_sizes(self) -> Sequence[int] | None:
-        """Training samples per client if known without opening a silo, else ``None``.
-
-        They balance the ranks, and weigh clients that a fit does not validate until they first take part.
-        """
+        """Training samples per client if known without opening a silo, else ``None``; they balance the ranks."""
         return None
 
     def num_samples(self, split: Split) -> list[int]:
@@ -126,17 +118,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         return [_count(self.client_data(client, split)) for client in range(self.num_clients)]
 
     def given_samples(self, client: int) -> int | None:
-        """Training samples that a client counts for in the averages if the user set them, else ``None``.
-
-        Data without a length are then not read to count them.
-        """
+        """Training samples that a client counts for in the averages if the user set them, else ``None``."""
         return None
 
     def data_digests(self, client: int, stage: str) -> dict[Split, str]:
         """Digests of a hosted client's data by split; a checkpoint stores them to detect other data.
 
-        By default for the splits that the stage ("fit", "validate", "test" or "predict") opens; a class with all splits
-        in memory returns all of them. See :func:`~lightning_fl.data.digest.data_digest`.
+        By default for the splits that the stage ("fit", "validate", "test" or "predict") opens.
         """
         return self._digests(client, _OPENED.get(stage, ("test",)))
 
@@ -147,10 +135,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     def pool_training(self, pooled: bool) -> None:
         """Give the first client the training samples of all (centralised training), or undo that."""
         if pooled:
-            raise ConfigurationError(
-                f"{type(self).__name__} opens each client's data separately, so they cannot be pooled: leave"
-                " PooledTraining out, or use one data set with a partitioner."
-            )
+            name = type(self).__name__
+            raise ConfigurationError(f"{name} cannot be pooled: leave PooledTraining out, or partition one data set.")
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
         """Numbers of a client's samples in the source, by split; ``None`` if they have none.
@@ -174,20 +160,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         read back from JSON. Called on a module that is not set up, to evaluate the run's models. ``ConfigurationError``
         if the class does not support this, ``DataError`` if the file is missing or damaged, or does not fit the run.
         """
-        raise ConfigurationError(
-            f"{type(self).__name__} cannot read a new client's file: define newcomer_data(path, record) in it, or call"
-            " lightning_fl.inference.personalization.personalize with a data set."
-        )
+        name, other = type(self).__name__, "lightning_fl.inference.personalization.personalize"
+        raise ConfigurationError(f"{name} cannot read a new client's file: define newcomer_data, or call {other}.")
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         """Read new samples without targets, preprocessed like the run's data, for ``lightning-fl predict RUN FILE``.
 
-        As in :meth:`newcomer_data`, the run's data are not opened and the module is not set up. Yields chunks in the
-        order of the rows; every row has a sample or the reason why it has none.
+        As in :meth:`newcomer_data`, the run's data are not opened. Yields chunks in the order of the rows.
         """
-        raise ConfigurationError(
-            f"{type(self).__name__} cannot read new samples: define unlabelled_data(source, record, reading) in it."
-        )
+        raise ConfigurationError(f"{type(self).__name__} cannot read new samples: define unlabelled_data in it.")
 
     def describe(self) -> Mapping[str, Any]:
         """The run's record of the data: plain numbers, strings, lists and dicts."""
@@ -218,5 +199,5 @@ def _count(data: Any) -> int:
     parts = data.flattened if isinstance(data, CombinedLoader) else [data]
     lengths = [sized_len(part if isinstance(part, Dataset) else getattr(part, "dataset", part)) for part in parts]
     if None in lengths:
-        raise DataError(f"a {type(data).__name__} has no number of samples: a run counts them, in trainer.num_samples.")
+        raise DataError(f"a {type(data).__name__} has no number of samples: see trainer.num_samples in a run.")
     return sum(length or 0 for length in lengths)

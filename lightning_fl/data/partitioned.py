@@ -58,17 +58,13 @@ class Partitioned(SharedDataModule):
             **kwargs,
         )
         if isinstance(data, IterableDataset):
-            raise ConfigurationError(
-                f"data is a {type(data).__name__} without a length, which cannot be divided among clients: give a"
-                " map-style data set or a LightningDataModule, or one data module per client with Silos."
-            )
+            remedy = "give a data set with a length, or one data module per client with Silos"
+            raise ConfigurationError(f"data is a {type(data).__name__}, which cannot be divided: {remedy}.")
         self.data = data
         self._silo = Silo("data", data)
         module = self._silo.module
         if collate_fn is not None and module is not None:
-            raise ConfigurationError(
-                f"collate_fn is for a data set, but data is a {type(data).__name__}: give it to its loaders."
-            )
+            raise ConfigurationError(f"collate_fn is for a data set, not for a {type(data).__name__}: omit it.")
         self._collate = collate_fn
         self._given = {
             "batch_size": batch_size,

@@ -40,23 +40,19 @@ class SharedDataModule(FederatedDataModule):
 
     If the data have separate parts for training and test (or validation), the partitioner divides them together, so
     that a client's test samples match its training samples. A split without its own part is cut from the client's
-    training samples.
-
-    A subclass opens the data in ``_open``. The engine gathers batches fastest from a plain ``TensorDataset``; a
-    subclass with other data sets (because partitioners need their columns) returns the tensors in ``_hold``.
+    training samples. The engine gathers batches fastest from a plain ``TensorDataset``.
 
     Args:
         partitioner: divides the samples among clients; it may leave samples unused.
-        split: shares of every client's samples for training, validation and test, with sum 1. If the data have separate
-            parts, the shares of the other splits are used in proportion.
+        split: shares of every client's samples for training, validation and test, with sum 1; those of separate parts
+            do not count.
         split_seed: seed of partition and division; ``None`` for the run's seed.
         division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
         folds: K for K-fold cross-validation inside every client: the shares of ``split`` then only say whether there
             is validation.
         fold: the fold for testing, 0..K-1; the next one is for validation. If test samples are given, it is for
             validation.
-        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow; needs class
-            labels, and a partitioner that leaves the division to this module.
+        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
         unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
@@ -78,9 +74,7 @@ class SharedDataModule(FederatedDataModule):
         self._settings = DivisionSettings(self.division, self.split, self.folds, self.fold, self.stratified)
         self._settings.check_partitioner(self.partitioner)
         if self.partitioner.exact and self.train_shares is not None:
-            raise ConfigurationError(
-                f"train_shares={self.train_shares}: leave it out with {type(self.partitioner).__name__}."
-            )
+            raise ConfigurationError(f"train_shares with {type(self.partitioner).__name__}: leave it out.")
         self._left_out: list[str] = []
         self._opened: OpenedData | None = None
         self._held: dict[Split, Dataset] = {}
@@ -122,24 +116,19 @@ class SharedDataModule(FederatedDataModule):
         found = self.partitioner.partition_clients(datasets, self.split, seed)
         parts = {split: ClientParts.of(part) for split, part in found.items()}
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
-            raise ConfigurationError(
-                f"stratified=True: {type(self.partitioner).__name__} already divides every client's samples; omit it."
-            )
+            name = type(self.partitioner).__name__
+            raise ConfigurationError(f"stratified=True: {name} already divides every client's samples; omit it.")
         self._settings.check_parts(parts)
         num_clients = len(parts["train"])
         if self.train_shares is not None and len(self.train_shares) != num_clients:
-            raise ConfigurationError(
-                f"train_shares has {len(self.train_shares)} entries for {num_clients} clients: give one per client."
-            )
+            raise ConfigurationError(f"train_shares has {len(self.train_shares)} entries: give {num_clients}.")
         names = self.partitioner.names
         name_of = str if names is None else names.__getitem__
         if names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
         if (empty := parts["train"].sizes == 0).any():
-            raise DataError(
-                f"client {name_of(int(empty.nonzero()[0]))} of {num_clients} gets no sample of the"
-                f" {len(datasets['train'])}: use fewer clients."
-            )
+            name = name_of(int(empty.nonzero()[0]))
+            raise DataError(f"client {name} of {num_clients} gets no sample: use fewer clients.")
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
             datasets,
@@ -186,10 +175,8 @@ class SharedDataModule(FederatedDataModule):
         self._left_out = [name for client, name in enumerate(names) if client not in kept]
         if not kept:
             raise DataError(f"none of the {len(shares)} clients has a target in its training samples.")
-        rank_zero_warn(
-            f"{len(self._left_out)} of {len(shares)} clients have no target in their training samples and are left out"
-            f" of the federation: {listed(self._left_out, 5)}."
-        )
+        what = f"{len(self._left_out)} of {len(shares)} clients have no target in their training samples"
+        rank_zero_warn(f"{what} and are left out of the federation: {listed(self._left_out, 5)}.")
         self._names = [names[client] for client in kept]
         return ClientShares.of([shares[client] for client in kept])
 
@@ -317,7 +304,4 @@ def _check_groups(parts: Mapping[Split, ClientParts], names: list[str]) -> None:
         if unknown or not held.any():
             who = f"{len(unknown)} clients, such as {names[unknown[0]]}, have" if unknown else "no client has"
             lack = " but none in the train part" if unknown else ""
-            raise DataError(
-                f"{who} samples in the {split} part of the data{lack}: join the parts (pooled: true in ImageData), or"
-                " use data with every group in every part (LEAF data made with -t sample)."
-            )
+            raise DataError(f"{who} samples in the {split} part{lack}: join the parts (pooled: true in ImageData).")

@@ -1,8 +1,7 @@
 """Shifts between clients: equal images look different, or equal labels mean different classes.
 
-A shift is a deterministic function of the client and its samples, applied once to all of a client's samples, for
-training and testing, when the data are partitioned. (To corrupt training labels only, use the callback
-:class:`~lightning_fl.callbacks.LabelNoise`.)
+A shift is a deterministic function of the client and its samples, applied once when the data are partitioned. (To
+corrupt training labels only, use the callback :class:`~lightning_fl.callbacks.LabelNoise`.)
 """
 
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from lightning_fl.data.partition.partitioner import Scheme
 class Shift(Scheme):
     """Base class of shifts; by itself it changes nothing.
 
-    A custom shift overrides :meth:`images` or :meth:`labels`, and :meth:`check` if it does not fit every number of
-    clients and classes.
+    A custom shift overrides :meth:`images` or :meth:`labels`, and perhaps :meth:`check`.
     """
 
     def images(self, client: int, images: Tensor, labels: Tensor) -> Tensor:
@@ -90,9 +88,8 @@ class LabelPermutation(Shift):
         num_classes = max(1, len(self.permutations[0]))
         for number, permutation in enumerate(self.permutations):
             if sorted(permutation) != list(range(num_classes)):
-                raise ConfigurationError(
-                    f"permutations[{number}]={list(permutation)}: must have each label 0..{num_classes - 1} once."
-                )
+                labels = f"each label 0..{num_classes - 1} once"
+                raise ConfigurationError(f"permutations[{number}]={list(permutation)}: must have {labels}.")
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
         permutation = self.permutations[client // self.clients_per_value]
@@ -100,11 +97,9 @@ class LabelPermutation(Shift):
 
     def check(self, num_clients: int, num_classes: int) -> None:
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
-        if len(self.permutations[0]) != num_classes:
-            raise ConfigurationError(
-                f"{type(self).__name__}.permutations have {len(self.permutations[0])} labels: give one for each of the"
-                f" {num_classes} classes."
-            )
+        if (given := len(self.permutations[0])) != num_classes:
+            name = type(self).__name__
+            raise ConfigurationError(f"{name}.permutations have {given} labels: give all {num_classes} classes.")
 
 
 class FedCollabConceptShift(LabelPermutation):
@@ -147,9 +142,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
-        raise ConfigurationError(
-            f"num_permuted={num_permuted} of num_classes={num_classes}: must be from 2 to half the classes."
-        )
+        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: must be 2 to half of it.")
     kept, moved = list(range(num_classes)), list(range(num_permuted))
     moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]
     moved += kept[num_permuted:]
@@ -176,14 +169,10 @@ class Inversion(Shift):
 
     def check(self, num_clients: int, num_classes: int) -> None:
         if max(self.clients) >= num_clients:
-            raise ConfigurationError(
-                f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}; give some of these."
-            )
+            raise ConfigurationError(f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}.")
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:
     if num_blocks * size != num_clients:
-        raise ConfigurationError(
-            f"{type(shift).__name__} is for {num_blocks * size} clients ({num_blocks} blocks of {size}), there are"
-            f" {num_clients}: change the clients per block or the number of clients."
-        )
+        blocks = f"{num_blocks * size} clients ({num_blocks} blocks of {size}), there are {num_clients}"
+        raise ConfigurationError(f"{type(shift).__name__} is for {blocks}: change the clients per block.")

@@ -52,8 +52,7 @@ class Silos(FederatedDataModule):
         split: shares of train, val and test of a data set without splits, with sum 1.
         split_seed: seed of this division; ``None`` for the run's seed.
         num_samples: weight of each client in the averages, a list or name -> number; ``None`` for its number of
-            training samples. Data without a length are read once before the first round to count them, an endless
-            stream (``trainer.local_steps``) for the length of a turn.
+            training samples. Data without a length are read once before the first round to count them.
     """
 
     #: Client i belongs to process ``i % world_size``, whatever its size.
@@ -82,37 +81,27 @@ class Silos(FederatedDataModule):
         )
         check_fractions(split)
         if not isinstance(datamodules, Mapping | list | tuple):
-            raise ConfigurationError(
-                f"datamodules is a {type(datamodules).__name__}: give a list with one data module, loader or data set"
-                " per client, or a dict of them by name. Use Partitioned to divide one data set among clients."
-            )
+            kind = type(datamodules).__name__
+            raise ConfigurationError(f"datamodules is a {kind}: give one per client, or use Partitioned.")
         if isinstance(datamodules, Mapping):
             if names is not None:
                 raise ConfigurationError(f"names={names}: leave them out, datamodules is a dict with names.")
             if is_splits(datamodules):
-                raise ConfigurationError(
-                    f"datamodules is a dict of the splits {', '.join(datamodules)}: give clients by name, such as"
-                    " {'north': {'train': ..., 'val': ...}, 'south': ...}."
-                )
+                splits = ", ".join(datamodules)
+                raise ConfigurationError(f"datamodules is a dict of the splits {splits}: give clients by name.")
             names = [str(name) for name in datamodules]
             datamodules = list(datamodules.values())
         if not datamodules:
             raise ConfigurationError("datamodules=[]: give one data module, loader or data set per client.")
         if len({id(datamodule) for datamodule in datamodules}) < len(datamodules):
-            raise ConfigurationError(
-                "datamodules has an object twice: make a separate data module, loader or data set for each client."
-            )
+            raise ConfigurationError("datamodules has an object twice: make a separate one for each client.")
         if names is not None and (len(names) != len(datamodules) or len(set(names)) < len(names)):
-            raise ConfigurationError(
-                f"names={names} for {len(datamodules)} clients: give one different name per client."
-            )
+            raise ConfigurationError(f"names={names} for {len(datamodules)} clients: give each a different name.")
         self.datamodules: list[Any] = list(datamodules)
         self.names = names
         self._silos = [Silo(name, given) for name, given in zip(self.client_names(), datamodules, strict=True)]
         if collate_fn is not None and not any(silo.has_datasets for silo in self._silos):
-            raise ConfigurationError(
-                "collate_fn is for data sets, but every client has a data module or loaders: give it to those."
-            )
+            raise ConfigurationError("collate_fn is for data sets, but every client has loaders: give it to those.")
         self.split = tuple(split)
         self.split_seed = split_seed
         self._samples = self._samples_of_clients(num_samples)
@@ -130,11 +119,9 @@ class Silos(FederatedDataModule):
         if given is None:
             return None
         names = self.client_names()
-        fits = sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)
-        if not fits:
-            raise ConfigurationError(
-                f"num_samples={given}: must have one number for each of the {len(names)} clients ({listed(names, 3)})."
-            )
+        if not (sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)):
+            clients = f"{len(names)} clients ({listed(names, 3)})"
+            raise ConfigurationError(f"num_samples={given}: must have one number for each of the {clients}.")
         return [given[name] for name in names] if isinstance(given, Mapping) else list(given)
 
     @property
@@ -190,11 +177,8 @@ class Silos(FederatedDataModule):
         if not self._has_logged_cut:  # once, for all clients
             self._has_logged_cut = True
             counts = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
-            rank_zero_info(
-                f"{silo.name}: {length} samples are divided at random into {counts}, and other data sets without splits"
-                " alike. Set other shares by Silos(split=...), or give splits as a dict such as {'train': ..., 'test':"
-                " ...}."
-            )
+            what = f"{silo.name}: {length} samples are divided at random into {counts}"
+            rank_zero_info(f"{what}, and other data sets alike. Set other shares by Silos(split=...), or give splits.")
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
         return loaders.make_loader(dataset, collate_fn=self._collate or loaders.collate, **self.loader_options(split))
@@ -216,11 +200,9 @@ class Silos(FederatedDataModule):
                 tree_map(lambda one: self._with_settings(one, name, split), part.iterables), part._mode
             )
         if not isinstance(part, DataLoader) or isinstance(part.dataset, IterableDataset):
-            source = part.dataset if isinstance(part, DataLoader) else part
-            raise ConfigurationError(
-                f"{name}: the {split} loader {'reads' if source is not part else 'is'} a {type(source).__name__}, which"
-                " makes its own batches: leave out batch_size, eval_batch_size, shuffle and drop_last."
-            )
+            kind = type(part.dataset if isinstance(part, DataLoader) else part).__name__
+            what = f"{name}: the {split} loader reads a {kind}, which makes its own batches"
+            raise ConfigurationError(f"{what}: leave out batch_size, eval_batch_size, shuffle and drop_last.")
         try:
             dataset = loaders.sampled_dataset(
                 part, split, replace_order=shuffle is not None, replace_batches=batch_size is not None
@@ -261,18 +243,13 @@ def are_silos(data: Sequence[Any]) -> bool:
 
     found = [is_silo(part) for part in data]
     if any(found) and not all(found):
-        kinds = sorted({type(part).__name__ for part in data})
-        raise ConfigurationError(
-            f"data is a list of {', '.join(kinds)}: give one data module, loader or data set per silo, or only samples."
-        )
+        kinds = ", ".join(sorted({type(part).__name__ for part in data}))
+        raise ConfigurationError(f"data is a list of {kinds}: give a module, loader or data set per silo, or samples.")
     if found and not found[0] and all(isinstance(part, list) for part in data):
         inner = [sample for part in data for sample in part]
         if inner and all(is_graph(sample) or isinstance(sample, tuple | dict) for sample in inner):
             return True
-        raise ConfigurationError(
-            "data is a list of lists, either samples or silos: give samples as tuples, or silos by name, such as"
-            " {'north': [...], 'south': [...]}."
-        )
+        raise ConfigurationError("data is a list of lists: give samples as tuples, or silos as a dict by name.")
     return bool(found) and found[0]
 
 
@@ -285,9 +262,7 @@ class Silo:
 
     def __init__(self, name: str, given: Any) -> None:
         if isinstance(given, FederatedDataModule):
-            raise ConfigurationError(
-                f"{name}: {type(given).__name__} has clients itself: use it directly, or give ordinary data modules."
-            )
+            raise ConfigurationError(f"{name}: {type(given).__name__} has clients itself: use it directly.")
         self.name = name
         self.module: LightningDataModule | None = given if isinstance(given, AnyDataModule) else None
         self.has_datasets = False
@@ -299,10 +274,8 @@ class Silo:
     def _by_split(self, given: Any) -> dict[Split, Any]:
         if holds_several(given) if not isinstance(given, Mapping) else not is_splits(given):
             names = f" of {', '.join(map(str, given))}" if isinstance(given, Mapping) else f" of {len(given)}"
-            raise ConfigurationError(
-                f"{self.name}: the data are a {type(given).__name__}{names}: give a dict by split, such as {{'train':"
-                " ..., 'val': ..., 'test': ...}; a split may have a list of several loaders or data sets."
-            )
+            what = f"{self.name}: the data are a {type(given).__name__}{names}"
+            raise ConfigurationError(f"{what}: give a dict by split, such as {{'train': ..., 'val': ...}}.")
         parts = given if isinstance(given, Mapping) else {"train": given}
         return {SPLIT_NAMES[key]: self._checked(SPLIT_NAMES[key], part) for key, part in parts.items()}
 
@@ -313,9 +286,7 @@ class Silo:
         source = f"{self.name}: the {split} data are"
         if is_loader(part):
             return as_loader(part, split, source)
-        raise ConfigurationError(
-            f"{source} a {type(part).__name__}: give a LightningDataModule, an iterable of batches, or a data set."
-        )
+        raise ConfigurationError(f"{source} a {type(part).__name__}: give a data module, batches, or a data set.")
 
     def divide(self, parts: Mapping[Split, Tensor]) -> None:
         self._given = {split: Subset(self.undivided, part.tolist()) for split, part in parts.items() if len(part)}

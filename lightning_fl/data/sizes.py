@@ -55,6 +55,4 @@ def check_fractions(split: Sequence[float]) -> None:
     """Refuse anything but three shares for train, val and test: in [0, 1], the first above 0, with sum 1."""
     in_range = len(split) == len(SPLITS) and all(0 <= share <= 1 for share in split)
     if not in_range or split[0] == 0 or abs(math.fsum(split) - 1) > 1e-6:
-        raise ConfigurationError(
-            f"split={list(split)}: must be shares of train (above 0), val and test with sum 1, such as [0.8, 0.1, 0.1]."
-        )
+        raise ConfigurationError(f"split={list(split)}: must be shares of train (above 0), val and test with sum 1.")

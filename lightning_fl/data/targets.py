@@ -26,11 +26,9 @@ def dataset_targets(dataset: Dataset | Sequence[Any]) -> Tensor:
     these work too.
     """
     targets = _find_targets(dataset)
-    if targets.ndim == 0 or len(targets) != len(dataset):  # type: ignore[arg-type]
-        raise DataError(
-            f"the targets of {type(dataset).__name__} have shape {list(targets.shape)} for {len(dataset)} samples:"  # type: ignore[arg-type]
-            " there must be one entry or one row per sample."
-        )
+    if targets.ndim == 0 or len(targets) != (count := len(dataset)):  # type: ignore[arg-type]
+        what = f"{type(dataset).__name__} have shape {list(targets.shape)}"
+        raise DataError(f"the targets of {what} for {count} samples: there must be one entry or row for each.")
     return targets
 
 
@@ -48,16 +46,11 @@ def _find_targets(dataset: Any) -> Tensor:
     if isinstance(dataset, list) and dataset:
         rows = [batch_targets(sample) for sample in dataset]
         if any(row.shape != rows[0].shape for row in rows):
-            raise DataError(
-                f"the targets of the samples have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}:"
-                " all must be equal."
-            )
+            shapes = f"{list(rows[0].shape)} to {list(rows[-1].shape)}"
+            raise DataError(f"the targets of the samples have shapes from {shapes}: all must be equal.")
         # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
-    raise DataError(
-        f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets` with one entry per"
-        " sample (tensor, list or array), or use a TensorDataset, a PyG InMemoryDataset or a list of samples."
-    )
+    raise DataError(f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets`.")
 
 
 def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
@@ -70,9 +63,7 @@ def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
     """
     found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
-        raise DataError(
-            f"the targets of a {type(batch).__name__} are a {type(found).__name__}: give the right entry with `key`."
-        )
+        raise DataError(f"the targets of a {type(batch).__name__} are a {type(found).__name__}: set `key`.")
     return torch.as_tensor(found)
 
 
@@ -91,16 +82,13 @@ def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) 
 
 
 def _target_key(batch: Any, key: str | int | None) -> str | int:
+    kind = type(batch).__name__
     if isinstance(batch, tuple | list):
         if key is None and len(batch) < 2:
-            raise DataError(
-                f"a {type(batch).__name__} of {len(batch)} entries has no targets: give pairs, or the `key`."
-            )
+            raise DataError(f"a {kind} of {len(batch)} entries has no targets: give pairs, or the `key`.")
         position = -1 if key is None else key
         if not isinstance(position, int) or not -len(batch) <= position < len(batch):
-            raise DataError(
-                f"key={key!r} for a {type(batch).__name__} of {len(batch)} entries: must be from 0 to {len(batch) - 1}."
-            )
+            raise DataError(f"key={key!r} for a {kind} of {len(batch)} entries: must be from 0 to {len(batch) - 1}.")
         return position
     names: list[Any]
     wanted: list[str | int]
@@ -109,13 +97,9 @@ def _target_key(batch: Any, key: str | int | None) -> str | int:
     elif isinstance(batch, MutableMapping):
         names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
     else:
-        raise DataError(
-            f"the targets of a {type(batch).__name__} cannot be found: give a tuple, list, dict or PyG data with `y`."
-        )
+        raise DataError(f"the targets of a {kind} cannot be found: give a tuple, list, dict or PyG data with `y`.")
     found = [name for name in wanted if name in names]
     if len(found) != 1:
         problem = "has several of" if found else "has none of"
-        raise DataError(
-            f"a {type(batch).__name__} with the entries {names} {problem} {wanted}: give the right one with `key`."
-        )
+        raise DataError(f"a {kind} with the entries {names} {problem} {wanted}: give the right one with `key`.")
     return found[0]

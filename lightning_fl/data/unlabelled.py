@@ -45,8 +45,7 @@ class Unlabelled:
 def read_rows(source: NewSamples, rows: int, *, text_column: str | None = None) -> "Iterator[pd.DataFrame]":
     """Read the rows of a table in chunks, with a running index from 0; text files are streamed, others read whole.
 
-    A list of texts is a table of the one column ``text_column``; ``None`` if a list is not supported. The cells of a
-    file are texts without leading blanks; empty lines are skipped.
+    A list of texts is a table of the one column ``text_column``; ``None`` if a list is not supported.
     """
     import pandas as pd  # takes a second to import
 

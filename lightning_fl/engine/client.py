@@ -226,10 +226,8 @@ def packed(kept: dict[str, Any], who: str = "the strategy") -> dict[str, Any]:
     """Copies of kept values for a checkpoint, on the CPU."""
     for name, value in kept.items():
         if not isinstance(value, Weights) and not is_plain(value):
-            raise ConfigurationError(
-                f"{who} keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold: keep numbers,"
-                " strings, tensors, Weights, or lists and dicts of numbers, strings and tensors."
-            )
+            what = f"{who} keeps {name!r}, a {type(value).__name__} that a checkpoint cannot hold"
+            raise ConfigurationError(f"{what}: keep numbers, strings, tensors, Weights, or lists and dicts of these.")
     return {
         name: {_WEIGHTS: value.clone().state_dict()}
         if isinstance(value, Weights)

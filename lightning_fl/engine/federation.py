@@ -195,11 +195,8 @@ class Federation:
 
     @collaboration.setter
     def collaboration(self, collaboration: Collaboration) -> None:
-        if collaboration.num_clients != self.collaboration.num_clients:
-            raise ConfigurationError(
-                f"the collaboration has {collaboration.num_clients} clients, the data have"
-                f" {self.collaboration.num_clients}."
-            )
+        if (given := collaboration.num_clients) != (count := self.collaboration.num_clients):
+            raise ConfigurationError(f"the collaboration has {given} clients, the data have {count}.")
         if collaboration.num_models != len(self.models):
             self.regroup(collaboration)
         self._collaboration = collaboration
@@ -223,10 +220,7 @@ class Federation:
         return self.collaboration.identities(self.absent_clients)
 
     def forget_changed(self, names: Collection[str]) -> None:
-        """Forget the states of models, on server and hosted clients, whose clients or shares have changed.
-
-        A state of clients that stay together moves to the model's new number; ``names`` are of clients' values.
-        """
+        """Forget the states, on server and clients, of models whose clients or shares have changed; others move."""
         now = self.identities()
         states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in self.model_states.items()}
         self.model_states = {k: states[own] for k, own in enumerate(now) if own in states}

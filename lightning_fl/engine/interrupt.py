@@ -30,10 +30,7 @@ _READING = threading.RLock()
 
 
 class InterruptGuard(ExitStack):
-    """Context in which the first SIGINT or SIGTERM prints ``answer`` and is only noted, in :attr:`signal_number`.
-
-    The checkpoint, to resume from, is named when this process ends at once.
-    """
+    """Context in which the first SIGINT or SIGTERM prints ``answer`` and is only noted, in :attr:`signal_number`."""
 
     last_checkpoint: Path | None = None
 

@@ -69,10 +69,8 @@ class ModelUpdate:
         share, total = fsum(own), fsum(one.weight for one in self.contributions)
         for one, weight in zip(self.contributions, own, strict=True):
             if abs(weight * total - one.weight * share) > 1e-6 * share * total:
-                raise ConfigurationError(
-                    f"the strategy needs every client's own weight in model {self.model}, and a callback changed that"
-                    f" of client {one.client}: remove the callback, or use another strategy."
-                )
+                what = f"a callback changed the weight of client {one.client} in model {self.model}"
+                raise ConfigurationError(f"{what}, which the strategy needs: remove the callback or the strategy.")
         return share / fsum(self.shares.values())
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:

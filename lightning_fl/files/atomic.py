@@ -40,10 +40,7 @@ def whole_file(path: Path, *, by_several: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write or replace a file in one step, with the errors of :func:`whole_file`.
-
-    Characters that UTF-8 cannot encode (lone surrogates) are escaped as in Python.
-    """
+    """Write or replace a file in one step; lone surrogates, which UTF-8 cannot encode, are escaped as in Python."""
     with whole_file(path) as file:
         file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 

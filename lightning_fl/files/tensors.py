@@ -154,10 +154,8 @@ def load_or_compute(cache: Path | None, versions: str, smiles: Sequence[str], co
         with whole_file(path, by_several=True) as file:
             file.write(content.getbuffer())
     except OSError as error:
-        rank_zero_warn(
-            f"cannot write features to {cache} ({error}), so every run computes them again: set LIGHTNING_FL_CACHE to a"
-            " writable folder."
-        )
+        reason = f"cannot write features to {cache} ({error}), so every run computes them again"
+        rank_zero_warn(f"{reason}: set LIGHTNING_FL_CACHE to a writable folder.")
     return value
 
 

@@ -100,10 +100,7 @@ def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
 
 
 def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator[str]:
-    """Decode a text in UTF-8 or, with a byte order mark, UTF-16 or UTF-32, line by line; the stream is left open.
-
-    Refused are other encodings, zero bytes, and more than ``most`` characters.
-    """
+    """Decode a text in UTF-8 or, with a byte order mark, UTF-16 or UTF-32, line by line; the stream is left open."""
     head = stream.peek(4)[:4]  # type: ignore[attr-defined]
     encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
     text = io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
@@ -114,14 +111,11 @@ def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterato
             if total > most:
                 raise DataError(f"{place} holds more than {_MOST_CHARACTERS >> 30} GiB of text: split it.")
             if "\0" in line:
-                raise DataError(
-                    f"{place} cannot be read as a table: line {number} has zero bytes. Save the file as CSV (UTF-8)."
-                )
+                raise DataError(f"{place} is not a table: line {number} has zero bytes. Save the file as CSV (UTF-8).")
             if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
-                raise DataError(
-                    f"{place} cannot be read as a table: the byte 0x{ord(wrong[0]) - 0xDC00:02x} in line {number} is"
-                    f" not {encoding.removesuffix('-sig').upper()}. Save the file as CSV (UTF-8)."
-                )
+                byte = f"the byte 0x{ord(wrong[0]) - 0xDC00:02x} in line {number}"
+                kind = encoding.removesuffix("-sig").upper()
+                raise DataError(f"{place} is not a table: {byte} is not {kind}. Save the file as CSV (UTF-8).")
             yield line
     finally:
         if not stream.closed:
@@ -156,10 +150,8 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
         if cells is None:
             break
         if width and any(cell.strip() for cell in cells[width:]):
-            raise DataError(
-                f"{place} cannot be read as a table: line {line} has {len(cells)} cells, the header {width}: correct"
-                f" it, or quote texts with {separator!r}."
-            )
+            what = f"line {line} has {len(cells)} cells, the header {width}"
+            raise DataError(f"{place} is not a table: {what}: correct it, or quote texts with {separator!r}.")
         if width or any(cell.strip() for cell in cells):
             width = width or len(cells)
             if cells:
@@ -179,9 +171,8 @@ def refuse_twice(names: Sequence[str], place: Path | str, kept: Sequence[int] | 
         if names.count(name) > 1:
             numbers = range(len(names)) if kept is None else kept
             places = [str(position + 1) for position, other in zip(numbers, names, strict=True) if other == name]
-            raise DataError(
-                f"{place} has the column {name!r} {len(places)} times, as columns {', '.join(places)}: rename them."
-            )
+            which = f"{len(places)} times, as columns {', '.join(places)}"
+            raise DataError(f"{place} has the column {name!r} {which}: rename them.")
 
 
 def require_columns(columns: Iterable[Any], names: Collection[str], place: str, what: str = "column") -> None:
@@ -203,10 +194,7 @@ def smiles_name(columns: Iterable[Any], name: str) -> str:
 
 
 def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":
-    """Convert a column of texts to float64 numbers, NaN for missing ones such as "NA".
-
-    Returns also the cells that are neither a finite number nor missing.
-    """
+    """Convert texts to float64, NaN for missing ones such as "NA"; return also the cells that are neither."""
     import pandas as pd
 
     given = column.where(column.notna() & ~column.astype(str).str.lower().isin(_GAPS), None)

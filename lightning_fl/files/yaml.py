@@ -129,10 +129,7 @@ def dump_yaml(content: object, width: int = 120) -> str:
 
 
 def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:
-    """Read a YAML file, in UTF-8 or in UTF-16 with a byte-order mark; errors name file and line.
-
-    With ``mark_quoted``, texts that were in quotes are :class:`Quoted`.
-    """
+    """Read a YAML file, in UTF-8 or in UTF-16 with a byte-order mark; ``mark_quoted`` makes quoted texts ``Quoted``."""
     try:
         if path.exists() and not path.is_file():
             raise ConfigurationError(f"{path} is not a regular file; give a YAML file.")
@@ -143,9 +140,8 @@ def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:
         hint = "" if isinstance(error, _Refusal) else ". Check indentation, colons, brackets and quotes"
         raise ConfigurationError(f"{path}{where}: {error.problem or error.context}{hint}.") from error
     except yaml.reader.ReaderError as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as YAML: {error.reason} at position {error.position}. Save it as UTF-8 text."
-        ) from error
+        reason = f"{error.reason} at position {error.position}"
+        raise ConfigurationError(f"{path} cannot be read as YAML: {reason}. Save it as UTF-8 text.") from error
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
 

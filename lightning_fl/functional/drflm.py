@@ -68,9 +68,7 @@ def loss_estimate(losses: Tensor, clients: Sequence[int], num_clients: int) -> T
     count = len(clients)
     check_floating("losses", losses, max(1, count))
     if len(set(clients)) < count or not all(0 <= client < num_clients for client in clients):
-        raise ConfigurationError(
-            f"clients={list(clients)}: give distinct clients from 0 to {num_clients - 1}, drawn without replacement."
-        )
+        raise ConfigurationError(f"clients={list(clients)}: give distinct clients from 0 to {num_clients - 1}.")
     estimate = losses.new_zeros(num_clients)
     estimate[torch.tensor(clients, device=losses.device)] = losses * (num_clients / count)
     return estimate
@@ -104,10 +102,7 @@ def mix(values: Tensor, permutation: Tensor, gamma: float | Tensor) -> Tensor:
         gamma: γ in [0, 1], a number, a tensor [] or one share per sample [B].
     """
     if not (values.is_floating_point() or values.is_complex()):
-        raise ConfigurationError(
-            f"values of type {values.dtype} cannot be mixed: give one-hot floats"
-            " (torch.nn.functional.one_hot(labels, num_classes).float()), or mix the two losses."
-        )
+        raise ConfigurationError(f"values of type {values.dtype} cannot be mixed: give one_hot(...).float().")
     if permutation.shape != values.shape[:1]:
         raise ConfigurationError(f"permutation of shape {list(permutation.shape)}: give {list(values.shape[:1])}.")
     if isinstance(gamma, Tensor):

@@ -303,9 +303,8 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
 def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
     labels = torch.as_tensor(assignment, device="cpu")
     if labels.shape != (num_clients,) or labels.is_floating_point():
-        raise ConfigurationError(
-            f"assignment of shape {list(labels.shape)} and type {labels.dtype}: give [{num_clients}] integers."
-        )
+        what = f"shape {list(labels.shape)} and type {labels.dtype}"
+        raise ConfigurationError(f"assignment of {what}: give [{num_clients}] integers.")
     return np.array(labels, dtype=np.int64)
 
 
@@ -318,9 +317,7 @@ def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: Non
         raise ConfigurationError("distances: every entry must be a finite number.")
     tolerance = 1e-6 * np.abs(matrix).max()
     if np.abs(matrix - matrix.T).max() > tolerance or np.abs(matrix.diagonal()).max() > tolerance:
-        raise ConfigurationError(
-            "distances: must be symmetric with zeros on the diagonal; take (D + D.T) / 2 and set the diagonal to 0."
-        )
+        raise ConfigurationError("distances: must be symmetric with zeros on the diagonal.")
     samples = sample_counts(num_samples, len(matrix))
     matrix = (matrix + matrix.T) / 2
     np.fill_diagonal(matrix, 0)

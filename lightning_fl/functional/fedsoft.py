@@ -46,9 +46,7 @@ def draw_contributors(weights: Tensor, number: Count, generator: torch.Generator
         number: K; all clients of positive weight if there are no more.
     """
     if weights.ndim != 1 or not bool((weights.isfinite() & (weights >= 0)).all()) or not float(weights.sum()) > 0:
-        raise ConfigurationError(
-            f"weights of shape {list(weights.shape)}: give a vector of finite numbers of at least 0, not all 0."
-        )
+        raise ConfigurationError(f"weights of shape {list(weights.shape)}: give finite [n] of at least 0, not all 0.")
     possible = weights.nonzero().flatten()
     if len(possible) <= number:
         return [int(place) for place in possible]

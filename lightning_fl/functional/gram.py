@@ -38,9 +38,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
     gram = (gram + gram.T) / 2  # a product of a matrix with itself is symmetric up to rounding only
     broken = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
     if broken:
-        raise DataError(
-            f"updates of clients {broken} are not finite: drop them from the round or lower their learning rate."
-        )
+        raise DataError(f"updates of clients {broken} are not finite: drop them, or lower their learning rate.")
     return gram
 
 
@@ -68,9 +66,7 @@ def sample_counts(num_samples: Sequence[int] | Tensor, num_clients: int) -> _Arr
     """Checked numbers of samples as float64 NumPy array, shape [N]."""
     counts = torch.as_tensor(num_samples, dtype=torch.float64, device="cpu").numpy().copy()
     if counts.shape != (num_clients,) or not (np.isfinite(counts) & (counts > 0)).all():
-        raise ConfigurationError(
-            f"num_samples={counts.tolist()} for {num_clients} clients: give each a positive count, or leave it out."
-        )
+        raise ConfigurationError(f"num_samples={counts.tolist()} for {num_clients} clients: give positive counts.")
     return counts
 
 
@@ -134,9 +130,7 @@ def join_most_similar(gram: Tensor, num_samples: Sequence[int] | Tensor, labels:
     inner = check_gram(gram)
     counts = sample_counts(num_samples, len(inner))
     if len(labels) != len(inner) or min(labels) < -1:
-        raise ConfigurationError(
-            f"labels={list(labels)} for {len(inner)} clients: give each a label of at least 0, or -1 for none."
-        )
+        raise ConfigurationError(f"labels={list(labels)} for {len(inner)} clients: give each one of at least -1.")
     groups = sorted(set(labels) - {-1})
     if not groups:
         return list(labels)
@@ -194,10 +188,8 @@ def kmeans_from_gram(
 
     inner = check_gram(gram)
     if not 1 <= num_clusters <= len(inner) or seed < 0 or num_restarts < 1:
-        raise ConfigurationError(
-            f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts}: give 1 to {len(inner)} clusters, a"
-            " seed of at least 0 and at least one restart."
-        )
+        given = f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts}"
+        raise ConfigurationError(f"{given}: give 1 to {len(inner)} clusters, and numbers in range.")
     if weights is not None and (len(weights) != len(inner) or min(weights) <= 0):
         raise ConfigurationError(f"weights={list(weights)} for {len(inner)} clients: give each a positive weight.")
     centred = inner - inner.mean(0) - inner.mean(1, keepdims=True) + inner.mean()

@@ -129,10 +129,9 @@ class Neighbors:
         else:
             fits = rows.shape[1] == width
         if outputs.ndim > 2 or not fits:
-            raise ValueError(
-                f"outputs of shape {list(outputs.shape)} do not fit targets of shape {list(targets.shape)} and type"
-                f" {targets.dtype} as {task}. Name another layer, or the task."
-            )
+            what = f"outputs of shape {list(outputs.shape)}"
+            given = f"targets of shape {list(targets.shape)} and type {targets.dtype} as {task}"
+            raise ValueError(f"{what} do not fit {given}. Name another layer, or the task.")
         if task != "classes":
             rows = _scaled(targets, outputs, target_scales)
         return cls(inputs, rows, task, k, scale, target_scales)

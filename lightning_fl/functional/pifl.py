@@ -54,10 +54,8 @@ def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Ten
     """
     known = values[~values.isnan()]
     if (known < 0).any() or (higher_is_better and (known > 1 + _ROUNDING).any()):
-        raise ConfigurationError(
-            f"{name} is {', '.join(f'{value:.6g}' for value in values.tolist())}: set monitor to a share from 0 to 1,"
-            " such as an accuracy, or to a loss of at least 0."
-        )
+        shown = ", ".join(f"{value:.6g}" for value in values.tolist())
+        raise ConfigurationError(f"{name} is {shown}: set monitor to a share from 0 to 1, or to a loss of at least 0.")
     scores = values.clamp(max=1.0) if higher_is_better else (-values).exp()
     return scores.nan_to_num(0.0)
 
@@ -89,9 +87,8 @@ def choose_bids(importance: Sequence[float], past_rewards: Sequence[float], thre
         threshold: T_h in [0, 1]; a tier needs a larger υ.
     """
     if len(importance) != len(past_rewards) or not all(map(math.isfinite, [*importance, *past_rewards])):
-        raise ConfigurationError(
-            f"importance={list(importance)}, past_rewards={list(past_rewards)}: give a finite number per tier in both."
-        )
+        given = f"importance={list(importance)}, past_rewards={list(past_rewards)}"
+        raise ConfigurationError(f"{given}: give a finite number per tier in both.")
     wanted = [tier for tier, value in enumerate(importance) if value > threshold]
     return sorted(wanted, key=lambda tier: (-past_rewards[tier], -importance[tier], tier))
 

@@ -12,9 +12,8 @@ def check_floating(name: str, values: Tensor, *shape: int | None) -> None:
     )
     if not fits or not values.is_floating_point():
         wanted = [">=1" if size is None else size for size in shape]
-        raise ConfigurationError(
-            f"{name} of shape {list(values.shape)} and type {values.dtype}: give a floating tensor {wanted}."
-        )
+        what = f"{name} of shape {list(values.shape)} and type {values.dtype}"
+        raise ConfigurationError(f"{what}: give a floating tensor {wanted}.")
 
 
 def check_square(name: str, values: Tensor, least: int = 1) -> None:

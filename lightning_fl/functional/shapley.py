@@ -92,9 +92,7 @@ class FirstOrderShapley:
             for left, right in zip(gradient.split(_CHUNK), vector.split(_CHUNK), strict=True)
         )
         if not math.isfinite(product):
-            raise DataError(
-                f"the contribution of client {client} is not finite: drop the client or lower its learning rate."
-            )
+            raise DataError(f"the contribution of client {client} is not finite: lower its learning rate.")
         self._products[client] = (float(weight), product)
 
     def values(self) -> dict[int, float]:
@@ -185,9 +183,7 @@ class _Game:
             players = frozenset(player for player in range(coalition.bit_length()) if coalition >> player & 1)
             value = float(self._value(players))
             if not math.isfinite(value):
-                raise DataError(
-                    f"the value of coalition {sorted(players)} is {value}: give a bounded value, such as an accuracy."
-                )
+                raise DataError(f"the value of coalition {sorted(players)} is {value}: give a finite, bounded one.")
             self._known[coalition] = value
         return self._known[coalition]
 

@@ -62,9 +62,7 @@ def explain(
     if not isinstance(model, MoleculeModel):
         raise ConfigurationError(f"model: cannot explain a {type(model).__name__}; use a MoleculeModel.")
     if model.hparams["descriptor_dim"]:
-        raise ConfigurationError(
-            "the model reads molecular descriptors, which belong to no atom: train without features."
-        )
+        raise ConfigurationError("the model reads descriptors, which belong to no atom: train without features.")
     known = names or [str(number) for number in range(model.num_targets)]
     if isinstance(target, str) and target not in known:
         raise ConfigurationError(f"target={target!r}: unknown{did_you_mean(target, known)}; there are {listed(known)}.")

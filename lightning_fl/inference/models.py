@@ -45,10 +45,8 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
     if model is None or model == "shared":
         run.refuse_personal_layers(_PERSONAL)
         if len(shared) > 1:
-            raise ConfigurationError(
-                f"{run.folder} has {len(shared)} shared models, {listed(list(shared), most=8)}, and models of the"
-                f" clients {listed(list(clients), most=8)}: choose one with --model, or use --model best or all."
-            )
+            models = f"{len(shared)} shared models, {listed(list(shared), most=8)}, and {listed(list(clients), most=8)}"
+            raise ConfigurationError(f"{run.folder} has {models}: choose one with --model, or use best or all.")
         return shared
     if model in clients:  # before "all", which may be a client's name
         return {model: clients[model]}
@@ -69,19 +67,17 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
         # A client that uses a shared model unchanged has the same file.
         return chosen | {name: path for name, path in clients.items() if file_sha256(path) not in known}
     names = ["shared", "best", "all", *shared, *clients, *snapshots]
-    raise ConfigurationError(
-        f"--model {model}: {run.folder} has no such model{did_you_mean(model, names)}. Choose one of {listed(names)}."
-    )
+    hint = f"{did_you_mean(model, names)}. Choose one of {listed(names)}"
+    raise ConfigurationError(f"--model {model}: {run.folder} has no such model{hint}.")
 
 
 def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
     run.refuse_personal_layers(_PERSONAL)
     if not found:
         raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
-    if len(run.shared) > 1:
-        raise ConfigurationError(
-            f"{run.folder} has snapshots of {len(run.shared)} shared models: choose one, such as {next(iter(found))}."
-        )
+    if (count := len(run.shared)) > 1:
+        first = next(iter(found))
+        raise ConfigurationError(f"{run.folder} has snapshots of {count} shared models: choose one, such as {first}.")
     return found
 
 
@@ -96,9 +92,7 @@ def best_client(run: TrainedRun) -> str:
         if client in run.clients and math.isfinite(value)
     }
     if found is None or not finite:
-        raise ConfigurationError(
-            f"--model best: {run.folder} has no validation metrics of clients: choose another model."
-        )
+        raise ConfigurationError(f"--model best: {run.folder} has no validation metrics of clients: choose another.")
     return (max if found.higher_is_better else min)(finite, key=finite.__getitem__)
 
 

@@ -223,10 +223,8 @@ def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence
         try:
             total.add_(_load(trainer, path), share)
         except TrainingError as error:
-            raise CheckpointError(
-                f"{path} cannot be averaged with {chosen[0][0].name}: one of them diverged, its weights are not finite"
-                " or too large. Remove it, or train again."
-            ) from error
+            what = f"{path} cannot be averaged with {chosen[0][0].name}: one of them diverged"
+            raise CheckpointError(f"{what}, its weights are not finite or too large. Remove it.") from error
     return total.value(math.fsum(share for _, share in chosen))
 
 
@@ -236,7 +234,5 @@ def _score(metrics: ClientMetrics, monitor: str | None, num_models: int) -> tupl
     metric = metrics[name]
     values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
     if values.isnan().all():
-        raise ConfigurationError(
-            f"{name} is NaN for all {num_models} shared models: check the labels, or set another monitor."
-        )
+        raise ConfigurationError(f"{name} is NaN for all {num_models} shared models: set another monitor.")
     return name, metric, values

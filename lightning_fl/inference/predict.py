@@ -154,9 +154,8 @@ class RunPredictor:
                 yield self._table(chunk, columns, names)
         if names is None:
             count = sum(len(chunk.frame) for chunk in waiting)
-            raise DataError(
-                f"{name_of_source(source)}: none of its {count} rows can be predicted; first error: {first_error}."
-            )
+            what = f"none of its {count} rows can be predicted; first error: {first_error}"
+            raise DataError(f"{name_of_source(source)}: {what}.")
 
     def _predict(self, chunk: Unlabelled, number: int) -> dict[str, np.ndarray]:
         """Columns of k predictions, before names are made unique."""

@@ -50,10 +50,8 @@ class TrainedRun(FinishedRun):
         if run.folder != path:
             raise ConfigurationError(f"{path} is a folder of runs: name one of them, such as {run.folder}.")
         if not config.is_file():
-            raise ConfigurationError(
-                f"{config} is missing: name a run of lightning-fl fit; for one started from Python use"
-                " lightning_fl.inference.personalization.personalize."
-            )
+            other = "lightning_fl.inference.personalization.personalize"
+            raise ConfigurationError(f"{config} is missing: name a run of lightning-fl fit; for others use {other}.")
         if run.rounds is None:
             raise ConfigurationError(f"{path} is not the run of a fit: name the folder that lightning-fl fit printed.")
         recipe = run.recipe
@@ -68,9 +66,7 @@ class TrainedRun(FinishedRun):
         folder, count = self.folder / "models", self.summary.get("num_models")
         found = {int(match[1]) for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
         if not found:
-            raise ConfigurationError(
-                f"{folder} has no shared_*.ckpt: train with trainer.enable_checkpointing and save_models."
-            )
+            raise ConfigurationError(f"{folder} has no shared_*.ckpt: train with save_models.")
         models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
         for path in models:
             if not path.is_file():
@@ -104,10 +100,8 @@ class TrainedRun(FinishedRun):
     def refuse_personal_layers(self, remedy: str) -> None:
         """Refuse to use shared models with untrained personal layers; ``remedy`` ends the message."""
         if (layers := self.personal_layers) is not None:
-            raise ConfigurationError(
-                f"the layers {layers} of the shared models are untrained, each client has its own (PersonalLayers):"
-                f" {remedy}."
-            )
+            what = f"the layers {layers} of the shared models are untrained, each client has its own"
+            raise ConfigurationError(f"{what} (PersonalLayers): {remedy}.")
 
     @contextmanager
     def reading_record(self) -> Iterator[dict[str, Any]]:
@@ -117,10 +111,8 @@ class TrainedRun(FinishedRun):
             yield record
         except KeyError as error:
             if error.args and error.args[0] not in record:
-                raise CheckpointError(
-                    f"{self.folder / 'summary.json'} lacks {error.args[0]!r} of the run's data: another version wrote"
-                    " it, or it was edited. Copy it again, or train again."
-                ) from error
+                what = f"{self.folder / 'summary.json'} lacks {error.args[0]!r} of the run's data"
+                raise CheckpointError(f"{what}: another version wrote it, or it was edited. Copy it again.") from error
             raise
 
     def make(

@@ -34,21 +34,16 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
     """
     found = read_calibration(run.folder)
     if found is None:
-        raise ConfigurationError(
-            f"{option}: {run.folder} has no calibration.json: train with the callback Calibration."
-        )
+        raise ConfigurationError(f"{option}: {run.folder} has no calibration.json: train with Calibration.")
     if model not in found:
-        raise ConfigurationError(
-            f"{option}: {run.folder / 'calibration.json'} lacks the model {model}, which had no validation data or is"
-            f" not a final model. It has {listed(list(found), most=8)}."
-        )
+        known = listed(list(found), most=8)
+        raise ConfigurationError(f"{option}: {run.folder / 'calibration.json'} has {known}, not the model {model}.")
     targets = found[model]
     other = [name for name, target in zip(_names(naming, targets), targets, strict=True) if target.kind != kind]
     if other:
         instead = "--calibrate" if kind == "regression" else "--interval"
-        raise ConfigurationError(
-            f"{option} is for {kind}, {listed(other, most=8)} {'is' if len(other) == 1 else 'are'} not: use {instead}."
-        )
+        which = f"{listed(other, most=8)} {'is' if len(other) == 1 else 'are'} not"
+        raise ConfigurationError(f"{option} is for {kind}, {which}: use {instead}.")
     return targets
 
 
@@ -64,10 +59,8 @@ def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Nami
                 if quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
                 else "too few of their predictions are finite"
             )
-            raise ConfigurationError(
-                f"--interval {level:g}: {name} has {target.num_samples} validation samples of {target.num_clients}"
-                f" clients, {reason}: lower the level, or train with more validation data."
-            )
+            what = f"{target.num_samples} validation samples of {target.num_clients} clients, {reason}"
+            raise ConfigurationError(f"--interval {level:g}: {name} has {what}: lower the level.")
         widths.append(width)
     return widths
 
@@ -127,10 +120,8 @@ class DropoutPasses:
         kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
         self._layers = [layer for layer in module.modules() if isinstance(layer, kinds) and layer.p > 0]
         if not self._layers:
-            raise ConfigurationError(
-                f"--mc_dropout {count}: {type(module).__name__} has no dropout layer with a probability above 0: train"
-                " with dropout (model.init_args.dropout), or use --spread with several models."
-            )
+            what = f"{type(module).__name__} has no dropout layer with a probability above 0"
+            raise ConfigurationError(f"--mc_dropout {count}: {what}: train with dropout, or use --spread.")
         self._count, self._seed = count, seed
 
     def __call__(self, predict: Callable[[], Outputs], chunk: int) -> list[Outputs]:

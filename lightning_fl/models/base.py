@@ -42,9 +42,6 @@ def check_optimizer(optimizer: OptimizerName, momentum: float) -> None:
 def require_pair(model: LightningModule, batch: Any, wanted: str) -> tuple[Any, Any]:
     """Return the two parts of a batch; refuse other batches than pairs, named as ``wanted``."""
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
-        raise ConfigurationError(
-            f"{type(model).__name__} needs batches {wanted}, not a {type(batch).__name__}{length}: the data set must"
-            " return pairs."
-        )
+        kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, list | tuple) else "")
+        raise ConfigurationError(f"{type(model).__name__} needs batches {wanted}, not a {kind}: return pairs.")
     return batch[0], batch[1]

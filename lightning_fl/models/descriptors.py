@@ -45,9 +45,7 @@ class DescriptorScale(nn.Module):
         """Set mean [F] and deviation [F]; a deviation of 0 becomes 1."""
         wrong = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if wrong:
-            raise DataError(
-                f"descriptors {wrong} (counted from 0) are not finite in the training data: leave them out."
-            )
+            raise DataError(f"descriptors {wrong} (counted from 0) are not finite in the training data: omit them.")
         self.mean.copy_(mean)
         # a deviation from rounding alone counts as 0
         self.scale.copy_(torch.where(std > 1e-9 * mean.abs().clamp(min=1), std, 1.0))
@@ -88,13 +86,9 @@ def descriptors_of(batch: Any, dim: int) -> Tensor:
     """Return the descriptors [G, F] of a batch; refuse a batch without any, or with another number."""
     given = getattr(batch, "descriptors", None)
     if given is None:
-        raise ConfigurationError(
-            f"descriptor_dim={dim}: the batch has no descriptors; name them in the data's features, such as"
-            " features: [rdkit], or give every molecule descriptors of shape [1, descriptor_dim]."
-        )
+        remedy = "name the data's features, such as [rdkit]"
+        raise ConfigurationError(f"descriptor_dim={dim}: the batch has no descriptors; {remedy}.")
     if given.shape != (batch.num_graphs, dim):
-        raise ConfigurationError(
-            f"descriptor_dim={dim}: the batch of {batch.num_graphs} molecules has descriptors of shape"
-            f" {list(given.shape)}; set descriptor_dim={given.size(-1)}, or use the model's features in the data."
-        )
+        what = f"descriptors have the shape {list(given.shape)} for {batch.num_graphs} molecules"
+        raise ConfigurationError(f"descriptor_dim={dim}: {what}; set descriptor_dim={given.size(-1)}.")
     return given

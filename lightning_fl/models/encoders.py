@@ -54,9 +54,8 @@ def build_encoder(
         return GCN(node_dim, hidden_dim, num_layers, dropout=dropout)
     if name == "gat":
         if hidden_dim % _GAT_HEADS:
-            raise ConfigurationError(
-                f"hidden_dim={hidden_dim}: must be a multiple of the {_GAT_HEADS} attention heads of encoder='gat'."
-            )
+            heads = f"the {_GAT_HEADS} attention heads of encoder='gat'"
+            raise ConfigurationError(f"hidden_dim={hidden_dim}: must be a multiple of {heads}.")
         return GAT(node_dim, hidden_dim, num_layers, dropout=dropout, heads=_GAT_HEADS, edge_dim=edge_dim)
     if name == "gin":
         return GIN(node_dim, hidden_dim, num_layers, dropout=dropout, train_eps=True)

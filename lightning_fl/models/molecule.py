@@ -199,10 +199,8 @@ class MoleculeModel(MoleculeNetwork, Model):
             return
         ranges = gather_summaries(self, target_ranges)
         if ranges is None and stage == "fit" and not resolved:
-            raise DataError(
-                "there is no batch from which to learn the targets' scale or task: give training data, or task,"
-                " num_targets (num_classes) and standardize_targets=False for a model that is not trained."
-            )
+            given = "task, num_targets (num_classes) and standardize_targets=False"
+            raise DataError(f"no batch to learn the targets' scale or task from: give training data, or {given}.")
         if ranges is None or self.hparams["num_targets"] not in (None, ranges.shape[-1]):
             return  # the error at the first batch gives the number that there should be
         pooled = pool_ranges(ranges)
@@ -274,16 +272,11 @@ class MoleculeModel(MoleculeNetwork, Model):
         """Set the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 becomes 1."""
         mean, std = torch.as_tensor(mean).double(), torch.as_tensor(std).double()
         if mean.shape != self.target_mean.shape or std.shape != self.target_scale.shape:
-            raise ConfigurationError(
-                f"num_targets={self.num_targets}: the training data give means of shape {list(mean.shape)} "
-                f"and scales of shape {list(std.shape)}; set num_targets to the number of target columns."
-            )
+            shapes = f"means of shape {list(mean.shape)} and scales of shape {list(std.shape)}"
+            raise ConfigurationError(f"num_targets={self.num_targets}: the data give {shapes}; set their number.")
         missing = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if missing:
-            raise DataError(
-                f"targets {missing} (counted from 0) have no finite mean and scale in the training data: "
-                "leave these columns out, or check them for infinite values."
-            )
+            raise DataError(f"targets {missing} (counted from 0) have no finite mean and scale: leave them out.")
         self.target_mean.copy_(mean)
         self.target_scale.copy_(torch.where(std > 0, std, 1.0))
         self.target_learned.fill_(1)
@@ -341,11 +334,8 @@ class MoleculeModel(MoleculeNetwork, Model):
     def _check_targets(self, batch: Any) -> None:
         expected = (batch.num_graphs, self.num_targets)
         if tuple(batch.y.shape) != expected:
-            raise ConfigurationError(
-                f"num_targets={expected[1]}: the batch of {expected[0]} molecules has y of shape {list(batch.y.shape)} "
-                f"instead of {list(expected)}; set num_targets to the number of target columns and give every "
-                "molecule y of shape [1, num_targets]."
-            )
+            shape = f"{list(batch.y.shape)} instead of {list(expected)}"
+            raise ConfigurationError(f"num_targets={expected[1]}: y has the shape {shape}; set the number of targets.")
         if self._task.labelled and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
 

@@ -35,11 +35,8 @@ class MoleculeNetwork(nn.Module):
         given = self.hparams
         name, readout, hidden_dim, dropout = (given[key] for key in ("encoder", "readout", "hidden_dim", "dropout"))
         if name == "fingerprint" and (given["virtual_node"] or readout != "mean" or given["descriptor_dim"] == 0):
-            raise ConfigurationError(
-                f"encoder='fingerprint' reads descriptors and no graph: omit virtual_node={given['virtual_node']},"
-                f" readout={readout!r} and descriptor_dim={given['descriptor_dim']} where they differ from the"
-                " defaults, and name the data's features."
-            )
+            other = ", ".join(f"{key}={given[key]!r}" for key in ("virtual_node", "readout", "descriptor_dim"))
+            raise ConfigurationError(f"encoder='fingerprint' reads descriptors and no graph: omit {other}.")
         self.encoder, self.readout = nn.Identity(), nn.Identity()
         if name != "fingerprint":
             more = int(given["virtual_node"])
@@ -76,10 +73,7 @@ class MoleculeNetwork(nn.Module):
         if not dim and self.hparams["encoder"] != "fingerprint":
             return
         if not dim:
-            raise ConfigurationError(
-                "encoder='fingerprint' reads the molecules' descriptors, but the data have none: name the data's"
-                " features, such as features: [morgan]."
-            )
+            raise ConfigurationError("encoder='fingerprint' reads descriptors: set the data's features: [morgan].")
         hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
         assert isinstance(first, nn.Linear)
         device = first.weight.device
@@ -101,11 +95,8 @@ class MoleculeNetwork(nn.Module):
     def embed(self, batch: Any) -> Tensor:
         """Compute the readout's output, [G, D], with descriptors [G, D + F]."""
         dim = self.hparams["descriptor_dim"] or 0
-        if not dim and getattr(batch, "descriptors", None) is not None:
-            raise ConfigurationError(
-                f"descriptor_dim={dim}: the batch has {batch.descriptors.size(-1)} descriptors per molecule; set"
-                f" descriptor_dim={batch.descriptors.size(-1)}, or omit the data's features."
-            )
+        if not dim and (given := getattr(batch, "descriptors", None)) is not None:
+            raise ConfigurationError(f"descriptor_dim={dim}: for these data set descriptor_dim={given.size(-1)}.")
         extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
         if self.hparams["encoder"] == "fingerprint":
             return self.readout(self.encoder(**extra))
@@ -135,16 +126,11 @@ class MoleculeNetwork(nn.Module):
         bonds = batch.edge_attr if given["encoder"] in EDGE_ENCODERS else None
         if given["encoder"] in EDGE_ENCODERS and (bonds is None or bonds.dim() != 2):
             found = "none" if bonds is None else f"some of shape {list(bonds.shape)}"
-            raise ConfigurationError(
-                f"encoder={given['encoder']!r} needs bond features, but the batch has {found}; give edge_attr of shape"
-                " [bonds, features], or use encoder='gcn'."
-            )
+            needed = "edge_attr of shape [bonds, features], unlike 'gcn'"
+            raise ConfigurationError(f"encoder={given['encoder']!r} needs {needed}, but the batch has {found}.")
         for name, features, what in (("node_dim", batch.x, "atom"), ("edge_dim", bonds, "bond")):
-            if features is not None and features.size(-1) != given[name]:
-                raise ConfigurationError(
-                    f"{name}={given[name]}: the batch has {features.size(-1)} features per {what}; set"
-                    f" {name}={features.size(-1)}, or use the model's featuriser."
-                )
+            if features is not None and (width := features.size(-1)) != given[name]:
+                raise ConfigurationError(f"{name}={given[name]}: {width} {what} features given; set {name}={width}.")
 
 
 class VirtualNode(nn.Module):

@@ -184,18 +184,14 @@ def _check_sizes(
 ) -> None:
     lengths = (1, 3) if name == "mlp" else (3,)
     if len(in_shape) not in lengths:
-        vectors = ", or [features]" if name == "mlp" else ""
-        raise ConfigurationError(
-            f"in_shape={list(in_shape)}: network={name!r} takes [channels, height, width]{vectors}."
-        )
+        shapes = "[channels, height, width]" + (", or [features]" if name == "mlp" else "")
+        raise ConfigurationError(f"in_shape={list(in_shape)}: network={name!r} takes {shapes}.")
     expected = len(_DESIGNS[name].channels) if name in _DESIGNS else 0
     if channels is not None and len(channels or [0]) != expected:
         advice = f"{expected} convolutions; give {expected} numbers" if expected else "none to choose; omit it"
         raise ConfigurationError(f"channels={list(channels)}: network={name!r} has {advice}.")
     if hidden_sizes is not None and name == "resnet18":
-        raise ConfigurationError(
-            f"hidden_sizes={list(hidden_sizes)}: network='resnet18' has no hidden layer to choose; omit it."
-        )
+        raise ConfigurationError(f"hidden_sizes={list(hidden_sizes)}: network='resnet18' has no hidden layer; omit it.")
 
 
 def _add_convolutions(
@@ -210,10 +206,8 @@ def _add_convolutions(
     out_sides = [design.out_side(side) for side in sides]
     if min(out_sides) < 1:
         least = next(side for side in count(1) if design.out_side(side) > 0)
-        raise ConfigurationError(
-            f"in_shape={list(in_shape)}: network={name!r} needs images of at least {least} x {least} for its"
-            " convolutions and poolings; enlarge the images or choose another network."
-        )
+        needed = f"network={name!r} needs images of at least {least} x {least} pixels"
+        raise ConfigurationError(f"in_shape={list(in_shape)}: {needed}; enlarge them or choose another network.")
     layers["channels_last"] = ChannelsLast()
     for index, out_width in enumerate(channels or design.channels):
         number = index + 1
@@ -234,10 +228,8 @@ def _resnet18(
     stem = stem or "imagenet"
     width, *sides = in_shape
     if weights_file is not None and (stem != "imagenet" or width != 3):
-        raise ConfigurationError(
-            f"weights_file={str(weights_file)!r}: its first convolution fits stem='imagenet' and images of 3 channels,"
-            f" not stem={stem!r} and in_shape={list(in_shape)}; omit it or change these."
-        )
+        given = f"weights_file={str(weights_file)!r} with stem={stem!r} and in_shape={list(in_shape)}"
+        raise ConfigurationError(f"{given}: it fits stem='imagenet' and 3 channels; omit it or change these.")
     # Without ChannelsLast, which did not speed it up in measurements.
     from torchvision.models import resnet18
 
@@ -257,10 +249,7 @@ def _resnet18(
 
 def _load_weights(network: nn.Module, path: Path) -> None:
     if not path.is_file():
-        raise ConfigurationError(
-            f"weights_file={str(path)!r}: there is no such file; save torchvision's resnet18 state dict there, or omit"
-            " weights_file for new weights."
-        )
+        raise ConfigurationError(f"weights_file={str(path)!r}: there is no such file; save a state dict there.")
     kind = "a state dict of torchvision's resnet18"
     remedy = "Save one with torch.save(resnet18(...).state_dict(), path)."
     state = read_torch(path, kind, remedy, error=ConfigurationError, place=f"weights_file={str(path)!r}", legacy=True)

@@ -23,7 +23,8 @@ class LeftOut:
         """Add a client's targets, each with the reason why it has no metrics."""
         if split in self._reported:
             return
-        client = _client(trainer)
+        number = getattr(trainer, "client", None)  # none in a run without clients
+        client = "" if number is None else str(trainer.datamodule.client_names()[number])
         for target, reason in targets.items():
             clients = self._found.setdefault(split, {}).setdefault((target, reason), [])
             if client not in clients:  # a client may be evaluated with several models
@@ -42,9 +43,8 @@ class LeftOut:
             for (target, reason), clients in found.items()
         ]
         rank = f"rank {trainer.global_rank}: " if getattr(trainer, "world_size", 1) > 1 else ""
-        warnings.warn(
-            f"{rank}{split}: targets without metrics, left out of the means: {listed(words, _SHOWN)}.", stacklevel=2
-        )
+        what = f"{rank}{split}: targets without metrics, left out of the means"
+        warnings.warn(f"{what}: {listed(words, _SHOWN)}.", stacklevel=2)
 
 
 def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
@@ -85,9 +85,3 @@ def _target_names(trainer: Any, num_targets: int) -> list[str]:
     if names is None or len(names) != num_targets:
         return list(map(str, range(num_targets)))
     return curve_names(names, "target")
-
-
-def _client(trainer: Any) -> str:
-    """Name of the client whose turn it is; "" in a run without clients."""
-    client = getattr(trainer, "client", None)
-    return "" if client is None else str(trainer.datamodule.client_names()[client])

@@ -93,10 +93,8 @@ class SurvivalModel(Model):
         """Compute log hazards [B] of features [B, D]."""
         wanted = self.hparams["in_features"]
         if x.ndim != 2 or x.shape[1] != wanted or not x.is_floating_point():
-            raise ConfigurationError(
-                f"in_features={wanted}: the batch has samples of shape {list(x.shape[1:])} and type {x.dtype}; set"
-                " in_features to the data's number of features, and give floating-point numbers."
-            )
+            what = f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
+            raise ConfigurationError(f"in_features={wanted}: the batch has {what}; set it, and give floats.")
         return self.network(x).squeeze(1)
 
     def training_step(self, batch: SurvivalBatch, batch_idx: int) -> Tensor:
@@ -120,10 +118,8 @@ class SurvivalModel(Model):
     def _parts(self, batch: SurvivalBatch) -> tuple[Tensor, Tensor, Tensor]:
         x, y = require_pair(self, batch, "(samples, times and events)")
         if y.shape != (len(x), 2) or not y.is_floating_point():
-            raise ConfigurationError(
-                f"targets of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give a time and an event, 1"
-                " or 0, per sample, as floating-point numbers, such as TableData does with event=..."
-            )
+            what = f"targets of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples"
+            raise ConfigurationError(f"{what}: give a time and an event, 1 or 0, per sample, as floats.")
         times, events = y.unbind(1)
         if not bool(((events == 0) | (events == 1)).all() and (times >= 0).all()):
             raise ConfigurationError("times must be at least 0, and events 1 (observed) or 0 (censored).")

@@ -95,10 +95,8 @@ class Task:
             wanted = f"whole numbers from 0 to {classes - 1}"
             missing = f", or set num_classes={high + 1:g} if class {high:g} is missing in the training data"
             remedy = missing if whole and low >= 0 else ""
-        raise DataError(
-            f"{what}, target {named}, are between {low:g} and {high:g}{'' if whole else ', some of them fractional'},"
-            f" but must be {wanted}: correct or empty these cells{remedy}."
-        )
+        found = f"between {low:g} and {high:g}{'' if whole else ', some of them fractional'}"
+        raise DataError(f"{what}, target {named}, are {found}, but must be {wanted}: correct or empty them{remedy}.")
 
     def refuse_bounds(self, data: Any) -> None:
         """Refuse a data module's censored values, which would be learned as classes."""
@@ -109,10 +107,8 @@ class Task:
         places = bounds.nonzero().tolist()
         cells = [f"{'<' if bounds[row, k] < 0 else '>'} {dataset.targets[row, k]:g}" for row, k in places]
         rows = list_rows([dataset.rows[row] for row, _ in places], cells)
-        raise DataError(
-            f"task={self.name!r}: {len(cells)} targets are bounds (censored), which only a regression allows: {rows}."
-            " Correct or empty these cells, or set task='regression'."
-        )
+        bound = f"{len(cells)} targets are bounds (censored), which only a regression allows"
+        raise DataError(f"task={self.name!r}: {bound}: {rows}. Correct or empty these cells.")
 
 
 class _Regression(Task):
@@ -164,10 +160,7 @@ class _Classification(Task):
 
     def infer(self, ranges: Tensor, num_classes: int | None, *, given: bool) -> tuple[int, str]:
         if not _are_binary(ranges):
-            raise DataError(
-                f"{_fault(self, ranges)}, but must be 0 or 1. Use task='multiclass' for class numbers from 0 on, or"
-                " task='regression'."
-            )
+            raise DataError(f"{_fault(self, ranges)}, but must be 0 or 1. Use task='multiclass' or 'regression'.")
         return 2, "" if given else ", as all training targets are 0 or 1"
 
 
@@ -193,15 +186,9 @@ class _Multiclass(Task):
             raise DataError(f"{_fault(self, ranges)}{fractions}, but must be class numbers from 0 on.")
         found = int(high) + 1
         if num_classes is None and found > _MAX_INFERRED_CLASSES:
-            raise DataError(
-                f"task='multiclass': the training targets go up to {found - 1}, which would be {found} classes: number"
-                f" the classes from 0 on, or set num_classes={found} if there are that many."
-            )
+            raise DataError(f"task='multiclass': targets up to {found - 1}: number from 0, or set num_classes={found}.")
         if num_classes is not None and found > num_classes:
-            raise DataError(
-                f"num_classes={num_classes}: the training targets go up to {found - 1}; set num_classes={found}, or"
-                " omit it."
-            )
+            raise DataError(f"num_classes={num_classes}: targets go up to {found - 1}; set num_classes={found}.")
         taken = num_classes or max(2, found)
         return taken, f" of {taken} classes"
 
@@ -227,10 +214,8 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
     taken: TaskName = task or ("classification" if _are_binary(ranges) else "regression")
     empty = (count == 0).nonzero().flatten().tolist()
     if empty and (not TASKS[taken].labelled or len(empty) == len(count)):
-        raise DataError(
-            f"targets [{listed(list(map(str, empty)))}] (counted from 0) have no value in any client's training data:"
-            " leave these columns out."
-        )
+        which = f"targets [{listed(list(map(str, empty)))}] (counted from 0)"
+        raise DataError(f"{which} have no value in any client's training data: leave these columns out.")
     classes, more = TASKS[taken].infer(ranges, num_classes, given=task is not None)
     return taken, classes, f"{taken}, {len(count)} target{'' if len(count) == 1 else 's'}{more}"
 
@@ -258,9 +243,7 @@ def check_options(options: Mapping[str, Any], task: TaskName | None, num_targets
             raise ConfigurationError(f"{name}={options[name]!r} is for task={wanted}, but task={task!r}: omit it.")
     weights = options["class_weights"]
     if task == "multiclass" and weights not in (None, "balanced"):
-        raise ConfigurationError(
-            f"class_weights={weights!r}: must be 'balanced' for several classes; numbers are for task='classification'."
-        )
+        raise ConfigurationError(f"class_weights={weights!r}: must be 'balanced' for several classes.")
     for name, one in (("class_weights", "one, or one for each"), ("task_weights", "one for each")):
         given = options[name]
         if num_targets is not None and isinstance(given, list | tuple) and len(given) != num_targets:

@@ -85,10 +85,8 @@ def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tenso
         return found
     values = _read(module, name)
     if values is None:
-        raise DataError(
-            "the training loader has no batch from which to learn the targets' scale: give training data, or call"
-            " set_target_statistics or set standardize_targets=False for a model that is not trained."
-        )
+        remedy = "give training data, or set standardize_targets=False"
+        raise DataError(f"the training loader has no batch to learn the targets' scale from: {remedy}.")
     return pool_moments(_gather(module, target_moments(values).to(module.device)))
 
 

@@ -93,10 +93,9 @@ class ClassificationModel(Model):
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits [B, C] of samples [B, *in_shape]."""
         if tuple(x.shape[1:]) != self.network.in_shape or not x.is_floating_point():
-            raise ConfigurationError(
-                f"in_shape={list(self.network.in_shape)}: the batch has samples of shape {list(x.shape[1:])} and type"
-                f" {x.dtype}; set in_shape to the data's shape, and give floating-point numbers."
-            )
+            what = f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
+            shape = list(self.network.in_shape)
+            raise ConfigurationError(f"in_shape={shape}: the batch has {what}; set it, and give floating numbers.")
         return self.network(x)
 
     def on_fit_start(self) -> None:
@@ -104,15 +103,11 @@ class ClassificationModel(Model):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         names, shape = getattr(data, "class_names", None), getattr(data, "image_shape", None)
         if isinstance(names, list) and len(names) > self._num_classes:
-            raise ConfigurationError(
-                f"num_classes={self._num_classes}: the data have {len(names)} classes, {listed(names)}; set num_classes"
-                f" to {len(names)}."
-            )
+            found = f"{len(names)} classes, {listed(names)}"
+            raise ConfigurationError(f"num_classes={self._num_classes}: the data have {found}; set their number.")
         if isinstance(shape, tuple) and shape != self.network.in_shape:
-            raise ConfigurationError(
-                f"in_shape={list(self.network.in_shape)}: the data's images have the shape {list(shape)}; set in_shape"
-                " to it, or size and channels of the data."
-            )
+            given = f"in_shape={list(self.network.in_shape)}"
+            raise ConfigurationError(f"{given}: the data's images have the shape {list(shape)}; set in_shape to it.")
 
     def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Check the labels of a client's first batch."""
@@ -127,10 +122,8 @@ class ClassificationModel(Model):
         """Compute the cross-entropy, with smoothed labels."""
         x, y = self._samples_and_labels(batch)
         if len(x) < self.network.min_batch_size:
-            raise ConfigurationError(
-                f"network={self.hparams['network']!r} normalises over the batch and cannot train on a batch of one"
-                " sample: choose a batch_size that leaves no remainder of one, or drop the last batch."
-            )
+            name = self.hparams["network"]
+            raise ConfigurationError(f"network={name!r} cannot train on one sample: change batch_size.")
         loss = self._loss(self(x), y, self.hparams["label_smoothing"])
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(y))
         return loss
@@ -160,18 +153,14 @@ class ClassificationModel(Model):
     def _samples_and_labels(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         x, y = require_pair(self, batch, "(samples, labels)")
         if y.shape != x.shape[:1] or y.is_floating_point():
-            raise ConfigurationError(
-                f"labels of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples: give one class, a whole"
-                " number, per sample."
-            )
+            what = f"labels of shape {list(y.shape)} and type {y.dtype} for {len(x)} samples"
+            raise ConfigurationError(f"{what}: give one class, a whole number, per sample.")
         return x, y.long()
 
     def _wrong_labels(self, labels: Tensor) -> ConfigurationError:
         wrong = sorted(set(labels[~_in_range(labels, self._num_classes)].tolist()))
-        return ConfigurationError(
-            f"num_classes={self._num_classes}: the batch has the labels {wrong}, but classes are 0 to"
-            f" {self._num_classes - 1}; set num_classes to the number of classes, or renumber the labels."
-        )
+        count = self._num_classes
+        return ConfigurationError(f"num_classes={count}: the batch has the labels {wrong}, not only 0 to {count - 1}.")
 
 
 def _in_range(labels: Tensor, num_classes: int) -> Tensor:

@@ -85,6 +85,4 @@ def read_calibration(folder: Path) -> dict[str, list[TargetCalibration]] | None:
         }
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise CheckpointError(
-            f"{path} is damaged ({reason}): copy it again, or train again with the Calibration callback."
-        ) from error
+        raise CheckpointError(f"{path} is damaged ({reason}): copy it again, or train again.") from error

@@ -32,10 +32,8 @@ def saving(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         kept = f" {path} from before is kept." if path.exists() else ""
-        raise CheckpointError(
-            f"cannot write {path}: {error}.{kept} Free some space or set trainer.default_root_dir to a folder that can"
-            " be written."
-        ) from error
+        remedy = "Free some space or set trainer.default_root_dir to a writable folder."
+        raise CheckpointError(f"cannot write {path}: {error}.{kept} {remedy}") from error
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
@@ -75,10 +73,8 @@ def save_state(state: dict[str, Any], folder: Path, name: str, processes: Proces
 def _save_readable(content: dict[str, Any], path: Path, *, first: bool) -> None:
     """Write a file; the first of its kind only if it could be read again."""
     if first and (found := unreadable_part(content, NUMPY)) is not None:
-        raise CheckpointError(
-            f"{path} could not be read again: its {found[0]} holds a {found[1]}, and a checkpoint only numbers, texts,"
-            " tensors, lists and dicts. Let state_dict return these alone."
-        )
+        what = f"its {found[0]} holds a {found[1]}, and a checkpoint only numbers, texts, tensors, lists and dicts"
+        raise CheckpointError(f"{path} could not be read again: {what}. Let state_dict return these alone.")
     save_atomically(content, path)
 
 
@@ -137,10 +133,8 @@ def resolve_checkpoint(
     found = fabric.broadcast(found)
     if found is None:
         monitored = " A best one exists only where a metric is monitored." if ckpt_path == "best" else ""
-        raise CheckpointError(
-            f"no {ckpt_path}.ckpt in any run below {near(root)}.{monitored} Check trainer.default_root_dir, or give"
-            " a file."
-        )
+        where = f"no {ckpt_path}.ckpt in any run below {near(root)}"
+        raise CheckpointError(f"{where}.{monitored} Check trainer.default_root_dir, or give a file.")
     return (own[found] if isinstance(found, int) else root / found) / file
 
 
@@ -158,13 +152,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         hint = ""
         if isinstance(content, dict) and "state_dict" in content:
             hint = " It is a single model's: open it with YourModule.load_from_checkpoint."
-        raise CheckpointError(
-            f"{path} is not the checkpoint of a federated run.{hint} Give one from a run's checkpoints/."
-        )
+        raise CheckpointError(f"{path} is not a federated run's checkpoint.{hint} Give one from a run's checkpoints/.")
     if "token" in content and "client" in content:
-        raise CheckpointError(
-            f"{path} is the part of one client, {content['client']}: give the run's, such as last.ckpt beside it."
-        )
+        client = content["client"]
+        raise CheckpointError(f"{path} is the part of one client, {client}: give the run's, such as last.ckpt.")
     if isinstance(names := content.get("client_names"), str):
         with suppress(ValueError):
             content["client_names"] = json.loads(names)
@@ -224,19 +215,14 @@ def _client_file(folder: Path, name: str, client: int, number: int) -> Path:
 
 def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[str, Any]:
     if not file.is_file():
-        raise CheckpointError(
-            f"{file}, what {client_name} kept up to round {number}, is not there: each client's part of a checkpoint"
-            " lies on the machine that trained it. Start that rank where it ran before, copy the file, or start a new"
-            " run."
-        )
+        what = f"{file}, what {client_name} kept up to round {number}, is not there"
+        raise CheckpointError(f"{what}: it lies on the machine that trained it. Start the rank there, or copy it.")
     content = _read(file)
     if not isinstance(content, dict) or "token" not in content:
         raise CheckpointError(f"{file} is not a client's part of a checkpoint: copy it again, or start a new run.")
     part = check_client_part(content, file)
     for what, key, value in (("client", "client", client_name), ("round", "round", number), ("run", "token", token)):
         if part[key] != value:
-            raise CheckpointError(
-                f"{file} does not belong to the checkpoint: its {what} is {part[key]}, the checkpoint's {value}. Give"
-                " the silos in the order of that run, and the folder of that run."
-            )
+            what = f"its {what} is {part[key]}, the checkpoint's {value}"
+            raise CheckpointError(f"{file} is not of the checkpoint: {what}. Give that run's silos and folder.")
     return part

@@ -114,21 +114,17 @@ def _complete(content: Mapping[str, Any], entries: Iterable[tuple[str, Any, Any]
             if not fits(value, hint):
                 raise _changed(path, first)
         elif default is MISSING:
-            raise CheckpointError(
-                f"{path} has no field {key!r}: it was made by another version of lightning-fl"
-                f" ({content.get('lightning_fl_version')}), or changed. Resume with that version, use another"
-                " checkpoint, or start a new run."
-            )
+            version = content.get("lightning_fl_version")
+            what = f"{path} has no field {key!r}: made by another lightning-fl version ({version}), or changed"
+            raise CheckpointError(f"{what}. Resume with that version, or start a new run.")
         elif default is not ...:
             set_entry(state, key, default)
     return state
 
 
 def _changed(path: Path, key: str, fault: str = "is of another type") -> CheckpointError:
-    return CheckpointError(
-        f"{path}: its field {key!r} {fault}: the file was changed or made by another version. Use another checkpoint of"
-        " its folder, or start a new run."
-    )
+    remedy = "the file was changed or made by another version. Use another one, or start a new run"
+    return CheckpointError(f"{path}: its field {key!r} {fault}: {remedy}.")
 
 
 def _check_shapes(state: dict[str, Any], path: Path) -> None:

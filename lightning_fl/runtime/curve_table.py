@@ -163,11 +163,9 @@ def rows_before(table: Path, current_round: int, state: Mapping[str, Any]) -> li
         return unwritten
     rows = [row for row in found if row is not None]
     total = len(found) if expected is None else expected
-    if len(rows) < total:
-        rank_zero_warn(
-            f"{table} is damaged: {total - len(rows)} of {total} rows up to round {current_round} cannot be read and"
-            " are missing in this run's curves. Its models and figures are not affected."
-        )
+    if (lost := total - len(rows)) > 0:
+        what = f"{lost} of {total} rows up to round {current_round} cannot be read and are missing in this run's curves"
+        rank_zero_warn(f"{table} is damaged: {what}. Its models and figures are not affected.")
     if expected is None:  # a checkpoint of an older version does not know the number of rows
         rows = [row for row in rows if row["step"] <= current_round]
     return [*rows, *unwritten]

@@ -31,10 +31,7 @@ _MISSING = re.compile(r"Glyph \d+ .*missing from")
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Draw and save a figure in this block; any error there becomes a warning that names the picture.
-
-    Dollar signs in a client's name start no formula.
-    """
+    """Draw and save a figure in this block; an error becomes a warning. A dollar sign in a name starts no formula."""
     from matplotlib import rc_context
 
     caught: list[warnings.WarningMessage] = []

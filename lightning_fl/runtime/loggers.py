@@ -35,10 +35,7 @@ class Outlet:
         self.logger = logger
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method below; an error of the logger's own package names the logger.
-
-        That of ``begin`` is a ConfigurationError, that of another method a TrainingError.
-        """
+        """Call a method below; an error of its package is a ConfigurationError in ``begin``, else a TrainingError."""
         try:
             getattr(self, method)(*args)
         except Exception as error:
@@ -46,9 +43,8 @@ class Outlet:
                 raise
             if method == "begin":
                 raise ConfigurationError(f"{self.name} cannot begin: {_line(error)} {self.advice}") from error
-            raise TrainingError(
-                f"{self.name} cannot log: {_line(error)} The last checkpoint is complete: resume with --ckpt_path last."
-            ) from error
+            remedy = "The last checkpoint is complete: resume with --ckpt_path last."
+            raise TrainingError(f"{self.name} cannot log: {_line(error)} {remedy}") from error
 
     @property
     def name(self) -> str:
@@ -190,10 +186,8 @@ class _Comet(_Service):
 
     def begin(self, settings: Settings) -> None:
         if getattr(self.logger, "_online", None) is False and self.logger.experiment.disabled:
-            raise ConfigurationError(
-                "CometLogger.online=false makes Lightning's logger record nothing: leave it out and set"
-                " COMET_START_ONLINE=0 and COMET_OFFLINE_DIRECTORY."
-            )
+            instead = "set COMET_START_ONLINE=0 and COMET_OFFLINE_DIRECTORY instead"
+            raise ConfigurationError(f"CometLogger.online=false makes Lightning's logger record nothing: {instead}.")
         super().begin(settings)
 
     def log_image(self, name: str, image: Any, step: int) -> None:
@@ -224,10 +218,8 @@ def refused_logger(kind: type, error: Exception) -> ConfigurationError | None:
     """The error to raise if a logger's constructor failed in a recipe; ``None`` if the error has another cause."""
     outlet = _kind(kind)
     if outlet is not Outlet and isinstance(error, ModuleNotFoundError):
-        return ConfigurationError(
-            f"{kind.__name__}: {outlet.packages[0]} is not installed, or too old. Install it with `pip install"
-            f' "lightning-fl[{outlet.extra}]"`.'
-        )
+        remedy = f'Install it with `pip install "lightning-fl[{outlet.extra}]"`.'
+        return ConfigurationError(f"{kind.__name__}: {outlet.packages[0]} is not installed, or too old. {remedy}")
     if _is_of(error, outlet.packages):
         return ConfigurationError(f"{kind.__name__} cannot begin: {_line(error)} {outlet.advice}")
     return None

@@ -91,7 +91,5 @@ def load_weights(module: LightningModule, path: Path, content: dict[str, Any]) -
     try:
         module.load_state_dict(content["state_dict"], strict=module.strict_loading)
     except RuntimeError as error:
-        raise CheckpointError(
-            f"{path} does not fit {type(module).__name__}: {' '.join(str(error).split())[:300]}. Use the arguments that"
-            " the model was trained with."
-        ) from error
+        what = f"{path} does not fit {type(module).__name__}: {' '.join(str(error).split())[:300]}"
+        raise CheckpointError(f"{what}. Use the arguments that the model was trained with.") from error

@@ -114,10 +114,7 @@ class RunLog:
     def log_round(
         self, federation: Federation, logged: Mapping[str, float], *, evaluated: bool, names: Sequence[str] | None
     ) -> None:
-        """Write the curves of the round that just ended; x is the number of rounds done.
-
-        ``logged`` is what callbacks logged in it; ``names`` are the clients', if each has curves of its own.
-        """
+        """Write a round's curves and what callbacks ``logged``; ``names`` are given if each client has curves."""
         if self._outlets:
             scalars = {**logged, **federation.communication.curves(), **_scalars(federation, "train", names)}
             scalars |= _scalars(federation, "val", names) if evaluated else {}
@@ -179,10 +176,8 @@ class RunLog:
     def _raise_problem(self) -> None:
         if self._problem is not None:
             what, error = self._problem
-            raise TrainingError(
-                f"cannot write {what} to {self.directory}: {error.strerror or error}. All files there are whole, but"
-                " some are missing. Free some space, then run again with --ckpt_path last."
-            ) from error
+            reason = f"cannot write {what} to {self.directory}: {error.strerror or error}"
+            raise TrainingError(f"{reason}. Free some space, then run again with --ckpt_path last.") from error
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the record: the summary and how many rows the curves have."""
@@ -191,10 +186,7 @@ class RunLog:
         return state | ({"num_rows": tables[0].num_rows} if tables else {})
 
     def replay(self, checkpoint: Path, current_round: int, state: Mapping[str, Any] | None = None) -> None:
-        """Copy the record of the rounds before a checkpoint from its run's folder.
-
-        ``state`` is that of :meth:`state_dict`; ``None`` in a checkpoint of an older version.
-        """
+        """Copy the record before a checkpoint from its run's folder; an older version's has the ``state`` ``None``."""
         folder = checkpoint.parent.parent
         if folder == self.directory:
             return
@@ -307,9 +299,7 @@ def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | A
     if not isinstance(logger, list):
         return [] if logger is False else [logger]
     if any(one is False for one in logger) or sum(one is True for one in logger) > 1:
-        raise ConfigurationError(
-            f"trainer.logger={logger}: in a list, true means TensorBoard and CSV and may occur once; remove false."
-        )
+        raise ConfigurationError(f"trainer.logger={logger}: in a list, true may occur once, and false must not.")
     return list(logger)
 
 

@@ -73,11 +73,9 @@ def _refusing(what: str, state: Mapping[str, Any]) -> Iterator[None]:
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint's state of {what} was saved by an incompatible version ({type(error).__name__}: {error}):"
-            f" lightning-fl {state['lightning_fl_version']}, this is {__version__}. Resume with that version, or start"
-            " a new run."
-        ) from error
+        what = f"the checkpoint's state of {what} is of an incompatible version ({type(error).__name__}: {error})"
+        versions = f"lightning-fl {state['lightning_fl_version']}, this is {__version__}"
+        raise CheckpointError(f"{what}: {versions}. Resume with that version, or start a new run.") from error
 
 
 def _without(clients: Sequence[int], others: Collection[int]) -> Sequence[int]:
@@ -128,9 +126,7 @@ class TrainerSurface(Settings):
             part, own = _FORWARDED[name]
             return getattr(getattr(self, part), own)
         if name in _PARTS:
-            raise AttributeError(
-                f"trainer.{name} exists from a run on: read it in a hook, or after fit, validate, test or predict."
-            )
+            raise AttributeError(f"trainer.{name} exists from a run on: read it in a hook, or after fit or test.")
         return object.__getattribute__(self, name)  # raises the error of a missing name, or of a property
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -333,10 +329,7 @@ class TrainerSurface(Settings):
         """Start the processes (once), as ``fit`` does; call it earlier to share the work before it."""
         launcher = self.strategy.launcher
         if isinstance(launcher, ForkLauncher) and launcher.ended:
-            raise ConfigurationError(
-                "this trainer's other processes ended with lightning_fl.federate: make another trainer for a further"
-                " run. Its metrics and models are still available."
-            )
+            raise ConfigurationError("this trainer's other processes ended with lightning_fl.federate: make another.")
         if not self._launched:
             if self.num_threads is not None:  # also with a GPU, as sums over clients are computed on the host
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone

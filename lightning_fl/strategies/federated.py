@@ -95,10 +95,8 @@ class FederatedStrategy(Learner, RankExchange):
     ) -> None:
         # Not passed to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
         if unknown:
-            raise ConfigurationError(
-                f"{type(self).__name__} has no argument {', '.join(map(repr, unknown))}: correct its name or leave it"
-                " out. Options of DistributedDataParallel do not apply, because gradients are not synchronised."
-            )
+            names = ", ".join(map(repr, unknown))
+            raise ConfigurationError(f"{type(self).__name__} has no argument {names}: omit it.")
         super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
         self.timeout = timeout
@@ -112,10 +110,8 @@ class FederatedStrategy(Learner, RankExchange):
             raise ConfigurationError(f"{cls.__name__}.name={name!r}: must be a name in lower case.")
         present = strategy_registry[name]["strategy"] if name in strategy_registry else cls
         if (present.__module__, present.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigurationError(
-                f"{cls.__name__}.name={name!r}: taken by {present.__module__}.{present.__qualname__}; choose another"
-                " name."
-            )
+            owner = f"{present.__module__}.{present.__qualname__}"
+            raise ConfigurationError(f"{cls.__name__}.name={name!r}: taken by {owner}; choose another name.")
         parameters = inspect.signature(cls.__init__).parameters
         takes = "start_method" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         methods = {"": "popen", "_spawn": "spawn", "_fork": "fork"} if takes else {"": "popen"}
@@ -164,10 +160,8 @@ class FederatedStrategy(Learner, RankExchange):
             ConfigurationError: processes cannot be forked here (:attr:`can_fork`).
         """
         if not self.can_fork:
-            raise ConfigurationError(
-                "processes can be forked only on the CPUs of one Linux machine, without a launcher such as torchrun:"
-                f" set devices={num_processes} instead."
-            )
+            where = "on the CPUs of one Linux machine, without a launcher such as torchrun"
+            raise ConfigurationError(f"processes can be forked only {where}: set devices={num_processes} instead.")
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
         self._launcher = ForkLauncher(self.cluster_environment, num_processes, 1) if num_processes > 1 else None
 
@@ -308,10 +302,8 @@ class FederatedStrategy(Learner, RankExchange):
             ConfigurationError: there is not one size per client, or blocks of several clients are pinned.
         """
         if pinned and block > 1:
-            raise ConfigurationError(
-                f"trainer.stacked_clients={block}: silos are pinned to processes one by one, so that their clients"
-                " cannot be trained together. Set trainer.stacked_clients=1."
-            )
+            what = f"trainer.stacked_clients={block}: silos are pinned to processes one by one"
+            raise ConfigurationError(f"{what}. Set trainer.stacked_clients=1.")
         if pinned or sizes is None:
             return [client // block % self.world_size for client in range(num_clients)]
         if len(sizes) != num_clients:

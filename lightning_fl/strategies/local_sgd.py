@@ -35,15 +35,10 @@ def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
     groups = [group for one in optimizers for group in one.param_groups]
     bare = [getattr(one, "optimizer", one) for one in optimizers]  # out of Lightning's wrappers
     if len(bare) != 1 or not isinstance(bare[0], SGD):
-        raise ConfigurationError(
-            f"{who} needs a single SGD optimiser, and the module trains with"
-            f" {' and '.join(type(one).__name__ for one in bare)}: use torch.optim.SGD (optimizer: sgd of this"
-            " package's models), or another strategy."
-        )
+        names = " and ".join(type(one).__name__ for one in bare)
+        raise ConfigurationError(f"{who} needs a single SGD optimiser, not {names}: use it, or another strategy.")
     found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
     if len(found) > 1 or any(group["nesterov"] or group["dampening"] for group in groups) or groups[0]["momentum"] >= 1:
-        raise ConfigurationError(
-            f"{who} needs SGD with one learning rate and one momentum, without dampening or Nesterov momentum: give all"
-            " parameter groups the same."
-        )
+        needed = "SGD with one learning rate and one momentum, without dampening or Nesterov momentum"
+        raise ConfigurationError(f"{who} needs {needed}.")
     return found.pop()[1]

@@ -262,9 +262,8 @@ def _wait(own: RankAddress, most: float, missing: Callable[[], str], remedy: str
                 raise KeyboardInterrupt  # here, where other ranks are told
             waited = time.monotonic() - begin
             if waited >= most:
-                raise ConfigurationError(
-                    f"waited {most:.0f} s for {what} at {own}: {remedy}, or raise trainer.timeout."
-                )
+                waiting = f"waited {most:.0f} s for {what} at {own}"
+                raise ConfigurationError(f"{waiting}: {remedy}, or raise trainer.timeout.")
             if waited >= lines * _LINES and os.environ.get("LOCAL_RANK", "0") == "0":
                 print(f"waiting for {what} at {own} … {waited:.0f} s", file=sys.stderr, flush=True)
                 lines += 1

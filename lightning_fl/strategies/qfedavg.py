@@ -51,10 +51,8 @@ class QFedAvg(FederatedStrategy):
         """F_k of the received model, over all training samples."""
         loss = turn.training_loss(turn.start)
         if loss < 0:
-            raise ConfigurationError(
-                f"QFedAvg takes powers of losses, and client {turn.client} has the loss {loss:.4g}: return a loss of at"
-                " least 0 from training_step."
-            )
+            what = f"QFedAvg takes powers of losses, and client {turn.client} has the loss {loss:.4g}"
+            raise ConfigurationError(f"{what}: return a loss of at least 0 from training_step.")
         return {"loss": loss}
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:

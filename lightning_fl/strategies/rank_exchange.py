@@ -173,9 +173,8 @@ class RankExchange(DDPStrategy):
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 1 << 33
         for rank, length in enumerate(lengths):
             if not 0 <= length <= most:
-                raise TrainingError(
-                    f"{self.rank_names[rank]} announced a message of {length} bytes; this machine takes at most {most}."
-                )
+                name = self.rank_names[rank]
+                raise TrainingError(f"{name} announced a message of {length} bytes; this machine takes at most {most}.")
         if max(lengths) <= _FIRST_BYTES:
             rows = [row[_LENGTH_BYTES:] for row in heads]
         elif self.world_size * max(lengths) <= _AT_ONCE:
@@ -249,20 +248,13 @@ def check_shared_devices(
     numbers = [int(number) for number in named if str(number).strip().isdecimal()]
     twice = next((number for place, number in enumerate(numbers) if number in numbers[:place]), None)
     if twice is not None:
-        raise ConfigurationError(
-            f"trainer.devices={devices} names GPU {twice} more than once: name every GPU once, and set"
-            f" trainer.processes_per_device={numbers.count(twice)} for several processes on each."
-        )
+        instead = f"set trainer.processes_per_device={numbers.count(twice)}"
+        raise ConfigurationError(f"trainer.devices={devices} names GPU {twice} more than once: {instead} instead.")
     if processes_per_device == 1:
         return
     if accelerator not in ("auto", "cuda", "gpu"):
-        raise ConfigurationError(
-            f"trainer.processes_per_device={processes_per_device} is for processes that share a GPU, and the"
-            f" accelerator is {accelerator}: set trainer.devices to the number of processes."
-        )
+        option = f"trainer.processes_per_device={processes_per_device}"
+        raise ConfigurationError(f"{option} is for GPUs, and the accelerator is {accelerator}: set trainer.devices.")
     if backend is not None and backends_of(backend).get("cuda") == "nccl":
-        raise ConfigurationError(
-            f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}: NCCL cannot"
-            " connect two processes on one GPU. Leave process_group_backend out, which selects Gloo, or set"
-            " trainer.processes_per_device=1."
-        )
+        given = f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}"
+        raise ConfigurationError(f"{given}: NCCL cannot connect two processes on one GPU. Leave one of them out.")

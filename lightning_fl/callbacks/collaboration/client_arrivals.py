@@ -36,16 +36,12 @@ class ClientArrivals(Callback):
         numbers = {str(client): client for client in range(len(names))} | {name: i for i, name in enumerate(names)}
         for name in self.rounds:
             if name not in numbers:
-                raise ConfigurationError(
-                    f"ClientArrivals.rounds: there is no client {name!r}{did_you_mean(name, names)}. Clients are"
-                    f" {listed(names, near=name)}."
-                )
+                known = f"{did_you_mean(name, names)}. Clients are {listed(names, near=name)}"
+                raise ConfigurationError(f"ClientArrivals.rounds: there is no client {name!r}{known}.")
         warn_beyond_end(self, trainer.max_rounds, rounds=self.rounds)
         self._first = {numbers[name]: first for name, first in self.rounds.items()}
         if all(self._first.get(client, 1) > 1 for client in range(len(names))):
-            raise ConfigurationError(
-                "ClientArrivals.rounds: no client is present in round 1. Leave at least one out of rounds."
-            )
+            raise ConfigurationError("ClientArrivals.rounds: no client is present in round 1. Leave at least one out.")
         trainer.federation.absent_clients = self._absent(trainer)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:

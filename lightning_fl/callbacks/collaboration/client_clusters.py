@@ -134,10 +134,9 @@ class ClientClusters(Callback):
         found = self.assign(trainer, weights, clients)
         for client, cluster in (found or {}).items():
             if client not in range(trainer.num_clients) or not isinstance(cluster, Integral) or cluster < -1:
-                raise ConfigurationError(
-                    f"{type(self).__name__}.assign puts client {client} into cluster {cluster!r}: return clients"
-                    f" 0..{trainer.num_clients - 1} and integers of at least 0, or -1 for none."
-                )
+                name, most = type(self).__name__, trainer.num_clients - 1
+                what = f"{name}.assign puts client {client} into cluster {cluster!r}"
+                raise ConfigurationError(f"{what}: return clients 0..{most} and integers of at least 0, or -1.")
         clusters = [int((found or {}).get(client, own)) for client, own in enumerate(self.clusters)]
         taking_part = [clusters[client] for client in clients]
         if min(taking_part) < 0 <= max(taking_part):
@@ -163,6 +162,5 @@ def check_at_most_clients(owner: object, num_clients: int, **values: int) -> Non
     """Raise an error if there are more clusters, or models, than clients."""
     for name, value in values.items():
         if value > num_clients:
-            raise ConfigurationError(
-                f"{type(owner).__name__}.{name}={value} for {num_clients} clients: must be at most as many."
-            )
+            option = f"{type(owner).__name__}.{name}={value}"
+            raise ConfigurationError(f"{option} for {num_clients} clients: must be at most as many.")

@@ -98,10 +98,8 @@ class CollaborationGraph(Callback):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self.__post_init__()
         for name, clients in (("loners", self.loners or []), ("watched", self.watched or [])):
-            if not set(clients) <= set(range(trainer.num_clients)):
-                raise ConfigurationError(
-                    f"CollaborationGraph.{name}={clients}: clients are 0..{trainer.num_clients - 1}."
-                )
+            if not set(clients) <= set(range(count := trainer.num_clients)):
+                raise ConfigurationError(f"CollaborationGraph.{name}={clients}: clients are 0..{count - 1}.")
         if self.graph == "greedy":
             self._check_validation(trainer)
         else:
@@ -219,16 +217,12 @@ class CollaborationGraph(Callback):
 
     def _check_validation(self, trainer: TrainerSurface) -> None:
         if not trainer.loop.evaluator.evaluates("val"):
-            raise ConfigurationError(
-                f"CollaborationGraph chooses by validation loss: give {type(trainer.module).__name__} a"
-                " validation_step, or set CollaborationGraph.graph."
-            )
+            name = type(trainer.module).__name__
+            raise ConfigurationError(f"CollaborationGraph: {name} needs a validation_step, or choose another graph.")
         missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners or ()))
         if missing:
-            raise ConfigurationError(
-                f"CollaborationGraph chooses by validation loss, and {len(missing)} of {trainer.num_clients} clients"
-                f" have no validation data (the first is {missing[0]}): give the data a validation split."
-            )
+            count = f"{len(missing)} of {trainer.num_clients} clients have none (the first is {missing[0]})"
+            raise ConfigurationError(f"CollaborationGraph chooses by validation data, and {count}: set data.split.")
 
     def _given(self, trainer: TrainerSurface) -> dict[int, list[int]]:
         """Candidates of a graph that does not depend on data."""
@@ -296,22 +290,18 @@ class CollaborationGraph(Callback):
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
     """Read client -> its collaborators from a CSV file with a row and a column per client, and entries of 0 or 1."""
     if not path.is_file():
-        raise ConfigurationError(
-            f"CollaborationGraph.graph={str(path)!r}: file not found. Give greedy, random, full, or a CSV file."
-        )
+        what = f"CollaborationGraph.graph={str(path)!r}"
+        raise ConfigurationError(f"{what}: file not found. Give greedy, random, full, or a CSV file.")
     import pandas as pd  # takes a second to import
 
     table = pd.read_csv(path, index_col=0, dtype={0: str})
     table.index, table.columns = table.index.astype(str), table.columns.astype(str)
     missing = [name for name in names if name not in table.index or name not in table.columns]
     if missing:
-        raise ConfigurationError(
-            f"{path}: no row or column of client {missing[0]}. Give a row and a column for each client."
-        )
+        raise ConfigurationError(f"{path}: no row or column of client {missing[0]}. Give both for each client.")
     matrix = table.loc[list(names), list(names)]
     for (k, j), entry in np.ndenumerate(matrix.to_numpy()):
         if entry not in (0, 1):
-            raise ConfigurationError(
-                f"{path}: row {names[k]}, column {names[j]} is {entry}. Give 1 for a collaborator, else 0."
-            )
+            cell = f"row {names[k]}, column {names[j]} is {entry}"
+            raise ConfigurationError(f"{path}: {cell}. Give 1 for a collaborator, else 0.")
     return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

@@ -99,16 +99,11 @@ class FedCollab(ClientClusters):
         ignore: Literal["quantities", "distances"] | None = None,
     ) -> None:
         if distances is not None and structure is not None:
-            raise ConfigurationError(
-                f"FedCollab.distances={distances!r} and structure={structure!r} are both set. Drop one: a structure has"
-                " its own distances."
-            )
+            given = f"distances={distances!r} and structure={structure!r}"
+            raise ConfigurationError(f"FedCollab.{given} are both set. Drop one: a structure has its own distances.")
         if (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
-            raise ConfigurationError(
-                f"FedCollab.warm_up_rounds={warm_up_rounds}, layer={layer!r}, encoder="
-                f"{None if encoder is None else type(encoder).__name__}: give both rounds and a layer, or neither; an"
-                " encoder excludes them."
-            )
+            given = f"warm_up_rounds={warm_up_rounds}, layer={layer!r}"
+            raise ConfigurationError(f"FedCollab.{given}: give both or neither; an encoder excludes them.")
         self.warm_up_rounds = warm_up_rounds
         self.layer = layer
         self.capacity = capacity
@@ -139,10 +134,8 @@ class FedCollab(ClientClusters):
         if self.layer is not None:
             LayerOutput(trainer.module, self.layer)  # raises for a wrong name
         if self.warm_up_rounds >= trainer.max_rounds:
-            rank_zero_warn(
-                f"FedCollab.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds},"
-                " before coalitions are formed. Give more rounds."
-            )
+            ends = f"FedCollab.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds}"
+            rank_zero_warn(f"{ends}, before coalitions are formed. Give more rounds.")
         if not trainer.resumes_fit and not self.warm_up_rounds:
             self._form_coalitions(trainer)
 
@@ -279,21 +272,16 @@ class FedCollab(ClientClusters):
         trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
         rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
         if share < _STABLE:
-            rank_zero_warn(
-                f"FedCollab: coalitions are unstable: distances drawn with their standard errors (distance_errors.csv)"
-                f" lead to others in {1 - share:.0%} of draws. Use more samples or a better encoder (warm_up_rounds,"
-                " layer)."
-            )
+            draws = f"draws with the errors in distance_errors.csv lead to others in {1 - share:.0%} of cases"
+            rank_zero_warn(f"FedCollab: coalitions are unstable: {draws}. Use more samples, or a better encoder.")
 
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
         """Restore the coalitions and models of a finished run; coalitions without a newcomer rest."""
         known = read_coalitions(run, trainer.datamodule.client_names())
         newcomers = [client for client in trainer.present_clients if client not in known]
         if not newcomers:
-            raise ConfigurationError(
-                f"FedCollab.structure={str(run)!r}: the data have no new client. Give data with all clients of that"
-                " run, with the same names, and new ones."
-            )
+            what = f"FedCollab.structure={str(run)!r}: the data have no new client"
+            raise ConfigurationError(f"{what}. Give data with all clients of that run, and new ones.")
         initial = trainer.federation.models[0]
         self._set_coalitions(trainer, self._join(trainer, known, newcomers))
         trainer.federation.models = [
@@ -317,11 +305,7 @@ class FedCollab(ClientClusters):
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:
-    """Read distances [N, N], NaN for missing pairs: CSV by clients' names, or ``.npy`` in their order.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or is not a matrix of distances of these clients.
-    """
+    """Read distances [N, N], NaN for missing pairs: CSV by clients' names, or ``.npy`` in their order."""
     import pandas as pd  # takes a second to import
 
     advice = "Give a CSV file with the clients' names in its first row and column, or a .npy matrix in their order."
@@ -341,16 +325,13 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"FedCollab: distances in {path} cannot be read: {error}. {advice}") from error
     if matrix.shape != (len(names), len(names)):
-        raise ConfigurationError(
-            f"FedCollab: distances in {path} have shape {tuple(matrix.shape)} for {len(names)} clients. {advice}"
-        )
+        shape = f"shape {tuple(matrix.shape)} for {len(names)} clients"
+        raise ConfigurationError(f"FedCollab: distances in {path} have {shape}. {advice}")
     matrix.fill_diagonal_(0.0)
     known = ~torch.isnan(matrix)
     symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
     if not symmetric or not bool(matrix[known].isfinite().all()):
-        raise ConfigurationError(
-            f"FedCollab: distances in {path} are not a symmetric matrix of finite numbers (NaN where unknown)."
-        )
+        raise ConfigurationError(f"FedCollab: distances in {path} are not symmetric, or infinite (NaN where unknown).")
     return matrix
 
 
@@ -366,19 +347,14 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
     """Read client -> coalition of a finished run, whose clients must be this run's."""
     import pandas as pd  # takes a second to import
 
-    path = run / "coalitions.csv"
+    path, place = run / "coalitions.csv", f"FedCollab.structure={str(run)!r}"
     try:
         table = pd.read_csv(path, converters={"client": csv_value}).set_index("client")["coalition"].astype(int)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(
-            f"FedCollab.structure={str(run)!r}: {path} cannot be read ({error}). Give the folder of a FedCollab run."
-        ) from error
+        raise ConfigurationError(f"{place}: {path} cannot be read ({error}). Give a FedCollab run's folder.") from error
     missing = sorted(set(table.index) - set(names))
     if missing:
-        raise ConfigurationError(
-            f"FedCollab.structure={str(run)!r}: the data lack its clients {', '.join(missing)}. Give data with all"
-            " clients of that run, with the same names, and new ones."
-        )
+        raise ConfigurationError(f"{place}: the data lack its clients {', '.join(missing)}. Give all of that run.")
     return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
 
 
@@ -391,7 +367,6 @@ def read_model(run: Path, label: int, module: nn.Module, flat: FlatModule) -> We
     try:
         module.load_state_dict(content["state_dict"])
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
-        raise ConfigurationError(
-            f"FedCollab.structure: {path} is not {kind} ({str(error).splitlines()[0]}). {advice}"
-        ) from error
+        reason = f"{path} is not {kind} ({str(error).splitlines()[0]})"
+        raise ConfigurationError(f"FedCollab.structure: {reason}. {advice}") from error
     return flat.collect().clone()

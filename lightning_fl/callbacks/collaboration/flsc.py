@@ -36,7 +36,5 @@ class FLSC(IFCA):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_best > self.num_clusters:
-            raise ConfigurationError(
-                f"FLSC.num_best={self.num_best}: must be at most num_clusters={self.num_clusters}."
-            )
+        if self.num_best > (most := self.num_clusters):
+            raise ConfigurationError(f"FLSC.num_best={self.num_best}: must be at most num_clusters={most}.")

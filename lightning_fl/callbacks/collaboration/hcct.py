@@ -117,28 +117,19 @@ class HCCT(ClientClusters):
         if self.compared_layer is not None:
             self._spans(trainer)
         for hook in trainer.hooks.of("select_clients"):
-            rank_zero_warn(
-                f"HCCT with {hook.owner}: clients that are not drawn in a round drop out of their groups, so groups"
-                " fall apart with every new partition. Let all clients take part, or raise HCCT.every_n_rounds."
-            )
+            what = f"HCCT with {hook.owner}: clients that are not drawn in a round drop out of their groups"
+            rank_zero_warn(f"{what}. Let all clients take part, or raise HCCT.every_n_rounds.")
 
     def _log_least_cosine(self) -> None:
         """Log the cosine above which clients merge; warn if it hardly depends on the data."""
         least = least_merged_cosine(self.relative_trade_off, leave_one_out=self.leave_one_out)
         option = f"relative_trade_off={self.relative_trade_off:g}"
-        rank_zero_info(
-            f"HCCT: {option} is lambda={self.tradeoff:.4g}; two average clients merge above a cosine of {least:.3f}"
-        )
+        merged = f"two average clients merge above a cosine of {least:.3f}"
+        rank_zero_info(f"HCCT: {option} is lambda={self.tradeoff:.4g}; {merged}")
         if least <= -1:
-            rank_zero_warn(
-                f"HCCT.{option} merges even two average clients with exactly opposed updates, so the updates hardly"
-                " matter. Lower it, for example to 0.8."
-            )
+            rank_zero_warn(f"HCCT.{option} lets even opposed updates merge, so they hardly matter. Lower it.")
         elif least >= _HIGH_COSINE:
-            rank_zero_warn(
-                f"HCCT.{option} merges average clients only above a cosine of {least:.3f}, which updates of different"
-                " clients hardly reach: clients train alone. Raise it, for example to 0.8."
-            )
+            rank_zero_warn(f"HCCT.{option} means that {merged}, which is rare: clients train alone. Raise it.")
 
     def assign(
         self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]
@@ -218,10 +209,7 @@ class HCCT(ClientClusters):
         chosen = [span for span in spans if _layer(span.name) == self.compared_layer]
         if not chosen:
             layers = ", ".join(dict.fromkeys(_layer(span.name) for span in spans))
-            raise ConfigurationError(
-                f"HCCT.layer={self.compared_layer!r}: no layer of this name has shared, trainable parameters. Choose"
-                f" one of {layers}, or auto."
-            )
+            raise ConfigurationError(f"HCCT.layer={self.compared_layer!r}: choose a shared layer of {layers}, or auto.")
         return chosen
 
     def _choose_layer(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> str:

@@ -148,14 +148,11 @@ class IFCA(ClientClusters):
             else:
                 models.append(_noisy(own, spans, self.initial_noise, generator(trainer.seed, *path)))
             if any(models[-1].equal(other) for other in models[:-1]):
-                advice = (
-                    "define a reset_parameters that draws, in the module or its layers, or set {name}.initial_noise"
-                    if self.initial_noise is None
-                    else "all its parameters are zero, so leave {name}.initial_noise out"
-                )
-                raise ConfigurationError(
-                    f"{name}: models of {type(trainer.module).__name__} would start equal; {advice.format(name=name)}."
-                )
+                advice = "leave it out, as all its parameters are zero"
+                if self.initial_noise is None:
+                    advice = "set it, or define a reset_parameters that draws, in the module or its layers"
+                what = f"{name}.initial_noise: models of {type(trainer.module).__name__} would start equal"
+                raise ConfigurationError(f"{what}; {advice}.")
         return models
 
 

@@ -55,10 +55,8 @@ class KMeans(ClientClusters):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         super().on_fit_start(trainer)
         if self.warm_up_rounds >= trainer.max_rounds:
-            rank_zero_warn(
-                f"KMeans.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds}, before"
-                " clusters train. Give more rounds."
-            )
+            ends = f"KMeans.warm_up_rounds={self.warm_up_rounds}: the run ends at max_rounds={trainer.max_rounds}"
+            rank_zero_warn(f"{ends}, before clusters train. Give more rounds.")
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> None:

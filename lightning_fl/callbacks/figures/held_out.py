@@ -101,10 +101,7 @@ class HeldOutFigure(FigureCallback):
 
 @checked_fields
 class ParityFigure(HeldOutFigure):
-    """Parity plot of held-out values, coloured by client.
-
-    Arguments and privacy: see :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
-    """
+    """Parity plot of held-out values, coloured by client; arguments and privacy: see :class:`HeldOutFigure`."""
 
     picture = "parity"
 
@@ -125,8 +122,7 @@ class ROCFigure(HeldOutFigure):
 
     Predictions are probabilities: of class 1 [n] or [n, T], or of all classes [n, C] or [n, T, C]. There is a panel for
     each target, or for each class of a target against the others. Clients with a single class have no curve; panels
-    without curves are left out. Arguments and privacy: see
-    :class:`~lightning_fl.callbacks.figures.held_out.HeldOutFigure`.
+    without curves are left out. Arguments and privacy: see :class:`HeldOutFigure`.
     """
 
     picture: ClassVar[Literal["roc", "precision_recall", "calibration"]] = "roc"

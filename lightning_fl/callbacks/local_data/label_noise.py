@@ -80,11 +80,8 @@ class LabelNoise(Callback):
         draws = generator(trainer.seed, "label noise", client, split)
         if targets.is_floating_point() and self.num_classes is None:
             if self.std and bool(((targets == 0) | (targets == 1) | targets.isnan()).all()):
-                warnings.warn(
-                    f"LabelNoise adds Gaussian noise to the {split} targets of client {client}, which are all 0 or 1."
-                    " Set LabelNoise.num_classes=2 to flip labels instead.",
-                    stacklevel=2,
-                )
+                what = f"LabelNoise adds Gaussian noise to the {split} targets of client {client}, which are all 0 or 1"
+                warnings.warn(f"{what}. Set LabelNoise.num_classes=2 to flip labels instead.", stacklevel=2)
             batches.targets = perturb_targets(targets, self.std, self.probability, draws)
             return
         if self.num_classes is None:

@@ -66,9 +66,7 @@ class LocalMixup(Callback):
         targets = batch_targets(batch, self.target_key)
         classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
         if self.per_sample and classes:
-            raise ConfigurationError(
-                "LocalMixup.per_sample=true: the targets are class labels. Set it to false, or give one-hot targets."
-            )
+            raise ConfigurationError("LocalMixup.per_sample=true: the targets are class labels. Set it to false.")
         drawn = sample_gamma(self.alpha, generator, (len(targets),) if self.per_sample else ())
         gamma = to_device(drawn, targets.device) if self.per_sample else float(drawn)
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
@@ -95,18 +93,13 @@ class LocalMixup(Callback):
             return trainer.module.get_submodule(self.layer)
         except AttributeError as error:
             names = [name for name, _ in trainer.module.named_modules() if name and name.count(".") < 2]
-            raise ConfigurationError(
-                f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule. Choose from"
-                f" {', '.join(names)}."
-            ) from error
+            what = f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule"
+            raise ConfigurationError(f"{what}. Choose from {', '.join(names)}.") from error
 
     def _mix_input(self, batch: Any, partners: Tensor, gamma: float | Tensor) -> Any:
         if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
             return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
-        raise ConfigurationError(
-            f"LocalMixup cannot mix the input of a {type(batch).__name__}: set LocalMixup.layer to a submodule, for"
-            " example readout for a graph network."
-        )
+        raise ConfigurationError(f"LocalMixup cannot mix the input of a {type(batch).__name__}: set LocalMixup.layer.")
 
 
 @contextmanager
@@ -119,10 +112,8 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
         times += 1
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(partners):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ConfigurationError(
-                f"LocalMixup.layer: the submodule's output is {got} for {len(partners)} samples, not a row for each."
-                " Choose a later layer, after pooling."
-            )
+            what = f"the submodule's output is {got} for {len(partners)} samples, not a row for each"
+            raise ConfigurationError(f"LocalMixup.layer: {what}. Choose a later layer, after pooling.")
         return mix(output, partners, gamma)
 
     handle = submodule.register_forward_hook(hook)
@@ -131,9 +122,7 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
     finally:
         handle.remove()
     if times != 1:
-        raise ConfigurationError(
-            f"LocalMixup.layer: the submodule ran {times} times in a training step. Choose another one."
-        )
+        raise ConfigurationError(f"LocalMixup.layer: the submodule ran {times} times in a step. Choose another one.")
 
 
 def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:

@@ -79,9 +79,8 @@ class DROClientSampling(Callback):
     def __post_init__(self) -> None:
         everybody = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
         if everybody and self.cohort_size is not None:
-            raise ConfigurationError(
-                f"DROClientSampling.cohort_size={self.cohort_size}: leave it out with {everybody}, where all take part."
-            )
+            size = f"DROClientSampling.cohort_size={self.cohort_size}"
+            raise ConfigurationError(f"{size}: leave it out with {everybody}, where all take part.")
         self.method_name = self.method.upper() if self.step_size else "equal weights" if everybody else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
@@ -101,28 +100,20 @@ class DROClientSampling(Callback):
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit" and trainer.local_steps is None:
-            raise ConfigurationError(
-                "DROClientSampling compares clients after the same number of steps: set trainer.local_steps (5 in the"
-                " paper) instead of local_epochs."
-            )
+            raise ConfigurationError("DROClientSampling needs the same steps of all clients: set trainer.local_steps.")
         if stage == "fit" and self.method == "afl" and trainer.local_steps != 1:
-            raise ConfigurationError(
-                f"DROClientSampling.method=afl needs trainer.local_steps=1, not {trainer.local_steps}: change one of"
-                " the two."
-            )
+            needed = f"trainer.local_steps=1, not {trainer.local_steps}"
+            raise ConfigurationError(f"DROClientSampling.method=afl needs {needed}: change one of the two.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         refuse_manual_steps(trainer.loop.module, "DROClientSampling")
         count = trainer.num_clients
         if self.floor * count > 1:
-            raise ConfigurationError(
-                f"DROClientSampling.floor={self.floor} for {count} clients: must be at most {1 / count:.4g}."
-            )
-        if (self.cohort_size or 0) > _MOST_DRAWS * count:
-            raise ConfigurationError(
-                f"DROClientSampling.cohort_size={self.cohort_size} for {count} clients: must be at most"
-                f" {_MOST_DRAWS * count}."
-            )
+            floor = f"DROClientSampling.floor={self.floor}"
+            raise ConfigurationError(f"{floor} for {count} clients: must be at most {1 / count:.4g}.")
+        if (self.cohort_size or 0) > (most_draws := _MOST_DRAWS * count):
+            size = f"DROClientSampling.cohort_size={self.cohort_size}"
+            raise ConfigurationError(f"{size} for {count} clients: must be at most {most_draws}.")
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
         self._latest, self._mean, self._num_averaged = None, None, 0
 
@@ -138,12 +129,9 @@ class DROClientSampling(Callback):
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """``c`` draws from lambda, each a turn of weight 1; or all clients with their lambda."""
-        num_models = trainer.federation.collaboration.num_models
-        if num_models != 1:
-            raise ConfigurationError(
-                f"DROClientSampling needs one shared model, but the collaboration has {num_models}: remove it or the"
-                " callback that sets the collaboration."
-            )
+        if (num_models := trainer.federation.collaboration.num_models) != 1:
+            what = f"the collaboration has {num_models} models"
+            raise ConfigurationError(f"DROClientSampling needs one shared model, but {what}: remove one of the two.")
         assert trainer.local_steps is not None
         present = trainer.present_clients
         there = self.weights

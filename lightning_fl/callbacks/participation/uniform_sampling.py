@@ -32,11 +32,9 @@ class UniformSampling(Callback):
         number_or_share("UniformSampling.cohort_size", self.cohort_size)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        if self.num_participants(trainer.num_clients) > trainer.num_clients:
-            rank_zero_warn(
-                f"UniformSampling.cohort_size={self.cohort_size:g}: all of the {trainer.num_clients} clients take part"
-                " in every round."
-            )
+        if self.num_participants(count := trainer.num_clients) > count:
+            size = f"UniformSampling.cohort_size={self.cohort_size:g}"
+            rank_zero_warn(f"{size}: all of the {count} clients take part in every round.")
 
     def num_participants(self, num_clients: int) -> int:
         """The cohort's size as a number of clients."""

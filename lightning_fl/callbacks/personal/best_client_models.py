@@ -40,10 +40,8 @@ class BestClientModels(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluator.evaluates("val"):
-            raise ConfigurationError(
-                "BestClientModels needs validation: set trainer.check_val_every_n_rounds to at least 1, and define a"
-                " validation_step."
-            )
+            needed = "trainer.check_val_every_n_rounds of at least 1, and a validation_step"
+            raise ConfigurationError(f"BestClientModels needs {needed}.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Continue a resumed run with the models of the last round."""

@@ -40,9 +40,7 @@ class FineTuning(Callback):
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
-            raise ConfigurationError(
-                f"FineTuning.epochs={self.epochs} and steps={self.steps} are both set: remove one."
-            )
+            raise ConfigurationError(f"FineTuning.epochs={self.epochs} and steps={self.steps}: remove one of them.")
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         if not (self.every_evaluation or trainer.federation.models_are_final):

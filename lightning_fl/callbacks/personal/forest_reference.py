@@ -127,9 +127,7 @@ def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[li
     part = data.client_data(client, split)
     smiles = dataset_smiles(part)
     if smiles is None:
-        raise ConfigurationError(
-            f"ForestReference needs SMILES, which the data of {type(data).__name__} lack: remove ForestReference."
-        )
+        raise ConfigurationError(f"ForestReference needs SMILES, which {type(data).__name__} lacks: remove it.")
     targets = dataset_targets(part)
     return smiles, targets.double().reshape(len(targets), -1)
 

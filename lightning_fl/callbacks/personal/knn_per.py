@@ -60,9 +60,7 @@ class KNNPer(Callback):
         """Refuse compiled steps, which bypass the hooks of layers."""
         self._tried = False
         if trainer.settings.compile:
-            raise ConfigurationError(
-                "KNNPer replaces a layer's outputs, which compiled steps do not allow: remove trainer.compile."
-            )
+            raise ConfigurationError("KNNPer replaces a layer's outputs, which trainer.compile does not allow.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self._found(trainer)
@@ -117,25 +115,18 @@ class KNNPer(Callback):
         store = self._neighbors(trainer, weights, name, records)
         fault = layer_misses_targets(trainer.loop, client, weights, layer, store.task, store.target_scales)
         if fault:
-            raise ConfigurationError(
-                f"KNNPer, of the layer {name!r}: {fault}. Set KNNPer.layer to the layer whose outputs are logits or"
-                " target values, or set KNNPer.task; a module with scaled targets needs the buffers target_mean and"
-                " target_scale."
-            )
+            remedy = "Set KNNPer.layer or KNNPer.task; scaled targets need buffers target_mean and target_scale"
+            raise ConfigurationError(f"KNNPer, of the layer {name!r}: {fault}. {remedy}.")
 
     def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
         module = trainer.module
         if not trainer.loop.evaluator.evaluates("val"):
-            raise ConfigurationError(
-                f"KNNPer embeds training samples with validation_step, which {type(module).__name__} must define."
-            )
+            raise ConfigurationError(f"KNNPer needs a validation_step, which {type(module).__name__} must define.")
         layers = dict(module.named_modules())
         linear = [name for name, part in layers.items() if isinstance(part, nn.Linear)]
         if self.layer is None and not linear:
-            raise ConfigurationError(
-                f"KNNPer.layer: {type(module).__name__} has no nn.Linear; choose the submodule whose input is the"
-                f" embedding from {', '.join(name for name in layers if name)}."
-            )
+            choices = ", ".join(filter(None, layers))
+            raise ConfigurationError(f"KNNPer.layer: {type(module).__name__} has no nn.Linear; choose from {choices}.")
         name = linear[-1] if self.layer is None else self.layer
         return name, named_layer(module, name, "KNNPer.layer")
 
@@ -151,10 +142,8 @@ class KNNPer(Callback):
 
 
 def _no_choice(clients: list[str]) -> ConfigurationError:
-    return ConfigurationError(
-        f"KNNPer.interpolation=validation: {', '.join(clients)} have no validation samples: set data.init_args.split"
-        " or a number."
-    )
+    what = f"{', '.join(clients)} have no validation samples"
+    return ConfigurationError(f"KNNPer.interpolation=validation: {what}: set data.split, or a number.")
 
 
 def _target_scales(trainer: TrainerSurface, weights: Weights) -> tuple[Tensor, Tensor] | None:

@@ -173,14 +173,10 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
         }
         data = summary["data"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigurationError(
-            f"LocalReference.run={str(run)!r}: {path} is not the summary of a finished run ({type(error).__name__}:"
-            f" {error}). Name the folder of a run with LocalTraining."
-        ) from error
+        what = f"{path} is not the summary of a finished run ({type(error).__name__}: {error})"
+        raise ConfigurationError(f"LocalReference.run={str(run)!r}: {what}. Name a run's folder.") from error
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
     if different := sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key)):
-        raise ConfigurationError(
-            f"LocalReference.run={str(run)!r}: its data differ from this run's in {', '.join(different)}. Use a run on"
-            " the same data with the same seed."
-        )
+        what = f"its data differ from this run's in {', '.join(different)}"
+        raise ConfigurationError(f"LocalReference.run={str(run)!r}: {what}. Use the same data and seed.")
     return figures

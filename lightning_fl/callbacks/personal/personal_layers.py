@@ -70,10 +70,8 @@ class PersonalLayers(Callback):
         norms = [(name, part) for name, part in module.named_modules() if isinstance(part, _NormBase)]
         found = [name for name, part in norms if part.state_dict()]
         if not found:
-            raise ConfigurationError(
-                f"PersonalLayers.layers='normalization': {type(module).__name__} has no BatchNorm or InstanceNorm layer"
-                " with parameters or statistics. Name the personal layers instead."
-            )
+            what = f"{type(module).__name__} has no BatchNorm or InstanceNorm layer with parameters or statistics"
+            raise ConfigurationError(f"PersonalLayers.layers='normalization': {what}. Name the layers instead.")
         return found
 
 
@@ -100,14 +98,9 @@ class PrivateHeads(PersonalLayers):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         module = trainer.module
         if module.hparams.get("class_weights") == "balanced":
-            raise ConfigurationError(
-                "PrivateHeads: class_weights='balanced' counts classes over all clients, whose targets differ: use"
-                " numbers, or remove it."
-            )
+            raise ConfigurationError("PrivateHeads: class_weights='balanced' counts over all clients: use numbers.")
         if trainer.federation.client_stores.get("local_reference"):
-            raise ConfigurationError(
-                "PrivateHeads must precede LocalReference in trainer.callbacks, which needs the clients' scales."
-            )
+            raise ConfigurationError("PrivateHeads must precede LocalReference in trainer.callbacks.")
         super().on_fit_start(trainer)
         personal, flat = trainer.federation.personal, trainer.loop.flat
         assert personal is not None

@@ -47,9 +47,7 @@ class PretrainedWeights(Callback):
 
     def __post_init__(self) -> None:
         if self.unfreeze_after is not None and not self.freeze:
-            raise ConfigurationError(
-                f"PretrainedWeights.unfreeze_after={self.unfreeze_after} needs freeze=true: set freeze or remove it."
-            )
+            raise ConfigurationError(f"PretrainedWeights.unfreeze_after={self.unfreeze_after} needs freeze=true.")
         self._sha256 = ""
         self._names: list[str] = []
 
@@ -127,8 +125,7 @@ def pretrained_state(path: Path, part: nn.Module, name: str, prefix: str | None 
         part.load_state_dict(given)
     except (RuntimeError, TypeError) as error:
         lines = [cut(line.strip("\t ."), 200) for line in str(error).splitlines()]
-        raise ConfigurationError(
-            f"{place} does not fit {name or type(part).__name__}: {listed(lines[1:] or lines, 6)}. Give the model the"
-            " sizes of the file, or name another PretrainedWeights.module or prefix."
-        ) from error
+        what = f"{place} does not fit {name or type(part).__name__}: {listed(lines[1:] or lines, 6)}"
+        remedy = "Give the model the sizes of the file, or name another PretrainedWeights.module or prefix"
+        raise ConfigurationError(f"{what}. {remedy}.") from error
     return given

@@ -122,10 +122,8 @@ class SoftAveraging(PersonalMixtures):
         count, name = trainer.num_clients, type(self).__name__
         check_at_most_clients(self, count, num_models=self.num_models)
         if self.initial_rounds > trainer.max_rounds:
-            raise ConfigurationError(
-                f"{name}.initial_rounds={self.initial_rounds}: a run of {trainer.max_rounds} rounds would never"
-                " estimate the importance weights; give a smaller number."
-            )
+            option = f"{name}.initial_rounds={self.initial_rounds}"
+            raise ConfigurationError(f"{option}: must be at most trainer.max_rounds={trainer.max_rounds}.")
         refuse_manual_steps(trainer.loop.module, name)
         check_samples(trainer.loop, f"{name}.split", self.split)
         check_samples(trainer.loop, f"{name}.personal_split", self.personal_split or self.split)

@@ -76,15 +76,11 @@ class ShapleyRewards(Callback):
 
     def __post_init__(self) -> None:
         if self.num_permutations is not None and self.method != "permutations":
-            raise ConfigurationError(
-                f"ShapleyRewards.num_permutations={self.num_permutations} does not apply to method={self.method!r}:"
-                " leave it out, or set method=permutations."
-            )
+            option = f"ShapleyRewards.num_permutations={self.num_permutations}"
+            raise ConfigurationError(f"{option} does not apply to method={self.method!r}: leave it out.")
         if self.leave_own_out and self.method != "first_order":
-            raise ConfigurationError(
-                f"ShapleyRewards.leave_own_out=True does not apply to method={self.method!r}: leave it out, or set"
-                " method=first_order."
-            )
+            option = "ShapleyRewards.leave_own_out=True"
+            raise ConfigurationError(f"{option} does not apply to method={self.method!r}: leave it out.")
         if self.num_permutations is not None and self.num_permutations % 2:
             raise ConfigurationError(f"ShapleyRewards.num_permutations={self.num_permutations}: must be even.")
         #: Number of finished rounds at each entry of :attr:`by_model`.
@@ -108,16 +104,12 @@ class ShapleyRewards(Callback):
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage != "fit":
             return
-        if self.every_n_rounds > trainer.max_rounds:
-            raise ConfigurationError(
-                f"ShapleyRewards.every_n_rounds={self.every_n_rounds}: must be at most"
-                f" trainer.max_rounds={trainer.max_rounds}."
-            )
-        if choosers := [one for one in trainer.callbacks if "model_per_client" in one.traits]:
-            raise ConfigurationError(
-                f"ShapleyRewards values contributions to shared models, but {type(choosers[0]).__name__} gives every"
-                " client its own. Remove one of the two from trainer.callbacks."
-            )
+        if self.every_n_rounds > (most := trainer.max_rounds):
+            option = f"ShapleyRewards.every_n_rounds={self.every_n_rounds}"
+            raise ConfigurationError(f"{option}: must be at most trainer.max_rounds={most}.")
+        if choosers := [type(one).__name__ for one in trainer.callbacks if "model_per_client" in one.traits]:
+            what = f"{choosers[0]} gives every client its own model"
+            raise ConfigurationError(f"ShapleyRewards values shared models, but {what}. Remove one of the two.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self.__post_init__()
@@ -237,10 +229,8 @@ class ShapleyRewards(Callback):
 
     def _check_number(self, num_participants: int) -> None:
         if num_participants > _MOST_EXACT:
-            raise ConfigurationError(
-                f"ShapleyRewards.method='exact' allows {_MOST_EXACT} participants of a model, but one has"
-                f" {num_participants}: set method=permutations or method=first_order."
-            )
+            allowed = f"{_MOST_EXACT} participants of a model, but one has {num_participants}"
+            raise ConfigurationError(f"ShapleyRewards.method='exact' allows {allowed}: choose another method.")
 
 
 def _summed(parts: Iterable[Mapping[int, float]]) -> dict[int, float]:

@@ -124,13 +124,9 @@ class TierBidding(PersonalMixtures):
             return
         rewards = trainer.callback(ShapleyRewards)
         if rewards is None:
-            raise ConfigurationError(
-                "TierBidding.tokens needs the values of ShapleyRewards: add it to trainer.callbacks, or omit tokens."
-            )
-        if rewards.every_n_rounds != 1:
-            raise ConfigurationError(
-                f"ShapleyRewards.every_n_rounds={rewards.every_n_rounds}: must be 1 for TierBidding.tokens."
-            )
+            raise ConfigurationError("TierBidding.tokens needs ShapleyRewards: add it to trainer.callbacks.")
+        if (every := rewards.every_n_rounds) != 1:
+            raise ConfigurationError(f"ShapleyRewards.every_n_rounds={every}: must be 1 for TierBidding.tokens.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self.__post_init__()
@@ -138,9 +134,7 @@ class TierBidding(PersonalMixtures):
         count = trainer.num_clients
         check_at_most_clients(self, count, num_tiers=self.num_tiers)
         if self.policies and not set(self.policies) <= set(range(count)):
-            raise ConfigurationError(
-                f"TierBidding.policies name the clients {sorted(self.policies)}: clients are 0..{count - 1}."
-            )
+            raise ConfigurationError(f"TierBidding.policies of {sorted(self.policies)}: clients are 0..{count - 1}.")
         self._scores(trainer, self.bid_split)  # raises for a module without validation
         check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
         beta = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
@@ -172,10 +166,8 @@ class TierBidding(PersonalMixtures):
             known, draws = self._standings(trainer, tier), trainer.generator("cohort", tier)
             cohorts[tier] = schedule(bidders[tier], known, best, drawn, draws, available=available[tier])
         if present and not any(cohort.clients for cohort in cohorts.values()):
-            raise TrainingError(
-                f"no client bids for a tier in round {trainer.federation.current_round + 1}: lower"
-                " TierBidding.threshold, give clients more tokens, or set TierBidding.num_random=1."
-            )
+            number = trainer.federation.current_round + 1
+            raise TrainingError(f"no client bids for a tier in round {number}: lower TierBidding.threshold.")
         self._cohorts = {tier: cohort._asdict() for tier, cohort in cohorts.items()}
         for tier, cohort in cohorts.items():
             if self.ledger is not None:
@@ -231,12 +223,10 @@ class TierBidding(PersonalMixtures):
         self.rounds[-1].personalisation = trainer.federation.collaboration.personalisation.clone()
         bidding = [one for one in self.rounds if one.number > self.initial_rounds]
         if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
-            rank_zero_warn(
-                f"TierBidding.tokens prevented no bid in {len(bidding)} rounds: Tokens.initial_balance="
-                f"{self.tokens.initial_balance:g} at a price of {self.tokens.price:g} is too large. Set it to"
-                f" {self.num_tiers * self.tokens.price:g}, so that clients depend on their earnings, or set tokens to"
-                " null."
-            )
+            balance, price = self.tokens.initial_balance, self.tokens.price
+            what = f"Tokens.initial_balance={balance:g} at a price of {price:g} is too large"
+            remedy = f"Set it to {self.num_tiers * price:g}, or tokens to null."
+            rank_zero_warn(f"TierBidding.tokens prevented no bid in {len(bidding)} rounds: {what}. {remedy}")
         names = trainer.client_names
         trainer.write_table("tiers.csv", TIER_COLUMNS, tier_rows(self.rounds, names))
         trainer.run_log.summary["tiers"] = tier_summary(self.rounds, names)
@@ -305,10 +295,8 @@ class TierBidding(PersonalMixtures):
             )
             tiers = policy.bid(view, trainer.generator("bid", client))
             if len(set(tiers)) != len(tiers) or not set(tiers) <= set(range(self.num_tiers)):
-                raise ConfigurationError(
-                    f"{type(policy).__name__} bids for the tiers {list(tiers)}: return distinct ones of"
-                    f" 0..{self.num_tiers - 1}."
-                )
+                what = f"{type(policy).__name__} bids for the tiers {list(tiers)}"
+                raise ConfigurationError(f"{what}: return distinct ones of 0..{self.num_tiers - 1}.")
             return [int(tier) for tier in tiers], view.num_affordable
 
         wanted = trainer.on_hosts(present, bid, "bidding failed")

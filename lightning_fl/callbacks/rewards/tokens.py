@@ -44,10 +44,8 @@ class Tokens:
         for name, tokens in (("initial_balance", self.initial_balance), ("price", self.price)):
             if not to_units(tokens):
                 raise ConfigurationError(f"Tokens.{name}={tokens}: must be at least a millionth of a token.")
-        if self.price > self.initial_balance:
-            raise ConfigurationError(
-                f"Tokens.price={self.price}: must be at most initial_balance={self.initial_balance}."
-            )
+        if self.price > (most := self.initial_balance):
+            raise ConfigurationError(f"Tokens.price={self.price}: must be at most initial_balance={most}.")
 
 
 class Ledger:

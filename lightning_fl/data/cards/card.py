@@ -24,11 +24,7 @@ def within(section: str, key: str | None = None, **options: Any) -> Any:
 
 
 def read_record(kind: type[Record], content: object, where: str, **given: Any) -> Record:
-    """Make a dataclass from a mapping: fields without a default are required keys, other keys are refused.
-
-    ``where`` is the mapping's place, for messages; ``given`` are fields that are not in it. The dataclass's
-    ``__post_init__`` checks the values.
-    """
+    """Make a dataclass, which checks its values, from a mapping at the place ``where`` and ``given`` fields."""
     hints = get_type_hints(kind, include_extras=True)
     declared = [one for one in fields(kind) if one.name not in given]
     sections = dict.fromkeys(one.metadata.get("section") for one in declared)
@@ -108,10 +104,8 @@ def check_names(names: Sequence[str], key: str) -> None:
 def check_plain_name(name: str) -> None:
     """Refuse a name of a file or folder that could lead out of its own folder."""
     if not is_plain_name(name):
-        raise ConfigurationError(
-            f"name={name[:MOST_PLAIN_BYTES]!r}: must be the plain name of a file or folder, without / \\ or :, not"
-            f" beginning with . or ~, of at most {MOST_PLAIN_BYTES} bytes."
-        )
+        rule = f"a plain name of at most {MOST_PLAIN_BYTES} bytes, without / \\ or :, not beginning with . or ~"
+        raise ConfigurationError(f"name={name[:MOST_PLAIN_BYTES]!r}: must be {rule}.")
 
 
 def check_paths(paths: Sequence[str], key: str) -> None:
@@ -174,9 +168,8 @@ class Card(ABC):
         check_plain_name(self.name)
         check_fields(self)
         if len(self.files) not in (allowed := self._file_counts()):
-            raise ConfigurationError(
-                f"files: got {len(self.files)}; format {self.format} has {' or '.join(map(str, allowed))}."
-            )
+            wanted = " or ".join(map(str, allowed))
+            raise ConfigurationError(f"files: got {len(self.files)}; format {self.format} has {wanted}.")
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], path: Path) -> Self:

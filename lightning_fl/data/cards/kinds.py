@@ -57,12 +57,8 @@ class MoleculeCard(Card):
         super().__post_init__()
         if not self.targets and self.target_unit == "not given":
             raise ConfigurationError("columns.targets is empty: name at least one column to predict.")
-        if self.standin == "tox21" and not self.targets:
-            raise ConfigurationError("standin: tox21 needs named targets; set it to null.")
-        if self.standin in ("esol", "bbbp", "aqsoldb") and len(self.targets) != 1:
-            raise ConfigurationError(
-                f"standin: {self.standin} has one target, the card {len(self.targets)}; set it to null."
-            )
+        if self.standin is not None and len(self.targets) != 1 and (self.standin != "tox21" or not self.targets):
+            raise ConfigurationError(f"standin: {self.standin} does not have the card's targets; set it to null.")
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], path: Path) -> Self:
@@ -122,9 +118,7 @@ class TorchvisionData:
         for part, arguments in self.parts.items():
             plain = all(isinstance(value, bool | int | str) for value in arguments.values())
             if {"root", "download"} & set(arguments) or not plain:  # folder and download are this package's
-                raise ConfigurationError(
-                    f"{part}={arguments!r}: must be arguments of {self.dataset}, such as {{train: true}}."
-                )
+                raise ConfigurationError(f"{part}={arguments!r}: must be arguments of {self.dataset}.")
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
@@ -261,10 +255,7 @@ class TableCard(Card):
             raise ConfigurationError(f"standin={self.standin!r}: must be null, as tables have no stand-ins.")
         rows = check_keys(self.rows, ("train", "test"), "rows")
         if rows["train"] is None or (rows["test"] is not None) != (len(self.files) == 2):
-            raise ConfigurationError(
-                f"rows={dict(rows)} with {len(self.files)} files: give the rows of every file, and null for test"
-                " without a second file."
-            )
+            raise ConfigurationError(f"rows={dict(rows)}: must have the rows of each of the {len(self.files)} files.")
         check_names(self.columns, "columns.names")
         if (self.task == "survival") == (self.event is None) or (self.event is not None and self.classes):
             raise ConfigurationError(f"columns: task {self.task} needs event for survival, else classes.")
@@ -279,10 +270,8 @@ class TableCard(Card):
         _check_known(self.categorical, {*self.columns} - {self.target}, "columns.categorical")
         for number, column in enumerate(self.derived):
             if not column.values or column.name in self.columns:
-                raise ConfigurationError(
-                    f"columns.derived[{number}]: name={column.name!r}, values={list(column.values)}: give a name that"
-                    " no column has, and at least one value."
-                )
+                what = f"columns.derived[{number}]: name={column.name!r}, values={list(column.values)}"
+                raise ConfigurationError(f"{what}: must be a name that no column has, and at least one value.")
             _check_known([column.column], self.columns, f"columns.derived[{number}], column")
 
     def _file_counts(self) -> tuple[int, ...]:

@@ -5,11 +5,9 @@ A card is a YAML file, found by name if the package ships it, by its path otherw
     >>> load_card("esol").title
     'ESOL (Delaney), aqueous solubility of organic molecules'
 
-Its ``format`` determines its kind. No card module imports torch or pandas, so that the command line lists cards
-quickly.
-
-A user's own file is used even if its version is not the card's (with a warning); a download never is. The server's
-silence and the whole download have time limits. (Pooch neither resumes a download nor limits its time.)
+No card module imports torch or pandas, so that the command line lists cards quickly. A user's own file is used even if
+its version is not the card's (with a warning); a download never is. (Pooch neither resumes a download nor limits its
+time.)
 """
 
 import hashlib
@@ -73,18 +71,12 @@ def file_sha256(path: Path) -> str:
 
 @checked
 def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Found | None:
-    """Find the data with ``find``, or return ``None`` for the card's embedded stand-in, with a warning.
-
-    ``source`` is ``"real"`` for the data or an error; ``"auto"`` for the data, else the stand-in, else an error;
-    ``"standin"`` for the stand-in. ``find`` raises ``DataError`` where there are no data.
-    """
+    """Find the data, or return ``None`` for the card's stand-in, with a warning; "auto" takes it after a DataError."""
     from lightning.fabric.utilities.rank_zero import rank_zero_warn  # late: listing cards must not wait for torch
 
     if source == "standin":
         if card.standin is None:
-            raise ConfigurationError(
-                f"source='standin': data set {card.name} has no stand-in for these columns or classes; use real."
-            )
+            raise ConfigurationError(f"source='standin': data set {card.name} has no stand-in for these; use real.")
         rank_zero_warn(_standin_warning(card))
         return None
     try:
@@ -103,11 +95,7 @@ def _standin_warning(card: Card) -> str:
 def find_file(
     card: Card, file: CardFile | None = None, *, data_root: str | Path | None = None, allow_download: bool = True
 ) -> FoundFile:
-    """Find a file of a card in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it.
-
-    Nothing is downloaded without ``allow_download``, or with ``$LIGHTNING_FL_OFFLINE``. The error names the folders
-    searched, the failure of every address, and where to put the file.
-    """
+    """Find a file of a card in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it."""
     if file is None:
         (file,) = card.files
     looked: list[str] = []
@@ -126,10 +114,8 @@ def find_file(
     failure = why_not_fetched(bool(file.addresses), card, allow_download) or _fetch(file, cached)
     if not failure:
         return FoundFile(cached, file_sha256(cached), True, "download")
-    raise DataError(
-        f"{file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. "
-        f"Put {file.name} in {cached.parent}, or name its folder in data_root or LIGHTNING_FL_DATA."
-    )
+    remedy = f"Put {file.name} in {cached.parent}, or name its folder in data_root or LIGHTNING_FL_DATA."
+    raise DataError(f"{file.name} of data set {card.name} was not found in {', '.join(looked)}; {failure}. {remedy}")
 
 
 def user_folders(data_root: str | Path | None, name: str) -> list[tuple[str, Path]]:
@@ -150,10 +136,8 @@ def file_in_folder(card: Card, file: CardFile, folder: Path, origin: str) -> Fou
     if file.sha256 and not found.verified:
         from lightning.fabric.utilities.rank_zero import rank_zero_warn  # late, as above
 
-        rank_zero_warn(
-            f"{path} is not the file that card {card.name} describes: its sha256 is {digest}, the card accepts"
-            f" {' or '.join(file.sha256)}. It is used anyway, and the run's record has its sum."
-        )
+        sums = f"its sha256 is {digest}, the card accepts {' or '.join(file.sha256)}"
+        rank_zero_warn(f"{path} is not the file that card {card.name} describes, but is used: {sums}.")
     return found
 
 
@@ -189,9 +173,7 @@ def _fetch(file: CardFile, destination: Path) -> str:
 def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     """Download a file, check its sum, then move it into place (atomically).
 
-    Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there. If
-    the server cannot be reached, refuses, is silent or too slow, or sent a file with another sum (whose ``.part`` file
-    is removed), or the folder cannot be written, ``destination`` is unchanged.
+    Received bytes are kept next to it, with ``.part`` appended to the name, and the next call continues from there.
     """
     import requests  # here, not above: few runs download
     import urllib3
@@ -215,19 +197,15 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
             file.flush()
             if (digest := file_sha256(part)) not in sha256:
                 part.unlink()
-                raise DataError(
-                    f"{destination.name} from {address} is damaged or another version: expected sha256"
-                    f" {' or '.join(sha256)}, got {digest}. Try again, or fetch the file by hand."
-                )
+                sums = f"expected sha256 {' or '.join(sha256)}, got {digest}"
+                raise DataError(f"{destination.name} from {address} is damaged or another version: {sums}. Try again.")
             os.replace(part, destination)
     except requests.HTTPError as error:
         raise DataError(f"{address} answered {error.response.status_code} {error.response.reason}.") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DataError(f"{address} cannot be reached, or was silent for too long ({type(error).__name__}).") from error
     except OSError as error:
-        raise DataError(
-            f"cannot write {destination} ({error}): free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
-        ) from error
+        raise DataError(f"cannot write {destination} ({error}): free space, or set LIGHTNING_FL_CACHE.") from error
 
 
 def available_cards() -> dict[str, Path]:
@@ -246,15 +224,11 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
     if path.suffix not in (".yaml", ".yml"):
         cards = available_cards()
         if text not in cards:
-            raise ConfigurationError(
-                f"no card named {text!r}{did_you_mean(text, cards)}. There are {', '.join(cards)}; give a card of your"
-                " own by its path, ending in .yaml."
-            )
+            known = f"{did_you_mean(text, cards)}. There are {', '.join(cards)}"
+            raise ConfigurationError(f"no card named {text!r}{known}; give your own by its path, ending in .yaml.")
         path = cards[text]
     elif not path.is_file():
-        raise ConfigurationError(
-            f"no card at {path}: give the path of a .yaml file, or one of {', '.join(available_cards())}."
-        )
+        raise ConfigurationError(f"no card at {path}: give a path, or one of {', '.join(available_cards())}.")
     try:
         content = read_yaml(path)
     except ConfigurationError as error:
@@ -266,7 +240,6 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
         raise ConfigurationError(f"card {path}, format={content['format']!r}: choose one of {', '.join(_KINDS)}.")
     card = own_kind.parse(content, path)
     if not isinstance(card, kind):
-        raise ConfigurationError(
-            f"card {card.name!r} describes {card.content}, not {kind.content}: use {card.data_module}, or another card."
-        )
+        what = f"card {card.name!r} describes {card.content}, not {kind.content}"
+        raise ConfigurationError(f"{what}: use {card.data_module}.")
     return card

@@ -57,31 +57,23 @@ class DivisionSettings:
         if self.folds is not None and self.fold >= self.folds:
             raise ConfigurationError(f"fold={self.fold} with folds={self.folds}: must be from 0 to {self.folds - 1}.")
         if self.folds is not None and self.fractions[2] == 0:
-            raise ConfigurationError(
-                f"folds={self.folds} with {split}: one fold is for testing, so the share of test must be above 0."
-            )
+            raise ConfigurationError(f"folds={self.folds} with {split}: the share of test must be above 0.")
         if self.folds == 2 and self.fractions[1] > 0:
             raise ConfigurationError(f"folds=2 with {split}: give at least 3 folds, or validation the share 0.")
         if self.folds is not None and self.division is not None and not self.division.takes_folds:
-            raise ConfigurationError(
-                f"folds={self.folds} with {name}, whose parts follow one order: leave one of them out."
-            )
+            raise ConfigurationError(f"folds={self.folds} with {name}: its parts follow one order. Omit one of them.")
         if self.stratified and self.division is not None and not isinstance(self.division, RandomDivision):
             raise ConfigurationError(f"stratified=True with {name}: needs a random division. Leave one of them out.")
 
     def check_partitioner(self, partitioner: Partitioner) -> None:
         """Refuse settings next to a partitioner that already fixes every client's splits."""
         if partitioner.exact and not (self.is_default and not self.stratified):
-            raise ConfigurationError(
-                f"{type(partitioner).__name__} fixes every client's splits: leave out division, folds and stratified."
-            )
+            name = type(partitioner).__name__
+            raise ConfigurationError(f"{name} fixes every client's splits: omit division, folds and stratified.")
 
     def check_parts(self, parts: Collection[Split]) -> None:
         if not self.is_default and len(parts) == len(SPLITS):
-            raise ConfigurationError(
-                "validation and test samples are given by the data or the partitioner: leave out division, folds and"
-                " fold."
-            )
+            raise ConfigurationError("validation and test samples are given: leave out division, folds and fold.")
 
     @property
     def is_default(self) -> bool:
@@ -163,8 +155,5 @@ def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, di
     seen = [copies[part].unique() for part in parts.values()]
     molecules, counts = torch.cat(seen).unique(return_counts=True)
     if divided := int((counts > 1).sum()):
-        raise DataError(
-            f"client {client}: {type(division).__name__} puts the copies of {divided} of {len(molecules)} molecules"
-            " into several parts, against duplicates='together': correct the file, merge the copies, or use"
-            " duplicates: report."
-        )
+        what = f"{type(division).__name__} divides the copies of {divided} of {len(molecules)} molecules"
+        raise DataError(f"client {client}: {what}, against duplicates='together': correct the file, or merge copies.")

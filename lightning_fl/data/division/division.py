@@ -68,8 +68,7 @@ class Cut:
 class Division(Scheme, ABC):
     """Divides one client's samples into training, validation and test samples.
 
-    A custom division needs only :meth:`divide`, and :meth:`read` if it depends on something that the data set knows
-    about its samples.
+    A custom division needs only :meth:`divide`, and :meth:`read` for what the data set knows about its samples.
     """
 
     #: Whether it supports cross-validation.
@@ -78,7 +77,7 @@ class Division(Scheme, ABC):
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[Any] | None:
         """Read one key per sample of all clients' training data for :meth:`divide`; called once.
 
-        ``identities`` are the samples' molecules, for divisions that keep copies together; ``None`` if not known.
+        ``identities`` are the samples' molecules; ``None`` if not known.
         """
         return None
 
@@ -230,12 +229,11 @@ def cut_splits(
 def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
     """Divide one client's samples at random into ascending training, validation and test samples.
 
-    Sizes follow :func:`~lightning_fl.data.sizes.split_sizes`. The result depends on the set of indices, the seed and
-    the client only.
+    Depends on the set of indices, the seed and the client; sizes are :func:`~lightning_fl.data.sizes.split_sizes`.
     """
     check_fractions(fractions)
     if len(indices) == 0:
-        raise DataError(f"client {client} has no samples to split: use fewer clients or a more even partition.")
+        raise DataError(f"client {client} has no samples to split: use fewer clients.")
     drawn = torch.randperm(len(indices), generator=generator(seed, "split", client)).numpy()
     sizes = split_sizes(len(indices), fractions)
     places = drawn[np.lexsort((drawn, np.repeat(range(len(SPLITS)), sizes)))]  # ascending in each part

@@ -33,18 +33,14 @@ class _GivenDivision(Division):
         for split in ("val", "test"):
             parts[split] = torch.tensor([place for place, key in enumerate(keys) if key == split], dtype=torch.long)
             if len(parts[split]) and not cut.is_cut[split]:
-                raise DataError(
-                    f"{type(self).__name__}: {len(parts[split])} samples of client {cut.name} are for {split}, but the"
-                    f" data have a separate {split} part. Leave the division out, or join the parts."
-                )
+                what = f"{len(parts[split])} samples of client {cut.name} are for {split}"
+                raise DataError(f"{type(self).__name__}: {what}, but the data have a separate {split} part: join them.")
         rest = torch.tensor([place for place, key in enumerate(keys) if key.startswith("train")], dtype=torch.long)
         check_train({"train": rest}, cut, "leave the client out, or use another division")
         missing = keys[int(rest[0])].split("+")[1:]
         if cut.folds is not None and not [split for split in missing if cut.is_cut[split]]:
-            raise DataError(
-                f"folds={cut.folds}: {type(self).__name__} has samples for both val and test, so no part is left for"
-                " folds. Leave folds out, or the validation samples."
-            )
+            name = type(self).__name__
+            raise DataError(f"folds={cut.folds}: {name} has samples for both val and test. Leave folds out.")
         own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing or not cut.is_cut[split])]
         inner = replace(
             cut,
@@ -94,20 +90,17 @@ class ColumnDivision(_GivenDivision):
             for value in values or ([] if not part else [word for word, of in SPLIT_NAMES.items() if of == part]):
                 word = str(value).strip().lower()
                 if part_of.setdefault(word, part) != part and values is not None:
-                    raise ConfigurationError(
-                        f"ColumnDivision: the value {value!r} is in both {part_of[word] or 'leave_out'} and"
-                        f" {part or 'leave_out'}: give it once."
-                    )
+                    both = " and ".join(one or "leave_out" for one in (part_of[word], part))
+                    raise ConfigurationError(f"ColumnDivision: the value {value!r} is in both {both}: give it once.")
         self._part_of = part_of
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
-            raise DataError(
-                f"ColumnDivision.column={self.column!r} has the unknown values {listed(list(map(repr, unknown)), 10)};"
-                f" known are {listed(list(filter(None, self._part_of)))}. Add them to train, val, test or leave_out."
-            )
+            values = listed(list(map(repr, unknown)), 10)
+            known = listed(list(filter(None, self._part_of)))
+            raise DataError(f"ColumnDivision.column={self.column!r} has unknown values {values}; known are {known}.")
         return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
@@ -140,10 +133,8 @@ class ListDivision(_GivenDivision):
         what = "rows" if self.id_column is None else f"values of {self.id_column!r}"
         absent = sorted(set(ids) - set(part_of))
         if absent and (self.unlisted == "refuse" or len(absent) == len(set(ids))):
-            raise DataError(
-                f"{path} lacks {len(absent)} of the {what}, such as {listed(absent, 5)}: add them, give another"
-                " id_column, or leave these samples out with unlisted: leave_out."
-            )
+            count = f"{len(absent)} of the {what}, such as {listed(absent, 5)}"
+            raise DataError(f"{path} lacks {count}: add them, give an id_column, or set unlisted: leave_out.")
         spare = sorted(set(part_of) - set(ids))
         if spare:
             rank_zero_warn(f"{path} has {len(spare)} entries that are not among the {what}: {listed(spare, 5)}.")
@@ -171,9 +162,7 @@ def _read_lists(path: Path) -> dict[str, str]:
         content = read_yaml(path)
         lists = content if isinstance(content, Mapping) else {}
         if not lists or not all(isinstance(ids, list) for ids in lists.values()):
-            raise ConfigurationError(
-                f"{path}: must have lists of identifiers, {{train: [...], val: [...], test: [...]}}."
-            )
+            raise ConfigurationError(f"{path}: must have lists of identifiers, {{train: [...], val: [...]}}.")
         pairs = [(str(name).strip(), str(part)) for part, ids in lists.items() for name in ids]
     part_of: dict[str, str] = {}
     for name, word in pairs:

@@ -110,11 +110,10 @@ def hash_shares(keys: Sequence[str], seed: int) -> Tensor:
 class HashDivision(Division):
     """Division by a hash of the molecule and the seed: no client trains on a molecule that another one tests on.
 
-    If several clients hold the same molecules, such as laboratories that measured one compound, independent divisions
-    let one client train on another's test molecules. Here the part of a molecule follows from its hash keyed with the
-    seed, so that it is the same at every client although no client knows the others' data, and copies of a molecule are
-    in one part; the data module's ``identity`` defines which molecules are the same. Sizes follow the shares only on
-    average.
+    If several clients hold the same molecules, independent divisions let one client train on another's test molecules.
+    Here the part of a molecule follows from its hash keyed with the seed, the same at every client, and copies of a
+    molecule are in one part; the data module's ``identity`` defines which molecules are the same. Sizes follow the
+    shares only on average.
 
     For the same aim, with hashes of scaffolds and other clusters: Simm et al., "Splitting chemical structure data sets
     for federated privacy-preserving machine learning", J. Cheminform. 13 (2021) 96.
@@ -140,10 +139,8 @@ class HashDivision(Division):
         if self.by == "scaffold":
             return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
         if identities is None:
-            raise DataError(
-                f"HashDivision: the samples of {type(dataset).__name__} are not molecules: give a column that groups"
-                " them."
-            )
+            kind = type(dataset).__name__
+            raise DataError(f"HashDivision: the samples of {kind} are not molecules: give a column that groups them.")
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:

@@ -33,22 +33,15 @@ class ImageDataset(Dataset):
 
     def __post_init__(self) -> None:
         images, targets, classes, place = self.images, self.targets, self.classes, self.place
+        what = f"shape {list(images.shape)} and type {images.dtype}"
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
-            raise DataError(
-                f"{place}: the images have shape {list(images.shape)} and type {images.dtype}, but must be uint8 of"
-                " shape [n, C, H, W] with 1 or 3 channels."
-            )
+            raise DataError(f"{place}: images of {what} must be uint8 of shape [n, C, H, W] with 1 or 3 channels.")
+        what = f"shape {list(targets.shape)} and type {targets.dtype}"
         if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(images):
-            raise DataError(
-                f"{place}: the labels have shape {list(targets.shape)} and type {targets.dtype}, but must be one"
-                f" integer class for each of {len(images)} images."
-            )
+            raise DataError(f"{place}: labels of {what} must be integer classes of {len(images)} images.")
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
-            raise DataError(
-                f"{place}: the labels go from {lowest} to {highest}, but with {len(classes)} classes must be in"
-                f" 0..{len(classes) - 1}."
-            )
+            raise DataError(f"{place}: labels go from {lowest} to {highest}, but there are {len(classes)} classes.")
         for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")
@@ -168,20 +161,16 @@ def read_npz_images(array: np.ndarray, name: str, place: str) -> Tensor:
     """Convert uint8 of shape [N, H, W] or [N, H, W, C] with 1 or 3 channels to images, bytes [N, C, H, W]."""
     channels_last = array[..., None] if array.ndim == 3 else array
     if array.dtype != np.uint8 or channels_last.ndim != 4 or channels_last.shape[3] not in (1, 3):
-        raise DataError(
-            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be uint8 of shape"
-            " [N, H, W] (grey) or [N, H, W, C] with 1 or 3 channels."
-        )
+        what = f"{name} has shape {list(array.shape)} and type {array.dtype}"
+        raise DataError(f"{place}: {what}, but must be uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3.")
     return torch.from_numpy(np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2)))
 
 
 def _labels(arrays: Mapping[str, np.ndarray], name: str, place: str) -> Tensor:
     array = _entry(arrays, name, place)
     if array.dtype.kind not in "iu" or array.size == 0 or array.shape not in ((array.size,), (array.size, 1)):
-        raise DataError(
-            f"{place}: {name} has shape {list(array.shape)} and type {array.dtype}, but must be integers of shape [N]"
-            " or [N, 1], at least one: choose one column of labels if there are several."
-        )
+        what = f"{name} has shape {list(array.shape)} and type {array.dtype}"
+        raise DataError(f"{place}: {what}, but must be integers of shape [N] or [N, 1], at least one.")
     return torch.from_numpy(array.astype(np.int64).reshape(-1))
 
 
@@ -202,9 +191,7 @@ def _columns(arrays: Mapping[str, np.ndarray], prefix: str, length: int, place: 
     }
     names, domains = arrays.get("domain_names"), columns.get("domains")
     if names is not None and domains is not None:
-        if not {*domains} <= {*range(len(names))}:
-            raise DataError(
-                f"{place}: {prefix}domains must be numbers of the {len(names)} domain_names, counted from 0."
-            )
+        if not {*domains} <= {*range(count := len(names))}:
+            raise DataError(f"{place}: {prefix}domains must be numbers of the {count} domain_names, from 0.")
         columns["domains"] = [str(names[int(number)]) for number in domains]
     return columns

@@ -22,10 +22,7 @@ from lightning_fl.data.shared import OpenedData
 
 
 class DomainPartition(Partitioner):
-    """Partition of every domain's samples among its own clients, in equal parts; needs a column ``domain``.
-
-    ``stratified`` keeps the proportions of a domain's classes in its parts.
-    """
+    """Equal parts, ``stratified`` or not, of every domain's samples for its clients; needs a column ``domain``."""
 
     def __init__(self, *, clients: Mapping[str, int], stratified: bool) -> None:
         self.clients = dict(clients)
@@ -92,11 +89,8 @@ class ImageDomains(SharedImages):
         **kwargs: Any,
     ) -> None:
         counts = [clients_per_domain] * len(domains) if isinstance(clients_per_domain, int) else clients_per_domain
-        if len(counts) != len(domains):
-            raise ConfigurationError(
-                f"clients_per_domain={clients_per_domain} for {len(domains)} domains: give one number, or one for each"
-                " domain."
-            )
+        if len(counts) != (count := len(domains)):
+            raise ConfigurationError(f"clients_per_domain={clients_per_domain}: give one number, or {count}.")
         origins = [ImageOrigin.of(name, data_root=None if name.endswith(".npz") else data_root) for name in domains]
         names = [origin.short_name for origin in origins]
         if len(names) < 2 or len(set(names)) < len(names):
@@ -139,10 +133,8 @@ class ImageDomains(SharedImages):
             reason = next(iter(failures.values()))
             return self._standins(f" Set source to 'real' to make this an error. Reason: {reason}")
         if failures:
-            raise DataError(
-                f"{len(failures)} of {len(self.origins)} domains are not available ({', '.join(failures)}):"
-                f" {next(iter(failures.values()))}"
-            )
+            what = f"{len(failures)} of {len(self.origins)} domains are not available ({', '.join(failures)})"
+            raise DataError(f"{what}: {next(iter(failures.values()))}")
         images, records = {}, {}
         for domain, files in found.items():
             read = self.origins[domain].read_found(files)
@@ -151,27 +143,21 @@ class ImageDomains(SharedImages):
         return images, "measured", records
 
     def _standins(self, reason: str) -> tuple[dict[str, ImageDataset], str, dict[str, Any]]:
-        rank_zero_warn(
-            "STAND-IN DATA: scikit-learn's digits in several renderings. The run's results say nothing about"
-            f" {', '.join(self.origins)}.{reason}"
-        )
+        what = f"The run's results say nothing about {', '.join(self.origins)}.{reason}"
+        rank_zero_warn(f"STAND-IN DATA: scikit-learn's digits in several renderings. {what}")
         images = {domain: digits_domain(index, size=self.size) for index, domain in enumerate(self.origins)}
         records = {domain: {"rendering": name} for domain, name in zip(images, RENDERINGS, strict=False)}
         return images, "stand-in", records
 
     def _prepare(self, domain: str, part: ImageDataset, classes: Sequence[str]) -> ImageDataset:
         if part.classes != classes[: len(part.classes)]:
-            raise DataError(
-                f"domain {domain} has the classes {', '.join(part.classes[:5])}, ..., but another domain"
-                f" {', '.join(classes[:5])}, ...: all domains need the same classes in the same order."
-            )
+            given = f"{', '.join(part.classes[:5])}, ..., but another domain {', '.join(classes[:5])}, ..."
+            raise DataError(f"domain {domain} has the classes {given}: all need the same classes in the same order.")
         if self.samples_per_client is not None:
             wanted = self.samples_per_client * self.clients[domain]
             if wanted > len(part):
-                raise DataError(
-                    f"domain {domain} has {len(part):,} images, but {self.clients[domain]} clients with"
-                    f" samples_per_client={self.samples_per_client} need {wanted:,}: decrease it."
-                )
+                needed = f"clients with samples_per_client={self.samples_per_client} need {wanted:,}"
+                raise DataError(f"domain {domain} has {len(part):,} images, but {needed}: decrease it.")
             rng = generator(self.partition_seed, "samples_per_client", domain)
             (chosen,) = random_parts(len(part), [wanted], rng, part.targets if self.stratified else None)
             part = part.select(chosen)

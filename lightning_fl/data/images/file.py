@@ -44,10 +44,9 @@ _MAX_BYTES = 64 << 20
 
 
 def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, resize: bool) -> Tensor:
-    """Read files as bytes [n, C, size, size], several at a time, for disks with high latency.
+    """Read files as bytes [n, channels, size, size], several at a time, for disks with high latency.
 
-    ``channels`` 3 converts to colours, 1 to grey; images of another size are resized, or else refused. ``what`` names
-    their data set in messages.
+    Images of another size are resized, or else refused. ``what`` names their data set in messages.
     """
     images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
 
@@ -56,9 +55,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
             image = read_image_file(path, channels, what)
             height, width = image.shape[1:]
             if not resize and (height, width) != (size, size):
-                raise DataError(
-                    f"{what}: {path} has {width} x {height} pixels, but must have {size} x {size}: replace it."
-                )
+                raise DataError(f"{what}: {path} has {width} x {height} pixels: it must have {size} x {size}.")
             images[index] = resize_images(image[None], size)[0] if resize else image
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
@@ -85,9 +82,8 @@ def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
                 raise ValueError(f"it holds {getattr(opened, 'n_frames', 'several')} pictures")
             return pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB" if channels == 3 else "L"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
-        raise DataError(
-            f"{what}: {path} cannot be read as an image ({type(error).__name__}: {error}): replace or remove it."
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{what}: {path} cannot be read as an image ({reason}): replace or remove it.") from error
 
 
 def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:
@@ -96,11 +92,8 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
     if others:
         kinds = Counter(path.suffix.lower() or "no suffix" for path in others)
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-        warnings.warn(
-            f"{what}: {len(others)} files are not read as images ({counted}), such as {others[0]}. Convert images to"
-            " PNG, in the folder of their class; ignore this for other files.",
-            stacklevel=2,
-        )
+        unread = f"{len(others)} files are not read as images ({counted}), such as {others[0]}"
+        warnings.warn(f"{what}: {unread}. Convert images to PNG; ignore this for other files.", stacklevel=2)
 
 
 def cached_images(found: PublishedImages) -> Path:
@@ -114,11 +107,9 @@ def read_class_folders(found: PublishedImages) -> dict[Split, ImageDataset]:
 
     Concurrent processes wait for the first, which reads the folder. If the cache cannot be written, each reads it.
     """
-    if found.num_files != found.card.num_rows:
-        rank_zero_warn(
-            f"{found.path} has {found.num_files:,} images, but card {found.card.name} describes"
-            f" {found.card.num_rows:,}: check that the archive is unpacked completely. They are used anyway."
-        )
+    if found.num_files != (described := found.card.num_rows):
+        what = f"{found.num_files:,} images, but card {found.card.name} describes {described:,}"
+        rank_zero_warn(f"{found.path} has {what}: check that the archive is unpacked completely. They are used anyway.")
     cached, parts = cached_images(found), None
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +125,8 @@ def read_class_folders(found: PublishedImages) -> dict[Split, ImageDataset]:
             with whole_file(cached) as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        rank_zero_warn(
-            f"cannot cache images in {cached.parent} ({error}), so every run reads them one by one: free disk space, or"
-            " set LIGHTNING_FL_CACHE to a writable folder."
-        )
+        what = f"cannot cache images in {cached.parent} ({error}), so every run reads them one by one"
+        rank_zero_warn(f"{what}: free disk space, or set LIGHTNING_FL_CACHE to a writable folder.")
     return parts or _read_folder(found)
 
 
@@ -207,9 +196,7 @@ def _read_arrays(
     found = read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",))
     arrays = {name: read_npz_images(array, name, str(path)) for name, array in found.items() if name.endswith("images")}
     if not any(map(len, arrays.values())):
-        raise DataError(
-            f"{path} has no images: name one of its arrays images, uint8 of shape [N, H, W] or [N, H, W, C]."
-        )
+        raise DataError(f"{path} has no images: name an array images, uint8 [N, H, W] or [N, H, W, C].")
     done = 0
     for name, images in arrays.items():
         for start in range(0, len(images), rows):
@@ -226,10 +213,8 @@ def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) 
     """Resize images [n, C, H, W] to the run's size; refuse another shape than the run's."""
     if size is not None and list(images.shape[2:]) != [size, size]:
         images = resize_images(images, size)
-    if list(images.shape[1:]) != list(shape):
-        raise DataError(
-            f"{what} has the shape {list(images.shape[1:])} (channels, height, width), the run's images {list(shape)}."
-        )
+    if (given := list(images.shape[1:])) != list(shape):
+        raise DataError(f"{what} has the shape {given} (channels, height, width), the run's images {list(shape)}.")
     return images
 
 

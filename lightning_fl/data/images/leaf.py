@@ -24,10 +24,7 @@ _REMEDY = "make the files again with LEAF's preprocess.sh"
 
 
 def read_leaf(found: PublishedImages) -> dict[Split, ImageDataset]:
-    """Read all files as images with a column ``writer``, sorted by writer.
-
-    A writer's images keep their order, so the files' names, and which writers they hold, do not matter.
-    """
+    """Read all files as images with a column ``writer``, sorted by writer; each writer's images keep their order."""
     rank_zero_info(f"Reading {found.num_files} JSON files ({found.num_bytes / 1e9:.1f} GB) in {found.path}")
     return {split: _read_part(found.card, files, f"{found.path}, {split} part") for split, files in found.parts.items()}
 
@@ -37,10 +34,8 @@ def _read_part(card: ImageCard, files: Sequence[Path], place: str) -> ImageDatas
     for path in files:
         for writer, images, labels in _read_file(card, path):
             if writer in of_writer:
-                raise DataError(
-                    f"{path}: writer {writer} is in {of_writer[writer][2]} too: remove the files of another run of"
-                    " LEAF's preprocess.sh."
-                )
+                where = f"writer {writer} is in {of_writer[writer][2]} too"
+                raise DataError(f"{path}: {where}: remove the files of another run of LEAF's preprocess.sh.")
             of_writer[writer] = images, labels, path.name
     if not of_writer:
         raise DataError(f"{place}: no writer has an image: {_REMEDY}.")
@@ -92,16 +87,13 @@ def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.
     except (TypeError, ValueError) as error:
         raise DataError(f"{place}: its images are not lists of numbers of one length ({error}): {_REMEDY}.") from error
     if values.shape != ((len(classes), card.size**2) if len(classes) else (0,)) or len(classes) != size:
-        raise DataError(
-            f"{place} has x of shape {list(values.shape)}, {len(classes)} labels and num_samples {size}, where the"
-            f" images have {card.size} x {card.size} values: {_REMEDY}."
-        )
+        what = f"x of shape {list(values.shape)}, {len(classes)} labels and num_samples {size}"
+        raise DataError(f"{place} has {what}, for images of {card.size} x {card.size} values: {_REMEDY}.")
     outside = ~((values >= 0) & (values <= 1))  # NaN is outside too
     if outside.any():
         number, pixel = np.argwhere(outside)[0]
-        raise DataError(
-            f"{place}: image {number} has the value {values[number, pixel]:g}, not one from 0 to 1: {_REMEDY}."
-        )
+        value = f"{values[number, pixel]:g}"
+        raise DataError(f"{place}: image {number} has the value {value}, not one from 0 to 1: {_REMEDY}.")
     if classes.dtype.kind != "i" or not ((classes >= 0) & (classes < len(card.classes))).all():
         raise DataError(f"{place}: a label is not a whole number in 0..{len(card.classes) - 1}: {_REMEDY}.")
     return np.rint(values * 255).astype(np.uint8).reshape(-1, card.size**2), classes.astype(np.int64)

@@ -116,10 +116,7 @@ class SharedImages(TransformedImages, SharedDataModule):
         images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
-            raise DataError(
-                f"{path}: the images have the shape {shape} (channels, height, width), those of the run {expected}:"
-                " convert them first."
-            )
+            raise DataError(f"{path}: images have the shape {shape} (channels, height, width), the run's {expected}.")
         self._normalize_as(record)
         return images.tensors()
 
@@ -159,17 +156,12 @@ def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
     for split, part in parts.items():
         shape, expected = list(part.images.shape[1:]), list(first.images.shape[1:])
         if shape != expected:
-            raise DataError(
-                f"{part.place}: the {split} images have the shape {shape} (channels, height, width), the train images"
-                f" {expected}: set size and channels to convert them."
-            )
+            shapes = f"the shape {shape} (channels, height, width), the train images {expected}"
+            raise DataError(f"{part.place}: the {split} images have {shapes}: set size and channels.")
         unseen = sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist()))
         if unseen:
-            rank_zero_warn(
-                f"{part.place}: the train images have none of the classes"
-                f" {listed([part.classes[label] for label in unseen])}, so no client learns them: join the parts"
-                " (pooled: true), or leave these images out."
-            )
+            classes = listed([part.classes[label] for label in unseen])
+            rank_zero_warn(f"{part.place}: the train images have none of {classes}: join the parts (pooled: true).")
 
 
 class ImageData(SharedImages):
@@ -248,9 +240,8 @@ class ImageData(SharedImages):
             return parts
         sizes = apportion(self.max_samples, lengths)
         if 0 in sizes:
-            raise DataError(
-                f"max_samples={self.max_samples} leaves no image for {list(parts)[sizes.index(0)]}: increase it."
-            )
+            empty = list(parts)[sizes.index(0)]
+            raise DataError(f"max_samples={self.max_samples} leaves no image for {empty}: increase it.")
         chosen: dict[Split, ImageDataset] = {}
         for (split, part), size in zip(parts.items(), sizes, strict=True):
             rng = generator(self.partition_seed, "max_samples", split)

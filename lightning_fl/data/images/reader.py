@@ -1,7 +1,6 @@
-"""Protocol of readers: images that were found in one layout, and how to read them.
+"""Readers: images that were found in one layout, and how to read them.
 
-Neither this module nor those of the readers import torch before images are read, so that the command line lists data
-sets quickly.
+Torch is imported only where images are read, so that the command line lists data sets quickly.
 """
 
 import hashlib
@@ -72,10 +71,7 @@ class PublishedImages(ImageReader):
 
     @classmethod
     def find(cls, card: ImageCard, folder: Path, origin: str) -> Self | None:
-        """List the card's folder, if it has this layout and the first training folder of one of its divisions.
-
-        Refuses an incomplete one: a part, the folder of a class, or files are missing.
-        """
+        """List the card's folder, if it has this layout and the first training folder of one of its divisions."""
         if card.folder is None or card.folder.layout != cls.layout:
             return None
         for root in (folder / name for name in card.folder.names):
@@ -102,9 +98,8 @@ class PublishedImages(ImageReader):
     def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
         files = sorted(folder.glob(f"[!.]*{cls.suffix}"))
         if not files:
-            raise DataError(
-                f"data set {card.name}: {folder} has no {cls.suffix} files: {cls.remedy}, or remove the data set."
-            )
+            what = f"{folder} has no {cls.suffix} files"
+            raise DataError(f"data set {card.name}: {what}: {cls.remedy}, or remove the data set.")
         return files
 
     @property

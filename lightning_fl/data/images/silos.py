@@ -29,9 +29,8 @@ class ImageFolders(TransformedImages):
     file in MedMNIST's layout (:func:`~lightning_fl.data.images.dataset.read_npz`). A split without data of its own is
     cut from the training images.
 
-    Images are read on first access, in the process that hosts the client (client i in process ``i % world_size``).
-    Other processes read only the names of folders, and nothing if ``silos`` and ``classes`` are given, so that a silo's
-    folder need only exist where the silo lives.
+    Images are read on first access, in the process that hosts the client (client i in process ``i % world_size``). If
+    ``silos`` and ``classes`` are given, a silo's folder need only exist where the silo lives.
 
     Args:
         root: folder of the silos.
@@ -77,18 +76,14 @@ class ImageFolders(TransformedImages):
         if self._classes is None:
             self._classes = sorted(set().union(*map(self._class_folders, self._names)))
             if len(self._classes) < 2:
-                raise DataError(
-                    f"root={self.root!r}: the silos' class folders are {self._classes}, but there must be two or more."
-                )
+                raise DataError(f"root={self.root!r}: class folders are {self._classes}: there must be two or more.")
 
     def _class_folders(self, silo: str) -> set[str]:
         folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
         names = {path.name for part in _parts(folder, what).values() for path in _folders(part, what)}
         if not names:
-            raise DataError(
-                f"{what}: {folder} has no class folders: add a folder of images for every class, or name the classes"
-                " of a .npz file (0, 1, ...) in classes."
-            )
+            remedy = "add a folder of images for every class, or name the classes of a .npz file in classes"
+            raise DataError(f"{what}: {folder} has no class folders: {remedy}.")
         return names
 
     @property
@@ -152,9 +147,7 @@ class ImageFolders(TransformedImages):
         if not files:
             return {split: self._read_folder(part, what) for split, part in _parts(folder, what).items()}
         if len(files) > 1 or _folders(folder, what):
-            raise DataError(
-                f"{what}: {folder} has several .npz files, or folders too: keep one file, or class folders."
-            )
+            raise DataError(f"{what}: {folder} has several .npz files, or folders too: keep one file, or folders.")
         read = read_npz(files[0], classes=self.class_names, place=f"{what}, {files[0].name}")
         return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
 
@@ -164,19 +157,16 @@ class ImageFolders(TransformedImages):
         numbers = {name: number for number, name in enumerate(self.class_names)}
         present = [path.name for path in _folders(folder, what)]
         if unknown := [name for name in present if name not in numbers]:
-            raise DataError(
-                f"{what}: {folder} has folders {', '.join(unknown)} that are not classes ({', '.join(numbers)}): rename"
-                " them, or add them to classes."
-            )
+            folders = f"{', '.join(unknown)} that are not classes ({', '.join(numbers)})"
+            raise DataError(f"{what}: {folder} has folders {folders}: rename them, or add them to classes.")
         # allow_empty: a silo may lack images of a class
         found = {name: numbers[name] for name in present}
         samples = make_dataset(folder, found, IMG_EXTENSIONS, allow_empty=True) if found else []
         files = [Path(path) for path, _ in samples]
         warn_of_unread_files(folder, files, what)
         if not files:
-            raise DataError(
-                f"{what}: no images in the class folders of {folder}: files must end in {', '.join(IMG_EXTENSIONS)}."
-            )
+            endings = ", ".join(IMG_EXTENSIONS)
+            raise DataError(f"{what}: no images in the class folders of {folder}: files must end in {endings}.")
         images = read_images(files, self.size, self.channels, what, resize=True)
         targets = torch.tensor([target for _, target in samples])
         return ImageDataset(images, targets, classes=self.class_names, place=what)
@@ -201,10 +191,8 @@ def _parts(folder: Path, what: str) -> dict[Split, Path]:
     if not any(_folders(path, what) for path in found.values()):  # these are classes, whatever their names
         return {"train": folder}
     if "train" not in found or len(found) < len(folders):
-        raise DataError(
-            f"{what}: {folder} has the folders {', '.join(path.name for path in folders)}: it must have train, and val"
-            " and test if separate, each once and with class folders; or only class folders."
-        )
+        names, must = ", ".join(path.name for path in folders), "train, and val and test if separate, or only classes"
+        raise DataError(f"{what}: {folder} has the folders {names}: it must have {must}.")
     return {split: found[split] for split in SPLITS if split in found}
 
 

@@ -83,10 +83,8 @@ class ClassFolderImages(PublishedImages):
     @classmethod
     def _list(cls, card: ImageCard, folder: Path) -> list[Path]:
         if unknown := {entry.name for entry in folder.glob("[!.]*/")}.difference(card.classes):
-            raise DataError(
-                f"data set {card.name}: {folder} has folders {', '.join(sorted(unknown))} that are not classes"
-                f" ({', '.join(card.classes)}): remove them."
-            )
+            what = f"{folder} has folders {', '.join(sorted(unknown))} that are not classes"
+            raise DataError(f"data set {card.name}: {what} ({', '.join(card.classes)}): remove them.")
         return [path for name in card.classes for path in super(ClassFolderImages, cls)._list(card, folder / name)]
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
@@ -107,11 +105,7 @@ class DigitImages(ImageReader):
 
 
 def find_images(card: ImageCard, *, data_root: str | Path | None = None, allow_download: bool = True) -> ImageReader:
-    """Find images in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or let torchvision download them.
-
-    Nothing is downloaded without ``allow_download``, or with ``$LIGHTNING_FL_OFFLINE``. The error names the folders
-    searched, the failure, and where to put which file.
-    """
+    """Find images in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or let torchvision download them."""
     if not card.files:
         return DigitImages(Path("scikit-learn"), "scikit-learn", True)
     own = dataset_cache(card)
@@ -184,9 +178,8 @@ class TorchvisionImages(ImageReader):
                 data = kind(self.path, **arguments)
                 labels = _labels(data, coarse_labels)
             except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
-                raise DataError(
-                    f"{place} cannot be read ({type(error).__name__}: {' '.join(str(error).split())}): fetch it again."
-                ) from error
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise DataError(f"{place} cannot be read ({reason}): fetch it again.") from error
             images = _channels_first(data.data, self.card.channels)
             parts[split] = ImageDataset(  # type: ignore[index]
                 images, labels - first_label, classes=classes, place=f"{place}, {split} part"
@@ -232,11 +225,9 @@ def download(card: ImageCard) -> TorchvisionImages:
             if not _holds(root, data):  # else another process was faster
                 _fill(root, data)
     except Exception as error:  # torchvision's are of any class
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"torchvision's download of {data.dataset} to {root} failed ({type(error).__name__}: {reason}): check the"
-            " network and the free disk space, or set LIGHTNING_FL_CACHE to a writable folder."
-        ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        remedy = "check the network and the free disk space, or set LIGHTNING_FL_CACHE to a writable folder"
+        raise DataError(f"torchvision's download of {data.dataset} to {root} failed ({reason}): {remedy}.") from error
     found = TorchvisionImages.find(card, root, "download")
     assert found is not None
     return found

@@ -65,21 +65,14 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:
     """Make all digits in the rendering of a domain, given by its number, in colours."""
-    if index >= len(RENDERINGS):
-        raise DataError(
-            f"the stand-in has {len(RENDERINGS)} domains ({', '.join(RENDERINGS)}), not {index + 1}: name fewer."
-        )
+    if index >= (most := len(RENDERINGS)):
+        raise DataError(f"the stand-in has {most} domains ({', '.join(RENDERINGS)}), not {index + 1}: name fewer.")
     name = list(RENDERINGS)[index]
     digits = read_digits().converted(size=size)
     ink = digits.images.float().div(255)  # [n, 1, S, S]
     rendered = RENDERINGS[name](ink, generator(_SEED, "rendering", name))
     images = rendered.expand(-1, 3, -1, -1).mul(255).round().clamp(0, 255).to(torch.uint8)
     return ImageDataset(images, digits.targets, classes=digits.classes, place=f"the stand-in digits, {name}")
-
-
-def _on_noise(ink: Tensor, rng: torch.Generator) -> Tensor:
-    background = 0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng)
-    return torch.maximum(background, ink)
 
 
 def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
@@ -96,18 +89,12 @@ def _coloured(ink: Tensor, rng: torch.Generator) -> Tensor:
     return dark + (bright - dark) * ink
 
 
-def _shaded(ink: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw black on a background that gets lighter from left to right."""
-    slope = torch.linspace(0.4, 1.0, ink.shape[-1])
-    return slope * (1 - ink)
-
-
 #: Rendering -> function of grey values [n, 1, S, S] in 0..1 and a generator.
 RENDERINGS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "plain": lambda ink, rng: ink,
     "inverted": lambda ink, rng: 1 - ink,
-    "on noise": _on_noise,
+    "on noise": lambda ink, rng: torch.maximum(0.7 * torch.rand(len(ink), 3, *ink.shape[2:], generator=rng), ink),
     "blurred": _blurred,
     "coloured": _coloured,
-    "shaded": _shaded,
+    "shaded": lambda ink, rng: torch.linspace(0.4, 1.0, ink.shape[-1]) * (1 - ink),  # black, lighter to the right
 }

@@ -70,9 +70,7 @@ class MoleculeNet(_CardModule):
         self._describe_by(_with_columns(load_card(name, MoleculeCard), smiles_column, target_columns))
         column = self.card.select_column
         if column is not None and column not in (select or {}):
-            raise ConfigurationError(
-                f"name={name!r} holds several data sets: choose one with select, such as select: {{{column}: NAME}}."
-            )
+            raise ConfigurationError(f"name={name!r} holds several data sets: set select: {{{column}: NAME}}.")
         self.select = select
         self.source_choice: Source = source
         self.data_root = data_root
@@ -118,10 +116,8 @@ class DrugOOD(_CardModule):
         if parts == []:
             raise ConfigurationError("parts=[]: name at least one part, or omit it to use all.")
         self._describe_by(load_card(card, MoleculeCard))
-        if self.card.format != "drugood-json":
-            raise ConfigurationError(
-                f"card={card!r} describes a file of format {self.card.format}, not drugood-json: use MoleculeNet."
-            )
+        if (form := self.card.format) != "drugood-json":
+            raise ConfigurationError(f"card={card!r} describes a file of format {form}: use MoleculeNet.")
         self.path = path
         self.data_root = data_root
         self.parts = parts

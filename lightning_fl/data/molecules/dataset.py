@@ -118,10 +118,8 @@ class MoleculeDataset(InMemoryDataset):
         values = self.cells(name)
         empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
         if empty:
-            raise DataError(
-                f"{self._place}, column {name!r} is empty in {len(empty)} rows: {list_rows(empty, [''] * len(empty))}."
-                " Fill them, or choose another column."
-            )
+            rows = f"{len(empty)} rows: {list_rows(empty, [''] * len(empty))}"
+            raise DataError(f"{self._place}, column {name!r} is empty in {rows}. Fill them, or choose another column.")
         return [value for value in values if value is not None]
 
     def cells(self, name: str) -> list[str | None]:

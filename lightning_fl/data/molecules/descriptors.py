@@ -68,10 +68,8 @@ def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
     unknown = ~values.isfinite()
     if unknown.any():
         names = [name for name, found in zip(descriptor_names(kind), unknown.any(0).tolist(), strict=True) if found]
-        rank_zero_info(
-            f"features {kind}: {int(unknown.any(1).sum())} of {len(values)} molecules have no finite value of"
-            f" {len(names)} descriptors ({listed(names, 5)}); 0 is used instead."
-        )
+        unknown_of = f"{int(unknown.any(1).sum())} of {len(values)} molecules have no finite value of {len(names)}"
+        rank_zero_info(f"features {kind}: {unknown_of} descriptors ({listed(names, 5)}); 0 is used instead.")
     return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
 
 

@@ -175,7 +175,5 @@ def _refuse_different_bounds(table: MoleculeTable, several: Sequence[tuple[int, 
         return
     for _, rows in several:
         if len(table.bounds[rows].unique(dim=0)) > 1:
-            raise DataError(
-                f"{table.place}: the rows {', '.join(str(table.rows[row]) for row in rows[:10])} of one molecule have"
-                " different bounds and cannot be merged. Use duplicates: report."
-            )
+            named = ", ".join(str(table.rows[row]) for row in rows[:10])
+            raise DataError(f"{table.place}: rows {named} of one molecule have different bounds: use report.")

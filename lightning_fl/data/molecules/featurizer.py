@@ -120,13 +120,8 @@ def read_blocks(smiles: Iterable[str], workers: int | None = None) -> Iterator[C
         first = list(islice(texts, _PARALLEL_FROM))
         workers = 1 if len(first) < _PARALLEL_FROM else _count_own_cores()
         texts = chain(first, texts)
-    blocks = _blocks(texts)
+    blocks = iter(lambda: list(islice(texts, _BLOCK)), [])
     return map(read_codes, blocks) if workers == 1 else _read_in_parallel(blocks, workers - 1)
-
-
-def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
-    while block := list(islice(texts, _BLOCK)):
-        yield block
 
 
 def _count_own_cores() -> int:
@@ -188,8 +183,5 @@ def _read_remotely(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str
     finally:
         idle.put(process)  # a dead one too, so that no thread waits for it forever
     if not answer.endswith(b"\n"):
-        raise DataError(
-            f"a process that reads molecules ended with exit code {process.wait()}; see its output above. If it ran out"
-            " of memory, allow fewer processes (taskset, or the cores of the job)."
-        )
+        raise DataError(f"a process that reads molecules ended with exit code {process.wait()}: allow fewer processes.")
     return Codes.of_line(answer)

@@ -66,10 +66,8 @@ class PrivateTargets(FederatedDataModule):
         self.other_columns = self.other_columns or []
         for name, columns in self._public_targets.items():
             if name not in self.files or not 0 < len(columns) <= self.num_targets:
-                raise ConfigurationError(
-                    f"target_columns[{name!r}]={columns}: name a laboratory of files ({', '.join(self.files)}) and 1 to"
-                    f" num_targets={self.num_targets} of its columns."
-                )
+                needed = f"one of {', '.join(self.files)} and up to num_targets={self.num_targets} columns"
+                raise ConfigurationError(f"target_columns[{name!r}]={columns}: name {needed}.")
         self._features = self.features = distinct_features(self.features or [])
         self._parts: dict[int, dict[Split, Subset]] = {}
         self._names: dict[int, list[str]] = {}
@@ -137,11 +135,9 @@ class PrivateTargets(FederatedDataModule):
             not_targets=self.other_columns or (),
         )
         self._names[client] = table.target_names
-        if len(table.target_names) > self.num_targets:
-            raise DataError(
-                f"{path} has {len(table.target_names)} target columns, but num_targets={self.num_targets}: every"
-                " laboratory needs 1 to num_targets of them; name columns that are not targets in other_columns."
-            )
+        if (found := len(table.target_names)) > self.num_targets:
+            what = f"{found} target columns, but num_targets={self.num_targets}"
+            raise DataError(f"{path} has {what}: name columns that are not targets in other_columns.")
         missing = table.targets.new_full((len(table.targets), self.num_targets - len(table.target_names)), torch.nan)
         dataset = MoleculeDataset(
             replace(table, targets=torch.cat([table.targets, missing], dim=1)),

@@ -51,11 +51,10 @@ class MoleculeDataModule(SharedDataModule):
         duplicates: treatment of several rows of one molecule, after counting them: only ``"report"`` them; keep a
             client's rows of one molecule ``"together"`` in one split; or merge them before the partition (where a
             column names the clients, within each client): ``"merge_mean"`` for values, ``"merge_majority"`` for classes
-            (missing where several are as frequent), ``"merge_refuse"`` where all must be equal. To keep molecules of
-            several clients in the same split use the division ``HashDivision``.
+            (missing where several are as frequent), ``"merge_refuse"`` where all must be equal.
         features: descriptors of every molecule besides its graph, in ``descriptors`` [G, F] of batches: ``"rdkit"``,
             RDKit's two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to
-            2,048. A :class:`~lightning_fl.models.molecule.MoleculeModel` uses them without further settings.
+            2,048.
     """
 
     #: Column of SMILES.
@@ -80,17 +79,13 @@ class MoleculeDataModule(SharedDataModule):
         if self.graphs == "chemprop":
             expect_extra("chemprop", "chemprop", "graphs='chemprop'")
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
-            raise ConfigurationError(
-                f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file, or use 'together'."
-            )
+            raise ConfigurationError(f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file.")
         self._copies_together = self.duplicates == "together"
         self._identity_of: dict[str, str] = {}
         self._duplicate_counts: dict[str, int] | None = None
         self._features = self.features = distinct_features(self.features or [])
         if self._features and self.graphs == "chemprop":
-            raise ConfigurationError(
-                f"features={self.features}: only with graphs='pyg'; chemprop's modules have descriptors of their own."
-            )
+            raise ConfigurationError(f"features={self.features}: only with graphs='pyg'; chemprop has its own.")
         self._loaders: dict[tuple[int, Split], DataLoader] = {}
 
     @abstractmethod
@@ -151,9 +146,7 @@ class MoleculeDataModule(SharedDataModule):
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         if self.graphs == "chemprop":
-            raise ConfigurationError(
-                "graphs='chemprop': a new client's file can only be read with graphs='pyg'; let it take part in a run."
-            )
+            raise ConfigurationError("graphs='chemprop': a new client's file can only be read with graphs='pyg'.")
         return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
@@ -234,17 +227,13 @@ class MoleculeCSV(MoleculeDataModule):
         **kwargs: Any,
     ) -> None:
         if (group_column is None) == (partitioner is None):
-            raise ConfigurationError(
-                f"group_column={group_column!r} and partitioner={type(partitioner).__name__}: give exactly one of them."
-                " To deal groups to fewer clients use partitioner GroupBy with num_clients."
-            )
+            given = f"group_column={group_column!r} and partitioner={type(partitioner).__name__}"
+            raise ConfigurationError(f"{given}: give exactly one of them.")
         super().__init__(partitioner=partitioner or GroupBy(column=str(group_column)), **kwargs)
         if not target_columns:
             raise ConfigurationError("target_columns=[]: name at least one column to predict.")
-        if target_units is not None and len(target_units) != len(target_columns):
-            raise ConfigurationError(
-                f"target_units={target_units!r}: give one unit for each of the {len(target_columns)} target_columns."
-            )
+        if target_units is not None and len(target_units) != (count := len(target_columns)):
+            raise ConfigurationError(f"target_units={target_units!r}: give one for each of {count} target_columns.")
         if target_transform is None and target_factor != 1:
             raise ConfigurationError(f"target_factor={target_factor!r} has no effect without target_transform.")
         self.path = path

@@ -104,9 +104,8 @@ def read_table(
         transforms: target -> transform of its values.
     """
     if targets is not None and (not targets or len(units) != len(targets)):
-        raise ConfigurationError(
-            f"targets={list(targets)!r}, units={list(units)!r}: name at least one target and one unit for each."
-        )
+        given = f"targets={list(targets)!r}, units={list(units)!r}"
+        raise ConfigurationError(f"{given}: name at least one target and one unit for each.")
     if file_format == "drugood-json":
         frame = _read_drugood(path, get_args(DrugOODPart) if parts is None else parts)
     elif parts is not None:
@@ -142,9 +141,8 @@ def _select(frame: "pd.DataFrame", column: str, value: str, path: Path) -> "pd.D
     found = frame[frame[column] == value]
     if found.empty:
         known = sorted({str(other) for other in frame[column] if other is not None})
-        raise DataError(
-            f"{path}, column {column!r} has no {value!r}{did_you_mean(value, known)}. It has {listed(known)}."
-        )
+        hint = did_you_mean(value, known)
+        raise DataError(f"{path}, column {column!r} has no {value!r}{hint}. It has {listed(known)}.")
     return found
 
 
@@ -187,14 +185,11 @@ def _read_target(
         remedy += ", or set censored: true to read bounds such as '>5' as censored values"
     refuse_values(wrong, place, "are not finite numbers", remedy)
     if transform is not None:
-        refuse_values(
-            column[numbers <= 0], place, f"are not above 0 and have no logarithm ({transform.function})", remedy
-        )
+        wrong = column[numbers <= 0]
+        refuse_values(wrong, place, f"are not above 0 and have no logarithm ({transform.function})", remedy)
         numbers, bounds = transform.values(numbers), bounds * transform.sign
-    large = column[numbers.abs() > _LARGEST]
-    refuse_values(
-        large, place, f"are above {_LARGEST:g}, where float32 cannot hold their squares", "Choose a smaller unit"
-    )
+    what = f"are above {_LARGEST:g}, where float32 cannot hold their squares"
+    refuse_values(column[numbers.abs() > _LARGEST], place, what, "Choose a smaller unit")
     if numbers.isna().all():
         raise DataError(f"{place} is empty: choose another column.")
     return torch.from_numpy(numbers.to_numpy(copy=True)).float(), bounds

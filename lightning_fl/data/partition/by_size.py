@@ -36,9 +36,7 @@ class SizePartitioner(JointPartitioner):
             raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
-            raise DataError(
-                f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}: give it a larger one."
-            )
+            raise DataError(f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}.")
         return sizes
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, Sequence[Tensor]]:
@@ -52,10 +50,8 @@ class SizePartitioner(JointPartitioner):
         return parts
 
     def _draw(self, dataset: Any, sizes: Sequence[int], seed: int) -> Sequence[Tensor]:
-        if sum(sizes) > len(dataset):
-            raise DataError(
-                f"sizes={list(sizes)} need {sum(sizes)} samples, there are {len(dataset)}: use smaller ones."
-            )
+        if (need := sum(sizes)) > len(dataset):
+            raise DataError(f"sizes={list(sizes)} need {need} samples, there are {len(dataset)}: use smaller ones.")
         if not self.stratified:
             return random_parts(len(dataset), sizes, generator(seed, "partition", "quantity"))
         remedy = "set stratified to false, or give one class per sample"
@@ -138,10 +134,8 @@ class Quantity(SizePartitioner):
         drawn = (self.num_clients, self.alpha, self.min_samples)
         is_drawn = self.ratios is None and None not in drawn[:2]
         if not is_drawn and not (self.ratios and drawn == (None, None, None)):
-            raise ConfigurationError(
-                f"Quantity.ratios={self.ratios} with num_clients={drawn[0]}, alpha={drawn[1]}, min_samples={drawn[2]}:"
-                " give ratios alone, or num_clients and alpha to draw them."
-            )
+            given = f"{self.ratios} with num_clients={drawn[0]}, alpha={drawn[1]}, min_samples={drawn[2]}"
+            raise ConfigurationError(f"Quantity.ratios={given}: give ratios alone, or num_clients and alpha.")
         self.num_clients = self.num_clients or len(self.ratios or [])
 
     def client_ratios(self, num_samples: int, seed: int) -> list[float]:

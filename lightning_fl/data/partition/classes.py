@@ -73,10 +73,8 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     Returns the ascending positions of every part in ``labels`` [n].
     """
     check_classes(labels)
-    if sum(sizes) > len(labels):
-        raise DataError(
-            f"parts of sizes={list(sizes)} need {sum(sizes)} of {len(labels)} samples: use fewer or smaller parts."
-        )
+    if (need := sum(sizes)) > len(labels):
+        raise DataError(f"parts of sizes={list(sizes)} need {need} of {len(labels)} samples: use smaller ones.")
     shuffled = torch.randperm(len(labels), generator=rng)
     # the samples class by class, each class in random order
     by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]
@@ -107,7 +105,5 @@ def random_parts(
 def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(
-            f"targets of shape {list(labels.shape)} and type {labels.dtype} are not classes: stratified needs one"
-            " integer class per sample, [n]; leave it out for other targets."
-        )
+        what = f"shape {list(labels.shape)} and type {labels.dtype}"
+        raise DataError(f"targets of {what} are not classes, integers [n], which stratified needs: leave it out.")

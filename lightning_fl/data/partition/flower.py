@@ -43,9 +43,7 @@ class FromFlower(Partitioner):
 
         kinds = [name for name in flower.__all__ if name != "Partitioner" and not name.startswith("Vertical")]
         if self.partitioner not in kinds:
-            raise ConfigurationError(
-                f"FromFlower.partitioner={self.partitioner!r}: must be one of {', '.join(kinds)}, which divide samples."
-            )
+            raise ConfigurationError(f"FromFlower.partitioner={self.partitioner!r}: must be one of {', '.join(kinds)}.")
         kind = getattr(flower, self.partitioner)
         own = {"seed": seed % 2**32} if "seed" in inspect.signature(kind).parameters else {}
         try:
@@ -78,9 +76,7 @@ class FromFlower(Partitioner):
 
     def partition_splits(self, datasets: Any, seed: int) -> Mapping[Split, Sequence[Tensor]]:
         if len(datasets) > 1:
-            raise DataError(
-                f"FromFlower partitions one data set, not {', '.join(datasets)}: join them with pooled: true."
-            )
+            raise DataError(f"FromFlower partitions one data set, not {', '.join(datasets)}: set pooled: true.")
         return super().partition_splits(datasets, seed)
 
     def describe(self) -> dict[str, Any]:

@@ -54,9 +54,8 @@ def read_split_file(path: Path) -> SplitFile:
         raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
     try:
         if content["format"] != _FORMAT:
-            raise DataError(
-                f"{path} has format {content['format']!r}, this version reads {_FORMAT}: use the version that wrote it."
-            )
+            version = f"format {content['format']!r}, this version reads {_FORMAT}"
+            raise DataError(f"{path} has {version}: use the version that wrote it.")
         clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
         parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
         if not clients or not set(parts.values()) <= set(SPLITS):
@@ -108,10 +107,8 @@ class FromFile(Partitioner):
         now = sums_of(record.get("files") or [record])
         known = self._splits.sums
         if known != now:
-            raise DataError(
-                f"{self._splits.place} is for data with the SHA-256 sum {listed(sorted(known)) or 'of no file'}, these"
-                f" have {listed(sorted(now)) or 'none'}: give the same data file, or divide these by ListDivision."
-            )
+            sums = f"{listed(sorted(known)) or 'of no file'}, these have {listed(sorted(now)) or 'none'}"
+            raise DataError(f"{self._splits.place} is for data with the SHA-256 sum {sums}: give the same data file.")
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
         """Every client's samples of the training data, in whichever split it used them."""
@@ -128,10 +125,8 @@ class FromFile(Partitioner):
         file = self._splits
         own = {split for split, part in file.parts.items() if split == part}
         if own != set(datasets):
-            raise DataError(
-                f"{file.place} is for data with the parts {listed(sorted(own))}, not {listed(sorted(datasets))}:"
-                " give the data as in that run."
-            )
+            parts = f"{listed(sorted(own))}, not {listed(sorted(datasets))}"
+            raise DataError(f"{file.place} is for data with the parts {parts}: give the data as in that run.")
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
         return {
             split: [_indices(of[split], index_of[file.parts[split]], file) for of in file.clients] for split in SPLITS
@@ -149,10 +144,8 @@ def _index_of(dataset: Any, file: SplitFile) -> dict[int, int]:
 def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) -> Tensor:
     absent = [str(row) for row in rows if row not in index_of]
     if absent:
-        raise DataError(
-            f"{file.place} names {len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have:"
-            f" {listed(absent, 5)}. Give the data as in that run (invalid, identity and duplicates too)."
-        )
+        what = f"{len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have"
+        raise DataError(f"{file.place} names {what}: {listed(absent, 5)}. Give the data as in that run.")
     return torch.tensor([index_of[row] for row in rows], dtype=torch.long).sort().values
 
 
@@ -162,8 +155,6 @@ def _check_once(file: SplitFile) -> None:
         for split in SPLITS:
             for number in of[split]:
                 if (file.parts[split], number) in seen:
-                    raise DataError(
-                        f"{file.place} has sample {number} twice, again in the {split} samples of {name}: the file is"
-                        " damaged."
-                    )
+                    where = f"again in the {split} samples of {name}"
+                    raise DataError(f"{file.place} has sample {number} twice, {where}: the file is damaged.")
                 seen.add((file.parts[split], number))

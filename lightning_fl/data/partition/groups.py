@@ -54,8 +54,7 @@ class WholeGroups(KeyPartitioner):
 
     Groups are dealt so that the clients' numbers of samples come near the ratios. The largest group comes first (ties
     in random order), each to a client drawn with probability proportional to its room among those it fits into. A group
-    that fits nowhere goes to a client with most room; the others' room is then scaled to the remaining samples. The
-    small groups at the end even out the sizes.
+    that fits nowhere goes to a client with most room; the others' room is then scaled to the remaining samples.
 
     Args:
         num_clients: N, at most the number of groups; ``None``: each group is a client with its name.
@@ -71,10 +70,8 @@ class WholeGroups(KeyPartitioner):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ratios is not None and len(self.ratios) != self.num_clients:
-            raise ConfigurationError(
-                f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}: give num_clients,"
-                " and a ratio for each."
-            )
+            what = f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}"
+            raise ConfigurationError(f"{what}: give num_clients, and a ratio for each.")
 
     def assign(self, keys: list[Hashable], num_train: int, seed: int) -> tuple[list[int], int]:
         sizes = Counter(keys)
@@ -92,10 +89,8 @@ class WholeGroups(KeyPartitioner):
         return groups
 
     def _deal(self, sizes: Mapping[Hashable, int], num_clients: int, seed: int) -> dict[Hashable, int]:
-        if num_clients > len(sizes):
-            raise DataError(
-                f"num_clients={num_clients}, but only {len(sizes)} {self._kind}: use at most {len(sizes)} clients."
-            )
+        if num_clients > (count := len(sizes)):
+            raise DataError(f"num_clients={num_clients}, but only {count} {self._kind}: use at most {count} clients.")
         rng = generator(seed, "partition", "groups")
         names = list(sizes)
         order = sorted(torch.randperm(len(names), generator=rng).tolist(), key=lambda i: -sizes[names[i]])
@@ -143,20 +138,17 @@ class GroupBy(WholeGroups):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_groups is not None and self.num_groups < (self.num_clients or 1):
-            raise ConfigurationError(
-                f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}: must be no less, or null."
-            )
+            what = f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}"
+            raise ConfigurationError(f"{what}: must be no less, or null.")
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         return read_column(dataset, self.column, "GroupBy")
 
     def _choose(self, groups: list[Any], train: Mapping[Any, int], seed: int) -> list[Any]:
         large = [group for group in groups if train[group] >= self.min_samples]
-        if len(large) < (self.num_groups or 1):
-            raise DataError(
-                f"{len(large)} groups have min_samples={self.min_samples} training samples, {self.num_groups or 1} are"
-                " needed: lower num_groups or min_samples."
-            )
+        if len(large) < (needed := self.num_groups or 1):
+            what = f"{len(large)} groups have min_samples={self.min_samples} training samples, {needed} are needed"
+            raise DataError(f"{what}: lower num_groups or min_samples.")
         if self.num_groups is None:
             return large
         drawn = torch.randperm(len(large), generator=generator(seed, "partition", "chosen groups"))[: self.num_groups]

@@ -148,10 +148,8 @@ class Pathological(LabelPartitioner):
         present = sizes.nonzero().squeeze(1)
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):
-            raise ConfigurationError(
-                f"Pathological.classes_per_client={self.classes_per_client}: for {self.num_clients} clients and"
-                f" {len(present)} classes it must be from {fewest_classes} to {len(present)}."
-            )
+            what = f"Pathological.classes_per_client={self.classes_per_client} of {len(present)} classes"
+            raise ConfigurationError(f"{what}: must be from {fewest_classes} to {len(present)}.")
         rng = generator(seed, "partition", "pathological")
         holders = torch.zeros(len(sizes), self.num_clients, dtype=torch.float64)
         num_holders = torch.zeros(len(sizes), dtype=torch.long)
@@ -163,10 +161,8 @@ class Pathological(LabelPartitioner):
             num_holders[chosen] += 1
         if (short := (sizes < num_holders).nonzero()).numel():
             label = int(short[0])
-            raise DataError(
-                f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients: use fewer"
-                " clients, or a smaller classes_per_client."
-            )
+            what = f"class {label} has {int(sizes[label])} samples for {int(num_holders[label])} clients"
+            raise DataError(f"{what}: use fewer clients, or a smaller classes_per_client.")
         holders[num_holders == 0] = 1.0
         return holders / holders.sum(1, keepdim=True)
 
@@ -211,10 +207,9 @@ class LabelTypes(LabelPartitioner):
             if not any(of_type):
                 raise ConfigurationError(f"shares[{number}]={of_type}: must have a share above 0.")
         for label, of_class in enumerate(zip(*shares, strict=True)):
-            if math.fsum(of_class) > 1 + SUM_TOLERANCE:
-                raise ConfigurationError(
-                    f"shares of class {label}, {list(of_class)}, sum to {math.fsum(of_class):g}: must be at most 1."
-                )
+            if (total := math.fsum(of_class)) > 1 + SUM_TOLERANCE:
+                what = f"shares of class {label}, {list(of_class)}, sum to {total:g}"
+                raise ConfigurationError(f"{what}: must be at most 1.")
         self.num_clients, self.num_bins = len(shares) * self.clients_per_type, len(shares[0])
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
@@ -224,10 +219,8 @@ class LabelTypes(LabelPartitioner):
         missing = [label for label, row in enumerate(shares) if row.any() and label not in held]
         if len(sizes) > len(shares) or missing:
             fault = f"none of class {missing[0]}" if missing else f"labels up to {len(sizes) - 1}"
-            raise DataError(
-                f"{type(self).__name__} has shares for classes 0..{len(shares) - 1}, the data have {fault}: give"
-                " shares for these classes."
-            )
+            known = f"{type(self).__name__} has shares for classes 0..{len(shares) - 1}"
+            raise DataError(f"{known}, the data have {fault}: give shares for these classes.")
         return shares
 
 
@@ -287,9 +280,8 @@ class OneClassShards(LabelPartitioner):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_shards < self.num_clients:
-            raise ConfigurationError(
-                f"OneClassShards.num_shards={self.num_shards}: must be at least num_clients={self.num_clients}."
-            )
+            what = f"OneClassShards.num_shards={self.num_shards}"
+            raise ConfigurationError(f"{what}: must be at least num_clients={self.num_clients}.")
 
     def shard_counts(self, seed: int) -> Tensor:
         """Numbers of shards of every client, >= 1, with sum ``num_shards``, int64, shape [N]."""
@@ -314,11 +306,9 @@ class OneClassShards(LabelPartitioner):
         """Shards of class c at client i, int64, shape [C, N], with sum ``num_shards``."""
         shard_size = _largest_size(sizes, self.num_shards) if self.shard_size is None else self.shard_size
         available = sizes // shard_size
-        if int(available.sum()) < self.num_shards:
-            raise DataError(
-                f"num_shards={self.num_shards} of {shard_size} samples of one class, but the data make only"
-                f" {int(available.sum())}: use fewer or smaller shards."
-            )
+        if (most := int(available.sum())) < self.num_shards:
+            what = f"num_shards={self.num_shards} of {shard_size} samples of one class, but the data make only {most}"
+            raise DataError(f"{what}: use fewer or smaller shards.")
         rng = generator(seed, "partition", "shards")
         classes = torch.arange(len(sizes)).repeat_interleave(available)
         dealt = classes[torch.randperm(len(classes), generator=rng)[: self.num_shards]]
@@ -332,9 +322,8 @@ class OneClassShards(LabelPartitioner):
         shard_size = int((sizes[held > 0] // held[held > 0]).min())
         if shard_size == 0:
             label = int((held - sizes).argmax())
-            raise DataError(
-                f"class {label} has {int(sizes[label])} samples for {int(held[label])} shards: lower num_shards."
-            )
+            what = f"class {label} has {int(sizes[label])} samples for {int(held[label])} shards"
+            raise DataError(f"{what}: lower num_shards.")
         return holdings * shard_size
 
 

@@ -31,12 +31,10 @@ class Mixture(JointPartitioner):
     Every split is dealt separately, in whole numbers: a client has exactly the same mixture in training and test data,
     or exactly the inverse (:func:`~lightning_fl.data.partition.mixture_counts`). Clients are as large as the data
     allow without using a sample twice; samples beyond that stay unused. Validation samples (and test samples, if the
-    data have no part for them) come from the training data, a share ``split`` of every client's samples. Within a
-    distribution samples, and so their classes, are drawn at random.
+    data have no part for them) come from the training data, a share ``split`` of every client's samples.
 
     Differs from the papers: FedSoft's clients have from 100 to 200 samples and may share some; PI-FL does not give the
-    sizes. PI-FL has no validation data; here they have the mixture of the test data, the distribution that a client
-    wants to be good at.
+    sizes. PI-FL has no validation data; here they have the mixture of the test data.
 
     Args:
         num_clients: number N of clients.
@@ -74,15 +72,11 @@ class Mixture(JointPartitioner):
         check_mixture(self.mixture)
         by_class = self.column is None
         if by_class != (self.values_a is None) or (by_class and self.values_b is not None):
-            raise ConfigurationError(
-                f"column={self.column!r}, values_a={self.values_a}, values_b={self.values_b}: give a column and"
-                " values_a, perhaps values_b, or none of them to use classes."
-            )
+            values = f"column={self.column!r}, values_a={self.values_a}, values_b={self.values_b}"
+            raise ConfigurationError(f"{values}: give a column and values_a, perhaps values_b, or none of them.")
         if not by_class and (self.classes_a is not None or self.classes_b is not None):
-            raise ConfigurationError(
-                f"column={self.column!r} with classes_a={self.classes_a}, classes_b={self.classes_b}: define the"
-                " distributions by the column or by classes, not both."
-            )
+            classes = f"classes_a={self.classes_a}, classes_b={self.classes_b}"
+            raise ConfigurationError(f"column={self.column!r} with {classes}: use the column or classes, not both.")
         _check_disjoint("classes", self.classes_a, self.classes_b)
         _check_disjoint("values", self.values_a, self.values_b)
         if self.invert_validation is None:
@@ -180,9 +174,7 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
         p = q = -1.0
     if p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE:
         return p, q
-    raise ConfigurationError(
-        f"mixture={mixture!r}: must be linear, random, or two percentages that add to 100, such as '10:90'."
-    )
+    raise ConfigurationError(f"mixture={mixture!r}: must be linear, random, or two percentages such as '10:90'.")
 
 
 def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:
@@ -237,18 +229,15 @@ def by_mixture(
     counts = torch.bincount(of_b, minlength=3)
     available = counts[:2].tolist()
     if 0 in available:
-        raise DataError(
-            f"distribution {'AB'[available.index(0)]} has none of the {len(of_b)} samples: choose values of both."
-        )
+        letter = "AB"[available.index(0)]
+        raise DataError(f"distribution {letter} has none of the {len(of_b)} samples: choose values of both.")
     advice = "use fewer clients" if size is None else "use fewer clients or samples_per_client"
     if size is None:
         size = max(1, largest_mixture(available, shares, fractions, inverted))
     needed = _needed(size, shares, fractions, inverted).tolist()
     if any(need > have for need, have in zip(needed, available, strict=True)):
-        raise DataError(
-            f"{len(shares)} clients with {size} samples need {needed[0]} of distribution A and {needed[1]} of B, there"
-            f" are {available[0]} and {available[1]}: {advice}."
-        )
+        what = f"{len(shares)} clients with {size} samples need {needed[0]} of distribution A and {needed[1]} of B"
+        raise DataError(f"{what}, there are {available[0]} and {available[1]}: {advice}.")
     wanted = mixture_counts(shares, split_sizes(size, fractions), inverted)  # [2, N, parts]
     table = torch.cat([wanted.flatten(1), torch.zeros(1, wanted[0].numel(), dtype=torch.long)])
     dealt = list(deal_classes(of_b, table, seed))  # client by client, each part after part
@@ -263,6 +252,5 @@ def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Seq
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
     is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
     if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
-        raise ConfigurationError(
-            f"{name}_a={of_a}, {name}_b={of_b}: give at least one for each, without overlap, or only {name}_a."
-        )
+        what = f"{name}_a={of_a}, {name}_b={of_b}"
+        raise ConfigurationError(f"{what}: give at least one for each, without overlap, or only {name}_a.")

@@ -63,8 +63,7 @@ class Scheme:
 class Partitioner(Scheme, ABC):
     """Divides the samples of a data set among clients.
 
-    A custom partitioner needs only :meth:`__call__`, and ``num_clients`` if it is known beforehand. The package's are
-    dataclasses.
+    A custom partitioner needs only :meth:`__call__`, and ``num_clients`` if it is known beforehand.
     """
 
     #: Number of clients N; ``None`` where it depends on the data.
@@ -81,8 +80,7 @@ class Partitioner(Scheme, ABC):
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> Mapping[Split, Sequence[Tensor]]:
         """Divide separate data sets for training, validation and test so that a client's parts belong together.
 
-        By default each is partitioned separately with the same seed. Partitions by label or key override this, so that
-        a client's test data have the classes and groups that it was trained on. The training data come first.
+        By default each is partitioned separately with the same seed. The training data come first.
         """
         parts = {}
         for split, dataset in datasets.items():
@@ -96,8 +94,7 @@ class Partitioner(Scheme, ABC):
         """Every client's ascending samples of each split that the partitioner decides on; data modules call this.
 
         By default :meth:`partition_splits`, and data modules cut other splits from every client's training samples. A
-        partitioner with clients that differ between their splits gives such splits too, in the given shares of train,
-        val and test, as indices of the training data that no other split holds.
+        partitioner may also give such splits, in the shares ``fractions``, as other indices of the training data.
         """
         return self.partition_splits(datasets, seed)
 
@@ -173,10 +170,8 @@ def _read_keys(dataset: Any, read: Callable[[Any], Sequence[Any] | None], proble
     found = read(base)
     if found is None:
         raise DataError(f"{type(base).__name__} {problem}.")
-    if len(found) != len(base):
-        raise DataError(
-            f"{type(base).__name__} has {len(base)} samples but {len(found)} keys to partition by: give one per sample."
-        )
+    if len(found) != (count := len(base)):
+        raise DataError(f"{type(base).__name__} has {count} samples but {len(found)} keys: give one per sample.")
     return found if indices is None else [found[index] for index in indices]
 
 
@@ -188,17 +183,13 @@ def draw_until_enough(
     A draw returns a result, and the number of samples of the smallest client in it; ``alpha`` is its concentration.
     """
     if num_clients * min_samples > num_samples:
-        raise DataError(
-            f"{num_samples} samples for {num_clients} clients with at least {min_samples} each: use at most"
-            f" {num_samples // min_samples} clients, or lower min_samples."
-        )
+        what = f"{num_samples} samples for {num_clients} clients with at least {min_samples} each"
+        raise DataError(f"{what}: use at most {num_samples // min_samples} clients, or lower min_samples.")
     smallest = -1
     for _ in range(_MAX_DRAWS):
         result, fewest = draw()
         if fewest >= min_samples:
             return result
         smallest = max(smallest, fewest)
-    raise DataError(
-        f"none of {_MAX_DRAWS} draws with alpha={alpha} gave each of {num_clients} clients min_samples={min_samples}"
-        f" samples (at best, one client had {smallest}): raise alpha, use fewer clients, or lower min_samples."
-    )
+    what = f"none of {_MAX_DRAWS} draws with alpha={alpha} gave each of {num_clients} clients min_samples={min_samples}"
+    raise DataError(f"{what} samples (at best, one client had {smallest}): raise alpha, or use fewer clients.")

@@ -43,9 +43,7 @@ class TableSchema:
     ) -> Self:
         """Derive the schema of tables that belong together, such as training and test data.
 
-        ``categorical`` names the columns of categories; ``None`` for those where at most half of the values are
-        numbers. Refused are columns without a value, with too many values for categories, or with texts in a numeric
-        column.
+        ``categorical`` names the columns of categories; ``None`` for those where at most half are numbers.
         """
         numeric, categories = [], {}
         for name in columns:
@@ -58,7 +56,7 @@ class TableSchema:
                     pd.concat([wrong, cells[numbers.abs() > _LARGEST]]),
                     f"{place}, column {name!r}",
                     f"are {_NOT_NUMBERS}",
-                    "Correct them, or name all columns of categories, including this one, in categorical",
+                    "Correct them, or name all columns of categories in categorical",
                 )
                 numeric.append(name)
                 continue
@@ -66,10 +64,8 @@ class TableSchema:
                 _warn_of_texts(numbers, wrong, f"{place}, column {name!r}", "categories")
             values = _distinct(cells.dropna().unique())
             if len(values) > _MAX_VALUES:
-                raise DataError(
-                    f"{place}, column {name!r} has {len(values)} different values, such as {values[0]!r}, but"
-                    f" categories have at most {_MAX_VALUES}: drop it."
-                )
+                count = f"{len(values)} different values, such as {values[0]!r}"
+                raise DataError(f"{place}, column {name!r} has {count}; categories have up to {_MAX_VALUES}: drop it.")
             categories[name] = (*values, MISSING) if cells.isna().any() else tuple(values)
         return cls(tuple(numeric), categories)
 
@@ -170,10 +166,8 @@ def read_c45(path: Path, columns: Sequence[str]) -> pd.DataFrame:
                 continue
             cells = [text.strip() for text in content.split(",")]
             if len(cells) != len(columns):
-                raise DataError(
-                    f"{path}, line {number} has {len(cells)} values for {len(columns)} columns, {listed(columns)}:"
-                    " correct it."
-                )
+                known = f"{len(columns)} columns, {listed(columns)}"
+                raise DataError(f"{path}, line {number} has {len(cells)} values for {known}: correct it.")
             rows[number] = [None if cell in ("", MISSING) else cell for cell in cells]
     if not rows:
         raise DataError(f"{path} has no rows of data: check the file.")
@@ -211,10 +205,7 @@ def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
 def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) -> None:
     if len(texts) and numbers.notna().any():
         rows = list_rows(list(map(int, texts.index)), texts.tolist())
-        rank_zero_warn(
-            f"{place} has numbers and {len(texts)} texts, {rows}: all its distinct values become {what}. Correct the"
-            " texts if they should be numbers."
-        )
+        rank_zero_warn(f"{place} has numbers and {len(texts)} texts, {rows}: all become {what}. Correct wrong texts.")
 
 
 def class_names(column: pd.Series, place: str) -> list[str]:
@@ -223,16 +214,13 @@ def class_names(column: pd.Series, place: str) -> list[str]:
     values, numbers = given.unique().tolist(), pd.to_numeric(given, errors="coerce").astype(float)
     finite = np.isfinite(numbers)
     whole = bool((numbers[finite] % 1 == 0).all())
+    place = f"{place}, target column {column.name!r}"
     if len(values) > _MAX_VALUES or (_is_numeric(numbers[finite], given[~finite]) and not whole):
-        raise DataError(
-            f"{place}, target column {column.name!r} has {len(values)} different values, such as {values[0]!r}, which"
-            " are not classes. Choose a column of classes, or put the values into classes first."
-        )
+        count = f"{len(values)} different values, such as {values[0]!r}"
+        raise DataError(f"{place} has {count}, which are not classes: choose another, or put them into classes first.")
     if len(values) < 2:
-        raise DataError(
-            f"{place}, target column {column.name!r} has {len(values)} different values: choose another column."
-        )
-    _warn_of_texts(numbers[finite], given[~finite], f"{place}, target column {column.name!r}", "classes")
+        raise DataError(f"{place} has {len(values)} different values: choose another column.")
+    _warn_of_texts(numbers[finite], given[~finite], place, "classes")
     return sorted(values, key=float) if finite.all() and whole else sorted(values)
 
 

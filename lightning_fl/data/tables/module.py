@@ -81,10 +81,7 @@ class TableData(SharedDataModule):
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (self.drop is not None or not columns or target in columns):
-            raise ConfigurationError(
-                f"columns={columns}, drop={self.drop}, target={target!r}: give inputs without the target, or some to"
-                " drop."
-            )
+            raise ConfigurationError(f"columns={columns}, drop={self.drop}: give either, and no target {target!r}.")
         self.card = None if name is None else load_card(name, TableCard)
         if self.card is not None and target in (None, self.card.target):
             self.target, self.event = self.card.target, self.event or self.card.event
@@ -143,9 +140,7 @@ class TableData(SharedDataModule):
         columns = self.columns or [name for name in frames[0].columns if name not in unused]
         categorical = self.categorical
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
-            raise DataError(
-                f"categorical={categorical}: {unknown[0]!r} is not among the input columns {listed(columns)}."
-            )
+            raise DataError(f"categorical={categorical}: {unknown[0]!r} is not an input column: {listed(columns)}.")
         if categorical is None and self.card is not None:
             categorical = [*self.card.categorical, *derived]
         if not columns:
@@ -173,7 +168,6 @@ class TableData(SharedDataModule):
         return OpenedData(datasets, read.source, read.record | own)
 
     def _targets(self, frame: "pd.DataFrame", classes: Sequence[str], place: str) -> torch.Tensor:
-        """Convert targets to classes, int64 [n], numbers, float32 [n, 1], or times and events, float32 [n, 2]."""
         from lightning_fl.data.tables.dataset import class_indices, survival_times, target_numbers
 
         if self._has_classes:
@@ -187,10 +181,7 @@ class TableData(SharedDataModule):
             return read
         frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
         if any(frame.empty for frame in frames.values()):
-            raise DataError(
-                f"{place}: incomplete=leave_out leaves no row, as none has a value in each of {listed(columns)}."
-                " Drop columns with few values, or keep the rows."
-            )
+            raise DataError(f"{place}: incomplete=leave_out leaves no row with a value in each of {listed(columns)}.")
         left_out = {split: len(read.datasets[split]) - len(frame) for split, frame in frames.items()}
         return OpenedData(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 
@@ -261,10 +252,8 @@ class TableData(SharedDataModule):
 
     def describe(self) -> Mapping[str, Any]:
         schema = self._table.schema
-        columns = {
-            "numeric": list(schema.numeric),
-            "categories": {name: list(of) for name, of in schema.categories.items()},
-        }
+        categories = {name: list(of) for name, of in schema.categories.items()}
+        columns = {"numeric": list(schema.numeric), "categories": categories}
         return {**super().describe(), "encoding": columns | self._standardization}
 
 
@@ -274,9 +263,7 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
 
     encoding = record.get("encoding")
     if encoding is None:
-        raise ConfigurationError(
-            "the run's summary.json lacks the encoding of the columns, as an older version made it: train it again."
-        )
+        raise ConfigurationError("summary.json lacks the columns' encoding, as an older version made it: train again.")
     categories = {name: tuple(of) for name, of in encoding["categories"].items()}
     mean, std = (torch.tensor(encoding[name], dtype=torch.float64) for name in ("mean", "std"))
     return TableSchema(tuple(encoding["numeric"]), categories), mean, std

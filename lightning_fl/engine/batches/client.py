@@ -26,10 +26,8 @@ def guess_batch_size(batch: Any) -> int:
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:
-        _once.warn(
-            f"a batch of type {type(batch).__name__} has no tensor that gives its size and counts as one sample:"
-            " set self.log(..., batch_size=...) in the step, and Silos(num_samples=...) for the clients' weights."
-        )
+        what = f"a batch of type {type(batch).__name__} has no tensor that gives its size and counts as one sample"
+        _once.warn(f"{what}: set self.log(..., batch_size=...) in the step, and Silos(num_samples=...).")
         return 1
 
 
@@ -97,11 +95,7 @@ class ClientBatches(ABC):
         raise ConfigurationError(_NO_TARGETS)
 
 
-_NO_TARGETS = (
-    "the targets of this client are not in memory, because its samples come one by one from a DataLoader: use a"
-    " TensorDataset, a list of PyG Data or an InMemoryDataset (with default collation and no workers), or change the"
-    " targets in the data set itself."
-)
+_NO_TARGETS = "this client's targets come from a DataLoader: change the targets in the data set itself."
 
 
 def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) -> list[SizedBatch]:
@@ -130,8 +124,6 @@ def parts_of(batch: Any, size: int | None, count: int, smallest: int, who: str) 
         (apply_to_collection(batch, kinds, cut, begin, end), end - begin) for begin, end in pairwise(bounds)
     ]
     if not divided:
-        raise ConfigurationError(
-            f"{who} divides every batch in {count} parts, and this {type(batch).__name__} has no tensor with one row"
-            f" for each of its {samples} samples: use tensors, lists or dicts of tensors, or PyG's Batch."
-        )
+        what = f"this {type(batch).__name__} has no tensor with one row for each of its {samples} samples"
+        raise ConfigurationError(f"{who} divides every batch in {count} parts, and {what}: use plain tensors.")
     return parts

@@ -59,10 +59,8 @@ class BatchFactory:
             if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
                 made = None
             if made is None and split == "train":
-                raise DataError(
-                    f"{self._name_of(client)} has no training samples: use fewer clients, another partitioner or split"
-                    " seed, or leave the client out."
-                )
+                what = f"{self._name_of(client)} has no training samples"
+                raise DataError(f"{what}: use fewer clients, another split seed, or leave the client out.")
             if made is not None:
                 if split == "train" and isinstance(made, PackedBatches):
                     self._check_labels(made, client)
@@ -97,11 +95,8 @@ class BatchFactory:
         except ConfigurationError:  # graphs without y
             return
         if targets.is_floating_point() and bool(targets.isnan().all()):
-            raise DataError(
-                f"all targets of the {batches.num_samples} training samples of {self._name_of(client)} are missing:"
-                " fill some in, or leave the client out of the data (unlabelled: leave_out, if one data set is"
-                " partitioned)."
-            )
+            what = f"all targets of the {batches.num_samples} training samples of {self._name_of(client)} are missing"
+            raise DataError(f"{what}: fill some in, or leave the client out (unlabelled: leave_out).")
 
     def _shown(self, data: Any, split: Split) -> Any:
         """Replace data sets by loaders, in the structure that the data module returned."""
@@ -167,10 +162,8 @@ class BatchFactory:
         if self._budget.reserve(pack.num_bytes):
             return pack.to(self._device)
         if not self._warned:
-            rank_zero_info(
-                f"the data ({pack.num_bytes / 2**30:.3g} GiB) would take more than half of the free memory of"
-                f" {self._device}: they stay on the host, where batches are gathered."
-            )
+            size = f"the data ({pack.num_bytes / 2**30:.3g} GiB)"
+            rank_zero_info(f"{size} would take over half of the free memory of {self._device}: they stay on the host.")
         self._warned = True
         return pack.send_to(self._device)
 

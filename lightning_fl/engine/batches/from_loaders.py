@@ -58,10 +58,9 @@ class LoaderBatches(ClientBatches):
     def passes(
         self, seed_path: tuple[int | str, ...], num_passes: int, before_last: Callable[[int, bool], None]
     ) -> Iterator[SizedBatch]:
-        """Whole passes over a loader of unknown length; each batch is fetched one step early.
+        """Whole passes over a loader of unknown length, fetched one batch early.
 
-        ``before_last`` is called before the last batch of a pass, with the number of batches before it in all passes,
-        and whether it is the last of all.
+        ``before_last`` gets the number of batches before the last one of a pass, and whether it is the last of all.
         """
         given = 0
         for epoch in range(num_passes):
@@ -94,10 +93,8 @@ class LoaderBatches(ClientBatches):
             batch = item[0] if several else item
             yield batch, getattr(batch, "num_graphs", None)
         if self._gave_batches and not gave:
-            raise DataError(
-                f"the {type(self._loader).__name__} gave no batches when iterated again: make its __iter__ restart,"
-                " since a client reads its data every round."
-            )
+            name = type(self._loader).__name__
+            raise DataError(f"the {name} gave no batches when iterated again: make its __iter__ restart.")
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
         if self._held is None:

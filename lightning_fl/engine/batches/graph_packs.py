@@ -74,9 +74,7 @@ class GraphPack(Pack):
             raise ConfigurationError("the graphs have no targets: set their `y`.")
         value, _, _, level = self._tensors["y"]
         if level not in self._one_each:
-            raise ConfigurationError(
-                "the graphs' `y` do not have one row each: give every graph a `y` of shape [1, T] or [1]."
-            )
+            raise ConfigurationError("the graphs do not have one row of `y` each: give them `y` of shape [1, T].")
         return value
 
     def attribute(self, name: str) -> Tensor | None:

@@ -27,9 +27,8 @@ class ClientScores:
 
     def __init__(self, loop: LocalLoop, owner: str, split: Split, num_samples: int | None, monitor: str | None) -> None:
         if not loop.evaluator.evaluates("val"):
-            raise ConfigurationError(
-                f"models are scored by what validation_step logs: define it in {type(loop.module).__name__}."
-            )
+            name = type(loop.module).__name__
+            raise ConfigurationError(f"models are scored by what validation_step logs: define it in {name}.")
         self._loop = loop
         self._split = split
         self._num_samples = num_samples

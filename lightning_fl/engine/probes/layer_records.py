@@ -22,9 +22,8 @@ def named_layer(module: nn.Module, name: str, option: str = "layer") -> nn.Modul
     """Look up a submodule by the name that an option gives."""
     layers = {other: part for other, part in module.named_modules(remove_duplicate=False) if other}
     if name not in layers:
-        raise ConfigurationError(
-            f"{option}={name!r}: {type(module).__name__} has no such submodule; it has {listed([*layers], near=name)}."
-        )
+        known = listed([*layers], near=name)
+        raise ConfigurationError(f"{option}={name!r}: {type(module).__name__} has no such submodule, but {known}.")
     return layers[name]
 
 
@@ -58,10 +57,8 @@ def layer_records(
         for (given, made), of_batch in zip(seen, targets, strict=False)
     )
     if not fits:
-        raise ConfigurationError(
-            f"layer={name!r} does not run once per batch on one vector per sample: name the last submodule that maps a"
-            " sample's features to its outputs."
-        )
+        what = "does not run once per batch on one vector per sample"
+        raise ConfigurationError(f"layer={name!r} {what}: name the last submodule before the outputs.")
     given, made = zip(*seen, strict=True)
     return LayerRecords(torch.cat(given), torch.cat(made), torch.cat(targets).to(given[0].device))
 

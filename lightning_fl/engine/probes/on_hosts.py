@@ -53,7 +53,5 @@ def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
     count = loop.processes.num_clients
     missing = clients_without(loop, split, range(count))
     if missing:
-        raise ConfigurationError(
-            f"{argument}={split!r}: {len(missing)} of {count} clients have no such data (the first is"
-            f" {missing[0]}); set it to train."
-        )
+        lack = f"{len(missing)} of {count} clients have no such data (the first is {missing[0]})"
+        raise ConfigurationError(f"{argument}={split!r}: {lack}; set it to train.")

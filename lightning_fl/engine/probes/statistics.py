@@ -21,9 +21,7 @@ def target_statistics(factory: BatchFactory, processes: Processes, seed: int) ->
     count, mean, std = _pooled({client: _targets(factory, client, seed) for client in processes.hosted}, processes)
     if not (count > 0).all():
         missing = (count == 0).nonzero().flatten().tolist()
-        raise ConfigurationError(
-            f"target column(s) {missing} have no value in any client's training data: remove them."
-        )
+        raise ConfigurationError(f"target column(s) {missing} have no value in any training data: remove them.")
     return mean, std
 
 
@@ -73,10 +71,8 @@ def target_summaries(
     if len(shapes) > 1:
         (one, first), (two, second) = list(shapes.items())[:2]
         which = "training" if split == "train" else split
-        raise ConfigurationError(
-            f"clients {second} and {first} have {which} targets of different shapes (summaries {list(two)} and"
-            f" {list(one)}): use the same target columns for all, empty if a client has no values."
-        )
+        what = f"{which} targets of different shapes (summaries {list(two)} and {list(one)})"
+        raise ConfigurationError(f"clients {second} and {first} have {what}: use the same target columns for all.")
     return torch.stack(list(found.values()))
 
 

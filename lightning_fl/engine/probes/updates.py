@@ -28,10 +28,7 @@ def change_blocks(models: Sequence[Weights], since: Weights, spans: Sequence[Spa
 def update_blocks(
     loop: LocalLoop, weights: Mapping[int, Weights], clients: Sequence[int], spans: Sequence[Span]
 ) -> Iterator[Tensor]:
-    """The updates ``w_i - w_start,i`` of some clients in blocks [n, c], c <= 65,536, with the same bits on every rank.
-
-    Every rank must exhaust the iterator. Only one block is in memory.
-    """
+    """The updates ``w_i - w_start,i`` of some clients in blocks [n, c], one in memory; every rank must exhaust them."""
     starts = {client: loop.federation.shared_model(client) for client in clients if client in weights}
     for dtype, part in column_blocks(spans):
         block = torch.zeros(len(clients), part.stop - part.start, dtype=dtype, device=loop.processes.device)

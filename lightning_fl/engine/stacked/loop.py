@@ -29,6 +29,8 @@ from lightning_fl.engine.turn.results import LogCollector
 from lightning_fl.engine.turn.services import turn_report
 from lightning_fl.engine.weights.flat import Weights
 
+_INSTEAD = "Or set trainer.stacked_clients=1."
+
 
 class StackedLoop:
     """Trains groups of clients at once on one module, if module, data, callbacks and settings can be stacked."""
@@ -191,15 +193,11 @@ class StackedLoop:
             loss = self._loop.loss(output)
             if loss is None or loss.ndim:
                 got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
-                raise TrainingError(
-                    f"{what} returned {got}: return one number for each batch, or set trainer.stacked_clients=1."
-                )
+                raise TrainingError(f"{what} returned {got}: return one number for each batch. {_INSTEAD}")
             replaced = [name for name, value in given.items() if values[name] is not value]
             if replaced:
-                raise ConfigurationError(
-                    f"{what} assigns a new tensor to {replaced[0].removeprefix('module.')!r}: change it in place"
-                    " (copy_), or set trainer.stacked_clients=1."
-                )
+                name = replaced[0].removeprefix("module.")
+                raise ConfigurationError(f"{what} assigns a new tensor to {name!r}: use copy_. {_INSTEAD}")
             return loss, [entry.value for entry in self._view.logged]
 
         before = None if self._step_was_checked else outside_draws()
@@ -212,10 +210,7 @@ class StackedLoop:
             raise TrainingError(explain(what, error)) from error
         if before is not None:
             if before != outside_draws():
-                raise ConfigurationError(
-                    f"{what} draws from Python's or NumPy's random numbers, which differ between clients: set"
-                    " trainer.stacked_clients=1."
-                )
+                raise ConfigurationError(f"{what} draws from Python's or NumPy's random numbers. {_INSTEAD}")
             refuse_kept_tensors(self._module)
             self._step_was_checked = True
         return losses, logged
@@ -230,10 +225,8 @@ class StackedLoop:
             raise TrainingError(explain(what, error)) from error
         for names, gradient in zip(weights.trained_names, gradients, strict=True):
             if gradient is None:
-                raise ConfigurationError(
-                    f"{what} does not use the parameter {names[0]!r}, which stacked clients would step nevertheless:"
-                    " freeze it (requires_grad_(False)), or set trainer.stacked_clients=1."
-                )
+                unused = f"does not use the parameter {names[0]!r}, which stacked clients would step nevertheless"
+                raise ConfigurationError(f"{what} {unused}: freeze it. {_INSTEAD}")
         return gradients
 
     def _reports(self, rows: Sequence[Row]) -> list[ClientReport | FederatedError]:
@@ -306,11 +299,8 @@ class StackedTurns:
         self._cohort = cohort
         self._groups = groups_of(cohort, loop.settings.stacked_clients)
         if loop.federation.personal is not None and any(turn for _, turn in self._groups):
-            raise ConfigurationError(
-                f"trainer.stacked_clients={loop.settings.stacked_clients}: a client trains several models in a round,"
-                " each of which continues from the personal layers of the one before. Set trainer.stacked_clients=1, or"
-                " remove PersonalLayers."
-            )
+            option = f"trainer.stacked_clients={loop.settings.stacked_clients}"
+            raise ConfigurationError(f"{option}: a client trains several models. Remove PersonalLayers. {_INSTEAD}")
         hosted = set(loop.processes.hosted)
         self._members: dict[tuple[int, int], list[int]] = {}
         for place, participant in enumerate(cohort.participants):

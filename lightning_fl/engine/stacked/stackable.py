@@ -39,11 +39,9 @@ def refuse_unstackable(loop: LocalLoop) -> None:
         found += _of_the_optimizer(loop)
     reasons = [reason for of_rank in loop.processes.of_ranks(found) for reason in of_rank]
     if reasons:
-        raise ConfigurationError(
-            f"trainer.stacked_clients={loop.settings.stacked_clients} cannot train the clients of"
-            f" {type(loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}. Set"
-            " trainer.stacked_clients=1, or remove these."
-        )
+        option = f"trainer.stacked_clients={loop.settings.stacked_clients}"
+        what = f"the clients of {type(loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}"
+        raise ConfigurationError(f"{option} cannot train {what}. Set trainer.stacked_clients=1.")
 
 
 def _of_the_run(loop: LocalLoop) -> Iterator[str]:
@@ -123,7 +121,5 @@ def refuse_kept_tensors(module: LightningModule) -> None:
             parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             if any(isinstance(part, Tensor) and is_functorch_wrapped_tensor(part) for part in parts):
                 name = ".".join(part for part in (prefix, key) if part)
-                raise ConfigurationError(
-                    f"{type(module).__name__}.training_step keeps a tensor in self.{name}, which would mix clients: log"
-                    " the value, or set trainer.stacked_clients=1."
-                )
+                what = f"{type(module).__name__}.training_step keeps a tensor in self.{name}"
+                raise ConfigurationError(f"{what}, which would mix clients: log it, or set trainer.stacked_clients=1.")

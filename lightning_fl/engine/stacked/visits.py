@@ -78,11 +78,8 @@ class StackedTrainer:
     def log(self, fx: str, name: str, value: Tensor | Metric, **options: Any) -> None:
         """Keep one value of all clients. The signature is that of Lightning's result collection."""
         if isinstance(value, Metric):
-            raise ConfigurationError(
-                f"self.log({name!r}): a {type(value).__name__} counts the samples of one client, and"
-                f" {type(self._trainer.lightning_module).__name__}.training_step runs for several at once: log a number"
-                " (torchmetrics.functional), or set trainer.stacked_clients=1."
-            )
+            what = f"a {type(value).__name__} counts one client's samples, and several train at once: log a number"
+            raise ConfigurationError(f"self.log({name!r}): {what}, or set trainer.stacked_clients=1.")
         self.logged.append(Logged(fx, name, value, options))
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
@@ -101,10 +98,8 @@ class StackedTrainer:
         if len(values) == 1:
             return next(iter(values))
         if values or name in _OF_ONE_CLIENT:
-            raise ConfigurationError(
-                f"{type(self._trainer.lightning_module).__name__} reads self.trainer.{name}, which differs between"
-                " clients, while several train at once: do not use it in training, or set trainer.stacked_clients=1."
-            )
+            what = f"{type(self._trainer.lightning_module).__name__} reads self.trainer.{name}"
+            raise ConfigurationError(f"{what}, which differs between clients: set trainer.stacked_clients=1.")
         return getattr(self._trainer, name)
 
 
@@ -195,10 +190,8 @@ class Visits:
         if self._in_step:
             weights.give(place)
             if loop.call("on_train_batch_start", moved, batch.index) == -1:
-                raise ConfigurationError(
-                    f"{type(loop.module).__name__}.on_train_batch_start returned -1, and stacked turns cannot end"
-                    " early: set trainer.stacked_clients=1."
-                )
+                what = f"{type(loop.module).__name__}.on_train_batch_start returned -1"
+                raise ConfigurationError(f"{what}, and stacked turns cannot end early: set trainer.stacked_clients=1.")
             weights.take(place)
             for entry in self._view.logged:
                 row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
@@ -213,9 +206,7 @@ class Visits:
             for batch in batches
         }
         if len(layouts) > 1 or None in next(iter(layouts)):
-            hooks = self._loop.move.hooks(self._loop.processes.hosted[0])
-            raise ConfigurationError(
-                f"{', '.join(hooks)} must return lists of tensors with the same shapes for batches of the same size, so"
-                " that those of several clients can be stacked: set trainer.stacked_clients=1."
-            )
+            hooks = ", ".join(self._loop.move.hooks(self._loop.processes.hosted[0]))
+            must = "return lists of tensors of the same shapes for batches of the same size"
+            raise ConfigurationError(f"{hooks} must {must}: set trainer.stacked_clients=1.")
         return [torch.stack(column) for column in zip(*batches, strict=True)]

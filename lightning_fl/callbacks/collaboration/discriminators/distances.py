@@ -83,9 +83,8 @@ def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
     by_group = labels.argsort(stable=True)
     first = counts.cumsum(0) - counts
     rank = torch.arange(len(groups)) - first.repeat_interleave(counts)
-    place = (rank + torch.rand(len(counts), generator=draws).repeat_interleave(counts)) / counts.repeat_interleave(
-        counts
-    )
+    sizes = counts.repeat_interleave(counts)
+    place = (rank + torch.rand(len(counts), generator=draws).repeat_interleave(counts)) / sizes
     return shuffled[by_group[place.argsort(stable=True)]]
 
 
@@ -163,10 +162,8 @@ def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[
     sizes = table[:, 0].tolist()
     for client, size in enumerate(sizes):
         if size < _MIN_SAMPLES:
-            raise ConfigurationError(
-                f"client {client} has {size} training samples: a discriminator needs at least {_MIN_SAMPLES}, half of"
-                " them to validate. Give the client more data, or leave it out."
-            )
+            what = f"client {client} has {size} training samples"
+            raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave it out.")
     return sizes, int(table[:, 1].max())
 
 
@@ -193,10 +190,9 @@ def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
         by_pair.setdefault(lane[:2], {})[lane] = outcome
     for (i, j), folds in by_pair.items():
         if not all(outcome.best_round for outcome in folds.values()):
-            raise TrainingError(
-                f"the loss of the discriminator of clients {i} and {j} is not finite: lower"
-                f" FedCollab.discriminator.learning_rate={survey.settings.learning_rate}, or scale the features."
-            )
+            what = f"the loss of the discriminator of clients {i} and {j} is not finite"
+            rate = survey.settings.learning_rate
+            raise TrainingError(f"{what}: lower FedCollab.discriminator.learning_rate={rate}, or scale the features.")
         first, second = (sum(outcome.accuracies[side] for outcome in folds.values()) / len(folds) for side in (0, 1))
         counts = survey.num_held_out(next(iter(folds)))  # the same in both folds, which are not independent
         for where in ((i, j), (j, i)):

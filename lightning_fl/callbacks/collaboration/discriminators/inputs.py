@@ -62,10 +62,8 @@ class LayerOutput(nn.Module):
         finally:
             handle.remove()
         if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
-            raise ConfigurationError(
-                f"layer={self._layer!r} returned {len(outputs)} outputs for a batch: name a submodule that runs once"
-                " and returns a tensor."
-            )
+            what = f"layer={self._layer!r} returned {len(outputs)} outputs for a batch"
+            raise ConfigurationError(f"{what}: name a submodule that runs once and returns a tensor.")
         return outputs[0]
 
 
@@ -93,15 +91,11 @@ def client_features(
     first = next(iter(told))
     for client, (width, _, classes) in told.items():
         if width != told[first][0]:
-            raise ConfigurationError(
-                f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}: give an"
-                " encoder that maps both to the same size."
-            )
+            what = f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}"
+            raise ConfigurationError(f"{what}: give an encoder that maps both to the same size.")
         if (classes == 0) != (told[first][2] == 0):
-            raise ConfigurationError(
-                f"the targets of clients {client} and {first} are classes and real numbers: use the same kind for all"
-                " clients."
-            )
+            what = f"the targets of clients {client} and {first} are classes and real numbers"
+            raise ConfigurationError(f"{what}: use the same kind for all clients.")
     total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
     num_classes = max(classes for _, _, classes in told.values())
     mean, std = (None, None) if num_classes else target_statistics(loop.factory, processes, seed)
@@ -180,11 +174,8 @@ def batch_features(batch: Any, encoder: nn.Module | None = None) -> Tensor:
         return _as_vectors(_pooled(batch))
     inputs += named.values()
     if not inputs or not all(isinstance(value, Tensor) and value.is_floating_point() for value in inputs):
-        kinds = ", ".join(map(_kind, inputs)) or "none"
-        raise DataError(
-            f"the inputs of a {type(batch).__name__} are {kinds}: use floating tensors, or give an `encoder`, for"
-            " distances of clients."
-        )
+        what = f"the inputs of a {type(batch).__name__} are {', '.join(map(_kind, inputs)) or 'none'}"
+        raise DataError(f"{what}: distances of clients need floating tensors, or an `encoder`.")
     return torch.cat([_as_vectors(value) for value in inputs], 1)
 
 
@@ -207,9 +198,7 @@ def _pooled(batch: "BaseData") -> Tensor:
 
     x = batch.x if "x" in batch else None
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise DataError(
-            "the graphs have no floating node features `x` to average: give an `encoder`, or use molecules with SMILES."
-        )
+        raise DataError("the graphs have no floating node features `x`: give an `encoder`, or molecules with SMILES.")
     return global_mean_pool(x.reshape(len(x), -1), batch.batch, batch.num_graphs)
 
 

@@ -73,10 +73,8 @@ class DiscriminatorSettings:
     def __post_init__(self) -> None:
         check_fields(self, "FedCollab.discriminator.")
         if self.max_rounds < self.eval_every:
-            raise ConfigurationError(
-                f"FedCollab.discriminator.max_rounds={self.max_rounds}: must be at least eval_every={self.eval_every}"
-                " for one evaluation."
-            )
+            option = f"FedCollab.discriminator.max_rounds={self.max_rounds}"
+            raise ConfigurationError(f"{option}: must be at least eval_every={self.eval_every}.")
 
 
 def first_weights(num_features: int, hidden: int, draws: torch.Generator) -> Tensor:

@@ -145,11 +145,8 @@ def draw_gains(
         raise ConfigurationError(f"values and reference of {metric}: no client has both.")
     order = sorted(gains)
     places = np.arange(len(order))
-    text = (
-        f"{title}\nIPR {summary.ipr:.0%}, RSD {summary.rsd:.3g}, mean gain {summary.mean:+.3g},"
-        f" worst {summary.worst:+.3g}"
-    )
-    figure = canvas.make_figure(text, (min(4.8 + 0.2 * len(order), 15.0), 5.6))
+    text = f"IPR {summary.ipr:.0%}, RSD {summary.rsd:.3g}, mean gain {summary.mean:+.3g}, worst {summary.worst:+.3g}"
+    figure = canvas.make_figure(f"{title}\n{text}", (min(4.8 + 0.2 * len(order), 15.0), 5.6))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, 1])
     size = max(8.0, min(42.0, 2600 / len(order)))
     handles, alone = [_dot("white", "0.35", "local training")], False

@@ -9,7 +9,6 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from lightning_fl.callbacks.figures.plots import canvas
 from lightning_fl.callbacks.predictions import Pairs
@@ -138,7 +137,7 @@ def draw_graph(
 
 def draw_parity(points: Pairs, names: Sequence[str], *, quantity: str, unit: str, truth: str = "measured") -> Figure:
     """Draw predicted over measured (or computed) values, with the RMSE over all samples in the title."""
-    errors = {client: _rmse(*pair) for client, pair in points.items()}
+    errors = {client: float((given - true).square().mean().sqrt()) for client, (given, true) in points.items()}
     predictions, targets = _together(points)
     overall = float(np.sqrt(np.mean((predictions - targets) ** 2)))
     suffix = f" {unit}" if unit else ""
@@ -199,7 +198,3 @@ def _range(*values: np.ndarray) -> tuple[float, float]:
     finite = np.concatenate(values)
     finite = finite[np.isfinite(finite)]
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-
-
-def _rmse(predictions: Tensor, targets: Tensor) -> float:
-    return float((predictions - targets).square().mean().sqrt())
