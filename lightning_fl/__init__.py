@@ -11,22 +11,34 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError, FederatedError, TrainingError
-from lightning_fl.version import __version__
+from lightning_fl.core.lazy import lazy_exports
 
-_EXPORTS = {
-    "Cohort": "lightning_fl.core.cohort",
-    "Collaboration": "lightning_fl.core.collaboration",
-    "FederatedDataModule": "lightning_fl.data.module",
-    "FederatedTrainer": "lightning_fl.trainer.trainer",
-    "Participant": "lightning_fl.core.cohort",
-    "Partitioned": "lightning_fl.data.partitioned",
-    "Silos": "lightning_fl.data.silos",
-    "advise": "lightning_fl.study.advise",
-    "federate": "lightning_fl.trainer.federate",
-    "predict": "lightning_fl.inference.predict",
-}
-_SUBPACKAGES = ("callbacks", "data", "functional", "metrics", "models", "strategies")
+if TYPE_CHECKING:
+    from lightning_fl import callbacks as callbacks
+    from lightning_fl import data as data
+    from lightning_fl import functional as functional
+    from lightning_fl import models as models
+    from lightning_fl import strategies as strategies
+    from lightning_fl.core import metrics as metrics
+    from lightning_fl.core.cohort import Cohort as Cohort
+    from lightning_fl.core.cohort import Participant as Participant
+    from lightning_fl.core.collaboration import Collaboration as Collaboration
+    from lightning_fl.core.errors import CheckpointError as CheckpointError
+    from lightning_fl.core.errors import ConfigurationError as ConfigurationError
+    from lightning_fl.core.errors import DataError as DataError
+    from lightning_fl.core.errors import FederatedError as FederatedError
+    from lightning_fl.core.errors import TrainingError as TrainingError
+    from lightning_fl.data.module import FederatedDataModule as FederatedDataModule
+    from lightning_fl.data.partitioned import Partitioned as Partitioned
+    from lightning_fl.data.silos import Silos as Silos
+    from lightning_fl.inference.predict import predict as predict
+    from lightning_fl.study.advise import advise as advise
+    from lightning_fl.trainer.federate import federate as federate
+    from lightning_fl.trainer.trainer import FederatedTrainer as FederatedTrainer
+    from lightning_fl.version import __version__ as __version__
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
+
 #: Documented module paths, and where the modules are: ``from lightning_fl.metrics import ClientMetrics`` keeps working.
 _ALIASES = {
     "lightning_fl.cohort": "lightning_fl.core.cohort",
@@ -37,56 +49,6 @@ _ALIASES = {
     "lightning_fl.seeding": "lightning_fl.core.seeding",
     "lightning_fl.surface": "lightning_fl.runtime.surface",
 }
-
-__all__ = [
-    "CheckpointError",
-    "Cohort",
-    "Collaboration",
-    "ConfigurationError",
-    "DataError",
-    "FederatedDataModule",
-    "FederatedError",
-    "FederatedTrainer",
-    "Participant",
-    "Partitioned",
-    "Silos",
-    "TrainingError",
-    "__version__",
-    "advise",
-    "callbacks",
-    "data",
-    "federate",
-    "functional",
-    "metrics",
-    "models",
-    "predict",
-    "strategies",
-]
-
-if TYPE_CHECKING:
-    from lightning_fl import callbacks, data, functional, models, strategies
-    from lightning_fl.core import metrics
-    from lightning_fl.core.cohort import Cohort, Participant
-    from lightning_fl.core.collaboration import Collaboration
-    from lightning_fl.data.module import FederatedDataModule
-    from lightning_fl.data.partitioned import Partitioned
-    from lightning_fl.data.silos import Silos
-    from lightning_fl.inference.predict import predict
-    from lightning_fl.study.advise import advise
-    from lightning_fl.trainer.federate import federate
-    from lightning_fl.trainer.trainer import FederatedTrainer
-
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
-    if name in _SUBPACKAGES:
-        return import_module(f"lightning_fl.{name}")
-    raise AttributeError(f"module 'lightning_fl' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class _Aliases(MetaPathFinder, Loader):

@@ -111,20 +111,10 @@ def _add(
 
 
 def _classes(key: str) -> list[Any]:
-    from lightning.pytorch import LightningModule
-
-    from lightning_fl.callbacks import Callback
-    from lightning_fl.data import FederatedDataModule
     from lightning_fl.recipe.classes import subclasses
-    from lightning_fl.strategies import FederatedStrategy
+    from lightning_fl.recipe.parser import class_bases
 
-    bases: dict[str, type] = {
-        "model": LightningModule,
-        "data": FederatedDataModule,
-        "trainer.callbacks": Callback,
-        "trainer.strategy": FederatedStrategy,
-    }
-    found = [cls for cls in subclasses(bases[key]) if cls.__module__.startswith("lightning_fl.")]
+    found = [cls for cls in subclasses(class_bases()[key][-1]) if cls.__module__.startswith("lightning_fl.")]
     return sorted((cls for cls in found if ".recipe." not in cls.__module__), key=lambda cls: cls.__name__)
 
 

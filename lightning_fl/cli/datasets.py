@@ -1,7 +1,6 @@
 """``lightning-fl datasets``: list data sets, download them, check their files."""
 
 import textwrap
-from dataclasses import dataclass
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.lookup import Card, ImageCard, available_cards, load_card
@@ -59,22 +58,11 @@ def _address(card: Card) -> str:
     return "none: to be fetched by hand" if card.files else "none needed"
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A data set's place, the checksums of its files and those of the card, and whether they agree."""
+def _find(card: Card, *, fetch: bool) -> tuple[str, str, list[str], bool]:
+    """Find or download a data set: its place, the checksums of its files and of the card, and whether they agree.
 
-    place: str
-    sha256: str
-    accepted: list[str]
-    verified: bool
-
-    @property
-    def differs(self) -> bool:
-        return bool(self.accepted) and not self.verified
-
-
-def _find(card: Card, *, fetch: bool) -> _Found:
-    """Find or download the files of a data set; a DataError names one that is not available."""
+    A DataError names a file that is not available.
+    """
     from lightning_fl.data.cards.lookup import find_file
     from lightning_fl.data.images.sources import find_images
 
@@ -82,38 +70,37 @@ def _find(card: Card, *, fetch: bool) -> _Found:
     if isinstance(card, ImageCard):
         images = find_images(card, allow_download=fetch)
         # the card has sums of no other layout
-        return _Found(images.place, images.sums, accepted if images.layout == "npz" else [], images.verified)
+        return images.place, images.sums, accepted if images.layout == "npz" else [], images.verified
     files = [find_file(card, file, allow_download=fetch) for file in card.files]
     place, sums = (
         ", ".join(map(str, texts)) for texts in zip(*((file.path, file.sha256) for file in files), strict=True)
     )
-    return _Found(place, sums, accepted, all(file.verified for file in files))
+    return place, sums, accepted, all(file.verified for file in files)
 
 
 def _whereabouts(card: Card) -> str:
     try:
-        found = _find(card, fetch=False)
+        place, _, accepted, verified = _find(card, fetch=False)
     except DataError:
         standin = ", a stand-in is" if card.standin else ""
         fetch = f"lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "to be fetched by hand"
         return f"not here{standin}; {fetch}"
-    return f"here: {found.place}" + (" (its sum is not one of the card's)" if found.differs else "")
+    return f"here: {place}" + (" (its sum is not one of the card's)" if accepted and not verified else "")
 
 
 def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
     """Find or download a data set and report it; whether it is missing or, for ``check``, differs from its card."""
     try:
-        found = _find(card, fetch=fetch)
+        place, sha256, accepted, verified = _find(card, fetch=fetch)
     except DataError as error:
         missed = named or (fetch and card.can_be_fetched)
         print(f"{card.name}: {error if missed else 'not here'}")
         return missed
-    verdict = ""
-    if check and found.verified:
-        verdict = ", sha256 as in the card" if found.accepted else ", nothing to compare"
-    elif check and found.differs:
-        verdict = f", sha256 {found.sha256} is not the card's {' or '.join(found.accepted)}"
-    elif check:
-        verdict = f", sha256 {found.sha256}; the card knows none to compare with"
-    print(f"{card.name}: {found.place}{verdict}")
-    return check and found.differs
+    if verified:
+        verdict = ", sha256 as in the card" if accepted else ", nothing to compare"
+    elif accepted:
+        verdict = f", sha256 {sha256} is not the card's {' or '.join(accepted)}"
+    else:
+        verdict = f", sha256 {sha256}; the card knows none to compare with"
+    print(f"{card.name}: {place}{verdict if check else ''}")
+    return check and bool(accepted) and not verified

@@ -24,7 +24,10 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = origins[name]
-        value = getattr(import_module(module), original)
+        if module == package:
+            value = import_module(f"{package}.{original}")
+        else:
+            value = getattr(__import__(module, fromlist=[original]), original)  # which may be a module, too
         setattr(sys.modules[package], name, value)
         return value
 

@@ -16,24 +16,6 @@ from lightning_fl.core.errors import ConfigurationError, listed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "ClientMetrics",
-    "GainSummary",
-    "LoggedValue",
-    "MetricSummary",
-    "curve_name",
-    "default_metric",
-    "direction_is_known",
-    "gains",
-    "higher_is_better",
-    "lightning_names",
-    "metric_name",
-    "monitored_metric",
-    "percentiles",
-    "summarize",
-    "summarize_gains",
-]
-
 #: Rows of a table in a notebook; a longer one shows its first and last rows.
 _MOST_ROWS = 60
 

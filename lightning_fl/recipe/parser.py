@@ -116,7 +116,8 @@ def _options(words: Sequence[str]) -> list[tuple[str, str]]:
     return options
 
 
-def _keys(parser: ArgumentParser) -> Keys:
+def class_bases() -> dict[str, list[type]]:
+    """The keys that hold a class, with its base classes, see :class:`Keys`. Imports torch."""
     from lightning.fabric.loggers.logger import Logger
     from lightning.pytorch import Callback as LightningCallback
     from lightning.pytorch import LightningModule
@@ -124,9 +125,8 @@ def _keys(parser: ArgumentParser) -> Keys:
     from lightning_fl.callbacks import BiddingPolicy, Callback
     from lightning_fl.data import Division, FederatedDataModule, Partitioner
     from lightning_fl.strategies import FederatedStrategy
-    from lightning_fl.trainer.trainer import FederatedTrainer
 
-    bases: dict[str, list[type]] = {
+    return {
         "model": [LightningModule],
         "data": [FederatedDataModule],
         "data.partitioner": [Partitioner],
@@ -137,9 +137,14 @@ def _keys(parser: ArgumentParser) -> Keys:
         "trainer.strategy": [FederatedStrategy],
         "trainer.logger": [Logger],
     }
+
+
+def _keys(parser: ArgumentParser) -> Keys:
+    from lightning_fl.trainer.trainer import FederatedTrainer
+
     annotations = {f"trainer.{name}": one for name, one in annotations_of(FederatedTrainer).items()}
     names = [name for name in parser.get_defaults(skip_validation=True).keys(branches=False) if name != "config"]
-    return Keys(names, bases, annotations | {"seed_everything": Seed})
+    return Keys(names, class_bases(), annotations | {"seed_everything": Seed})
 
 
 def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:

@@ -184,11 +184,13 @@ def complete_callbacks(
         raise ConfigurationError("trainer.enable_checkpointing=False, but callbacks hold a ModelCheckpoint: drop one.")
     if checkpointing and not present:
         given.append(ModelCheckpoint())
-    # Arrivals are known first; contributions are valued before others change the models. Checkpoints come last, when
-    # every other callback's state is that of the round's end, and before them what measures and draws the final models.
-    places = {"arrival": 0, "contribution": 1, "calibration": 3}
+    # Arrivals are known first, then what all initial models begin with; contributions are valued before others change
+    # the models. Checkpoints come last, when every other callback's state is that of the round's end, and before them
+    # what measures and draws the final models.
+    first = ("arrival", "initial weights", "personal layers", "contribution", "collaboration")
+    places = {**{role: place for place, role in enumerate(first, -len(first))}, "calibration": 1}
     last = (ModelCheckpoint, FigureCallback)
-    order = sorted(given, key=lambda one: (*(isinstance(one, kind) for kind in last), places.get(one.role or "", 2)))
+    order = sorted(given, key=lambda one: (*(isinstance(one, kind) for kind in last), places.get(one.role or "", 0)))
     return order, of_lightning
 
 

@@ -21,7 +21,7 @@ from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table, terminal
 from lightning_fl.core.lightning_types import AnyLogger
-from lightning_fl.core.metrics import ClientMetrics, lightning_names, summarize
+from lightning_fl.core.metrics import ClientMetrics, default_metric, lightning_names, summarize
 from lightning_fl.core.validation import Count, documented
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
@@ -187,10 +187,15 @@ class FederatedTrainer(TrainerSurface):
         done, checkpoint = self.federation.current_round, self.checkpoint_callback
         if self.should_stop and self.callback(ProgressDisplay) is None:
             rank_zero_info(f"stopped after round {done} of {self.max_rounds}. {self.stop_reason}".strip())
-        elif not self.should_stop and 1 < done == self.max_rounds and getattr(checkpoint, "best_round", None) == done:
+        best = None if checkpoint is None or self.should_stop else checkpoint.best_round
+        if best is not None and 1 < done == self.max_rounds and best > done - max(1, done // 10):
+            monitor = checkpoint.monitor or default_metric(self.federation.metrics["val"])
+            stopping = (
+                f"; --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor {monitor} ends the run in time"
+            )
             rank_zero_info(
-                f"validation was best in the last of {done} rounds: raise trainer.max_rounds, and add EarlyStopping to"
-                " trainer.callbacks to end the run when it stops improving."
+                f"validation was still improving (best in round {best} of {done}): raise --trainer.max_rounds"
+                f"{'' if self.loop.module_trainer.early_stopping_callbacks else stopping}."
             )
 
     def _fit_round(self) -> None:

@@ -33,6 +33,8 @@ REFUSED: list[tuple[type, dict[str, Any]]] = [
     (FedCollab, {"layer": "before"}),
     (FedCollab, {"layer": "before", "warm_up_rounds": 1, "encoder": nn.Identity()}),
     (FineTuning, {"epochs": 1, "steps": 2}),
+    (FineTuning, {"best_epoch": True, "steps": 2}),
+    (FineTuning, {"best_epoch": True, "every_evaluation": True}),
     (FLSC, {"num_best": 3, "num_clusters": 2}),
     (ParityFigure, {"target": -1}),
     (PersonalLayers, {"layers": []}),

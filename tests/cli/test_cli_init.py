@@ -110,6 +110,23 @@ def test_a_file_of_one_s_own(command, fresh, quick_pictures):
     assert summary()["data"]["classes"] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("file", "column"),
+    [("m.csv", "Smiles"), ("m.tsv", "SMILES"), ("m.txt", "canonical_smiles"), ("m.parquet", "Canonical_SMILES")],
+)
+def test_the_column_of_molecules_is_found(file, column, command):
+    table = pd.DataFrame({column: ["C", "CC", "CCO"], "logD": [0.5, 1.0, 1.5], "lab": ["a", "b", "c"]})
+    if file.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+        table.to_parquet(file)
+    else:
+        table.to_csv(file, index=False, sep="\t" if file.endswith("tsv") else ",")
+    words = ["--file", file, "--target", "logD", "--clients", "lab"]
+    code, _, err = command("init", "--data", "molecules", "--task", "regression", "--algorithm", "fedavg", *words)
+    assert (code, err) == (0, "")
+    assert f'smiles_column: "{column}"' in Path("recipe.yaml").read_text()
+
+
 # -- questions -----------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def test_by_default_as_many_forks_as_cores_and_a_line_that_says_so(start_warm):
     )
     one = start_warm(SCRIPT, *words, cores=cores[:1]).end()
     assert one.code == 0, one.err
-    assert one.err.startswith("validation was best in the last of 2 rounds: ")
+    assert one.err.startswith("validation was still improving (best in round 2 of 2): ")
     assert one.err.count("\n") == 1
     assert two.err == forks + one.err
     records = [json.loads(Path(f"runs/fedavg_digits/version_{run}/summary.json").read_text()) for run in (0, 1)]

@@ -1,6 +1,7 @@
 """The round loop against a plain one, and what the trainer refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,24 @@ import pandas
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 
 from lightning_fl import Collaboration, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, PersonalLayers
+from lightning_fl.callbacks import (
+    IFCA,
+    Calibration,
+    Callback,
+    ClientArrivals,
+    Figures,
+    LocalReference,
+    ModelCheckpoint,
+    PersonalLayers,
+    PretrainedWeights,
+    ShapleyRewards,
+)
 from lightning_fl.core.cohort import Cohort, Participant
 
 
@@ -272,6 +285,57 @@ def test_a_module_without_a_test_step_says_so() -> None:
     assert "val" not in run.metrics or run.metrics["val"] == {}
     with pytest.warns(UserWarning, match="nothing was evaluated: TrainsOnly defines no test step"):
         assert run.test(module, TinyClients()) == {}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best", "callbacks", "said"),
+    [
+        (
+            20,
+            19,
+            [],
+            r"\(best in round 19 of 20\): raise --trainer.max_rounds; .*EarlyStopping .*monitor val_loss ends",
+        ),
+        (
+            20,
+            19,
+            [EarlyStopping("val_loss", patience=99)],
+            r"\(best in round 19 of 20\): raise --trainer.max_rounds\.$",
+        ),
+        (20, 18, [], None),
+        (2, 2, [], r"\(best in round 2 of 2\)"),
+        (1, 1, [], None),
+    ],
+)
+def test_a_run_that_was_still_improving_says_so(
+    rounds: int, best: int, callbacks: list[Any], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Valley(TinyModule):
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.log("val_loss", float(abs(self.trainer.current_epoch + 1 - best)))
+
+    lines: list[str] = []
+    monkeypatch.setattr("lightning_fl.trainer.trainer.rank_zero_info", lines.append)
+    run = trainer(max_rounds=rounds, callbacks=callbacks, default_root_dir=tmp_path)
+    run.fit(Valley(), TinyClients((4, 4)))
+    assert len(lines) == (said is not None)
+    assert said is None or re.search(said, lines[0])
+
+
+def test_hooks_are_called_by_role_in_any_order_of_the_callbacks() -> None:
+    made = [
+        ClientArrivals(rounds={"client_1": 2}),
+        PretrainedWeights(path="weights.pt"),
+        PersonalLayers(layers=["linear.bias"]),
+        ShapleyRewards(),
+        IFCA(num_clusters=2),
+        LocalReference(),
+        Calibration(),
+        Figures(),
+        ModelCheckpoint(),
+    ]
+    for order in (made, made[::-1], [*made[1::2], *made[::2]]):
+        assert trainer(callbacks=order).callbacks == made
 
 
 def test_predictions_are_those_of_the_clients_own_model() -> None:

@@ -1,10 +1,11 @@
 """Best model of each client by its own validation, as in DPFL (Kharrat et al. 2025, section 4)."""
 
 import math
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.validation import checked_fields
@@ -52,13 +53,8 @@ class BestClientModels(Callback):
         if not self.before_averaging or not trainer.evaluates_after(due):
             return
         weights = trainer.client_weights()
-        with trainer.around_evaluation(client, weights):
-            report = trainer.loop.evaluator.evaluate(client, weights, "val")
-        if report is not None and report.metrics:
-            name = self._metric(report.metrics)
-            metric = report.metrics[name]
-            higher = higher_is_better(name, metric.higher_is_better)
-            self._keep_better(trainer, client, metric.value, higher, weights, due)
+        value, higher = validate_client(trainer, client, weights, self._metric)
+        self._keep_better(trainer, client, value, higher, weights, due)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         if split != "val" or not trainer.round.fitting or not metrics:
@@ -75,11 +71,8 @@ class BestClientModels(Callback):
     def _keep_better(
         self, trainer: TrainerSurface, client: int, value: float, higher: bool, weights: Weights, turn: int
     ) -> None:
-        kept = trainer.client_store("best_models")
-        best = kept.get(client)
-        sign = 1 if (higher if self.mode == "auto" else self.mode == "max") else -1
-        if not math.isnan(value) and (best is None or sign * value > sign * best["value"]):
-            kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
+        higher = higher if self.mode == "auto" else self.mode == "max"
+        keep_better(trainer.client_store("best_models"), client, value, higher, weights, turn)
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         return f"{model}, of its best round" if trainer.federation.models_are_final else model
@@ -90,3 +83,29 @@ class BestClientModels(Callback):
         for client, best in trainer.client_store("best_models").items():
             trainer.client_store(FINAL_MODELS).setdefault(client, best["weights"])  # fine-tuned ones stay
         trainer.federation.models_are_final = True
+
+
+def validate_client(
+    trainer: TrainerSurface, client: int, weights: Weights, choose: Callable[[Collection[str]], str]
+) -> tuple[float, bool]:
+    """The chosen metric of weights on a client's validation data (NaN without), and whether higher is better."""
+    with trainer.around_evaluation(client, weights):
+        report = trainer.loop.evaluator.evaluate(client, weights, "val")
+    if report is None or not report.metrics:
+        return math.nan, False
+    name = choose(report.metrics)
+    return report.metrics[name].value, higher_is_better(name, report.metrics[name].higher_is_better)
+
+
+def keep_better(kept: dict[int, Any], client: int, value: float, higher: bool, weights: Weights, turn: int) -> None:
+    """Keep a client's weights of a round or epoch if its metric is better than that of those kept; NaN never is."""
+    best, sign = kept.get(client), 1 if higher else -1
+    if not math.isnan(value) and (best is None or sign * value > sign * best["value"]):
+        kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
+
+
+def deciding_metric(trainer: TrainerSurface, logged: Collection[str]) -> str:
+    """The metric that decides on the run's best round, or, where clients do not log it, the default of theirs."""
+    checkpoint = trainer.callback(ModelCheckpoint)
+    monitor = None if checkpoint is None else checkpoint.monitor
+    return monitored_metric(logged, monitor if monitor in logged else None, default_metric(logged), "ModelCheckpoint")

@@ -1,8 +1,18 @@
 """Fine-tuning of clients' models after the last round or before every evaluation."""
 
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.callbacks.personal.best_client_models import BestClientModels
+from lightning_fl.callbacks.personal.best_client_models import (
+    BestClientModels,
+    deciding_metric,
+    keep_better,
+    validate_client,
+)
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.engine.client import ClientState, ClientTurn, LocalWork
@@ -26,9 +36,11 @@ class FineTuning(Callback):
         epochs: passes over a client's data; without ``epochs`` and ``steps`` twice the local work of a round.
         steps: optimiser steps, instead of epochs.
         every_evaluation: before every evaluation and prediction instead of at the end of the fit.
+        best_epoch: keep each client's model of the best epoch by its own validation, which may be that before
+            fine-tuning, by the metric that decides on the best round. A client without validation data keeps the last.
 
     Raises:
-        ConfigurationError: both ``epochs`` and ``steps`` are set.
+        ConfigurationError: both ``epochs`` and ``steps`` are set, or ``best_epoch`` with one of the other options.
     """
 
     method_name = "+ fine-tuning"
@@ -37,17 +49,23 @@ class FineTuning(Callback):
     epochs: Count | None = None
     steps: Count | None = None
     every_evaluation: bool = False
+    best_epoch: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"FineTuning.epochs={self.epochs} and steps={self.steps}: remove one of them.")
+        if self.best_epoch and (self.every_evaluation or self.steps is not None):
+            raise ConfigurationError(
+                "FineTuning.best_epoch=True compares epochs at the end of the fit: remove every_evaluation and steps."
+            )
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         if not (self.every_evaluation or trainer.federation.models_are_final):
             return model
         work = self._work(trainer)
         count, unit = (work.epochs, "epoch") if work.steps is None else (work.steps, "step")
-        return f"{model}, fine-tuned by {count} {unit}{'s' * (count > 1)}"
+        most = "at most " * self.best_epoch
+        return f"{model}, fine-tuned by {most}{count} {unit}{'s' * (count > 1)}"
 
     def evaluation_weights(self, trainer: TrainerSurface, turn: ClientTurn) -> Weights:
         if not self.every_evaluation:
@@ -71,21 +89,36 @@ class FineTuning(Callback):
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if self.every_evaluation or trainer.federation.interrupted_by:  # a resumed run will get here
             return
-        work = self._work(trainer)
-        starts = self._starts(trainer)
         failures: dict[int, str] = {}
-        for client, start in starts.items():
+        for client, start in self._starts(trainer).items():
             try:
-                trainer.loop.training.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
+                tuned = (self._best_epoch if self.best_epoch else self._tuned)(trainer, client, start)
             except TrainingError as error:
                 failures[client] = str(error)
                 continue
-            trainer.client_store(FINAL_MODELS)[client] = trainer.client_weights().clone().state_dict()
+            trainer.client_store(FINAL_MODELS)[client] = tuned
         for client, problem in trainer.strategy.exchange(failures).items():
             text = f"fine-tuning of client {client} failed: {problem}"
             advice = "The run's checkpoints hold the models before fine-tuning."
             trainer.fail_or_warn(text, "It keeps its model.", advice)
         trainer.federation.models_are_final = True
+
+    def _tuned(self, trainer: TrainerSurface, client: int, start: Weights) -> dict[str, Tensor]:
+        work = self._work(trainer)
+        trainer.loop.training.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
+        return trainer.client_weights().clone().state_dict()
+
+    def _best_epoch(self, trainer: TrainerSurface, client: int, weights: Weights) -> dict[str, Tensor]:
+        kept: dict[int, Any] = {}
+        state, choose = ClientState(), partial(deciding_metric, trainer)
+        for epoch in range(self._work(trainer).epochs + 1):
+            if epoch:
+                purpose = f"fine-tuning, epoch {epoch}"
+                work = LocalWork(None, 1)
+                trainer.loop.training.train(client, weights, state, purpose=purpose, own=False, work=work)
+                weights = trainer.client_weights().clone()
+            keep_better(kept, client, *validate_client(trainer, client, weights, choose), weights, epoch)
+        return kept[client]["weights"] if kept else weights.state_dict()
 
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
         """Each hosted client's model before fine-tuning."""

@@ -14,6 +14,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback, Drawings
+from lightning_fl.callbacks.personal.best_client_models import deciding_metric, keep_better
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
@@ -23,7 +24,7 @@ from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
-_STORE = "local_reference"
+_STORE, _BEST = "local_reference", "local_reference_best"
 
 
 class LocalTraining(Callback):
@@ -49,6 +50,8 @@ class LocalReference(Callback):
     Models of the same round are compared: in a test those of the best round.
 
     Args:
+        own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
+            training alone with early stopping would end; the metric that decides on the best round decides.
         run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, whose metrics replace
             the local training.
 
@@ -58,6 +61,7 @@ class LocalReference(Callback):
     """
 
     run: str | None = None
+    own_best_round: bool = False
 
     def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
@@ -104,6 +108,12 @@ class LocalReference(Callback):
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         reference = self._reference(trainer, split, metrics)
+        if self.own_best_round and split == "val" and trainer.round.fitting and reference:
+            metric = reference[deciding_metric(trainer, reference)]
+            best, done = trainer.client_store(_BEST), trainer.federation.current_round
+            for client in metric.clients.keys() & trainer.client_store(_STORE).keys():
+                weights = _weights(trainer, client)
+                keep_better(best, client, metric.clients[client], metric.higher_is_better, weights, done)
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
             for name, metric in list(metrics.items())
@@ -159,7 +169,10 @@ class LocalReference(Callback):
 
 
 def _weights(trainer: TrainerSurface, client: int) -> Weights:
-    return Weights.from_state_dict(trainer.client_store(_STORE)[client]["weights"], trainer.fabric.device)
+    """A client's local model: in a fit the present one, else that of its best round if it is kept."""
+    best = {} if trainer.round.fitting else trainer.client_store(_BEST)
+    kept = best.get(client) or trainer.client_store(_STORE)[client]
+    return Weights.from_state_dict(kept["weights"], trainer.fabric.device)
 
 
 def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dict[str, float]]]:

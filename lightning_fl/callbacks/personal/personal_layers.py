@@ -43,7 +43,7 @@ class PersonalLayers(Callback):
     """
 
     method_name = "+ personal layers"
-
+    role = "personal layers"
     traits = ("personal_layers",)
 
     layers: list[str] | Literal["normalization"]
@@ -86,8 +86,8 @@ class PrivateHeads(PersonalLayers):
         layers: as for :class:`PersonalLayers`.
 
     Raises:
-        ConfigurationError: at the start of a run, as :class:`PersonalLayers`; the module weights classes over all
-            clients, or ``LocalReference`` precedes this callback.
+        ConfigurationError: at the start of a run, as :class:`PersonalLayers`, or the module weights classes over all
+            clients.
     """
 
     method_name = "+ private heads"
@@ -99,8 +99,6 @@ class PrivateHeads(PersonalLayers):
         module = trainer.module
         if module.hparams.get("class_weights") == "balanced":
             raise ConfigurationError("PrivateHeads: class_weights='balanced' counts over all clients: use numbers.")
-        if trainer.federation.client_stores.get("local_reference"):
-            raise ConfigurationError("PrivateHeads must precede LocalReference in trainer.callbacks.")
         super().on_fit_start(trainer)
         personal, flat = trainer.federation.personal, trainer.loop.flat
         assert personal is not None

@@ -36,6 +36,7 @@ class PretrainedWeights(Callback):
         ConfigurationError: at the start of a run, the file or submodule does not exist, or keys or shapes differ.
     """
 
+    role = "initial weights"
     several = True
     saved = ("_sha256",)
 

@@ -142,10 +142,11 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     if not path.is_file():
         raise ConfigurationError(f"--file {path}: there is no such file.")
     from lightning_fl.files.table_file import read_table_file
+    from lightning_fl.files.text_table import smiles_name
 
     table = read_table_file(path)
     there = list(map(str, table.columns))
-    smiles = answers.smiles or next((name for name in there if name.lower() == "smiles"), "smiles")
+    smiles = smiles_name(there, answers.smiles or "smiles")
     for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
         if column not in there and (option != "smiles" or answers.data == "molecules"):
             raise ConfigurationError(

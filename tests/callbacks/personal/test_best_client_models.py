@@ -1,5 +1,7 @@
 """Every client's own best round."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tiny import TinyModule
@@ -92,6 +94,21 @@ def test_what_local_training_leaves_is_judged_too():
         assert run.client_model(k).equal(model)
         before += any(value == trained for trained, _ in found[k])
     assert before
+
+
+def test_fine_tuning_may_keep_each_clients_best_epoch():
+    """The start counts as epoch 0, so that more epochs are never worse by validation."""
+    values, data = [], TwoKinds()
+    for epochs in (None, 1, 2, 4):
+        tuning = [] if epochs is None else [FineTuning(epochs=epochs, best_epoch=True)]
+        run = trainer(*tuning, rounds=2)
+        run.fit(unsteady(), data)
+        values.append(run.validate(run.module, data)["val_loss"].clients)
+        assert epochs is None or f"at most {epochs} epoch" in run.evaluated_model
+    start, *_, last = values
+    assert all(after[k] <= before[k] for before, after in pairwise(values) for k in CLIENTS)
+    assert any(last[k] < start[k] for k in CLIENTS)
+    assert any(one[k] == last[k] for one in values[:-1] for k in CLIENTS)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -9,7 +9,15 @@ import torch
 from rich.console import Console
 from tiny import TinyClients, TinyModule, quiet_trainer
 
-from lightning_fl.callbacks import Callback, ClientArrivals, FineTuning, LocalReference, LocalTraining, ModelCheckpoint
+from lightning_fl.callbacks import (
+    BestClientModels,
+    Callback,
+    ClientArrivals,
+    FineTuning,
+    LocalReference,
+    LocalTraining,
+    ModelCheckpoint,
+)
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.strategies import FedAvg
@@ -178,6 +186,24 @@ def test_fine_tuned_models_are_compared(tmp_path):
     run.fit(module, data)
     run.test(module, data)
     assert set(run.gains["test"]["test_loss"].clients) == {0, 1, 2}
+
+
+def test_tests_compare_with_each_local_model_of_its_own_best_round():
+    data = TinyClients(SIZES)
+    references = LocalReference(own_best_round=True), LocalReference(), BestClientModels()
+    own_best, same_round, alone = (
+        trainer(reference, *others, max_rounds=6)
+        for reference, others in zip(references, ([], [], [LocalTraining()]), strict=True)
+    )
+    for run in (own_best, same_round, alone):
+        run.fit(TinyModule(learning_rate=0.55), data)  # too large for some clients
+    rounds = {client: best["round"] for client, best in alone.client_store("best_models").items()}
+    assert min(rounds.values()) < 6
+    in_fit = [run.metrics["val"]["val/local/loss"] for run in (own_best, same_round)]
+    assert in_fit[0] == in_fit[1]
+    for run in (own_best, alone):
+        run.test(run.module, data)
+    assert own_best.metrics["test"]["test/local/loss"].clients == alone.metrics["test"]["test_loss"].clients
 
 
 def test_a_failing_local_model_is_named():

@@ -151,9 +151,10 @@ def test_classes_are_not_weighed_over_different_targets(tmp_path):
         fit(tmp_path, model, [PrivateHeads()], laboratories(binary=True))
 
 
-def test_the_reference_is_named_after_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="PrivateHeads.*LocalReference"):
-        fit(tmp_path, make_model(), [LocalReference(), PrivateHeads()])
+def test_the_reference_may_be_named_before_it(tmp_path):
+    orders = [LocalReference(), PrivateHeads()], [PrivateHeads(), LocalReference()]
+    one, other = (fit(tmp_path / str(number), make_model(), order) for number, order in enumerate(orders))
+    assert one.metrics["val"] == other.metrics["val"]
 
 
 def test_unknown_layers(tmp_path):
