@@ -187,15 +187,16 @@ class FederatedTrainer(TrainerSurface):
         done, checkpoint = self.federation.current_round, self.checkpoint_callback
         if self.should_stop and self.callback(ProgressDisplay) is None:
             rank_zero_info(f"stopped after round {done} of {self.max_rounds}. {self.stop_reason}".strip())
-        best = None if checkpoint is None or self.should_stop else checkpoint.best_round
-        if best is not None and 1 < done == self.max_rounds and best > done - max(1, done // 10):
+        if checkpoint is None or checkpoint.best_round is None or self.should_stop or not 1 < done == self.max_rounds:
+            return
+        if checkpoint.best_round > done - max(1, done // 10):
             monitor = checkpoint.monitor or default_metric(self.federation.metrics["val"])
             stopping = (
                 f"; --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor {monitor} ends the run in time"
             )
             rank_zero_info(
-                f"validation was still improving (best in round {best} of {done}): raise --trainer.max_rounds"
-                f"{'' if self.loop.module_trainer.early_stopping_callbacks else stopping}."
+                f"validation was still improving (best in round {checkpoint.best_round} of {done}): raise"
+                f" --trainer.max_rounds{'' if self.loop.module_trainer.early_stopping_callbacks else stopping}."
             )
 
     def _fit_round(self) -> None:
