@@ -18,11 +18,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor if tensor.device == device else tensor.to(device)
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[list[float]]:
     """Read the entries of each real tensor, of any shape, dtype and device, as doubles, with one wait per device."""
+    if len(tensors) == 1:
+        return [tensors[0].detach().double().flatten().tolist()]
     places: dict[torch.device, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.device, []).append(place)

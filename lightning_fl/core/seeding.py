@@ -25,11 +25,9 @@ def derive_seed(seed: int, *path: int | str) -> int:
     Distinct paths give independent seeds: BLAKE2b hashes each part with its type and length, so that ``("1", 2)`` and
     ``(1, "2")`` differ. A NumPy integer counts as the same integer.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    for part in (seed, *path):
-        text = f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
-        digest.update(f"{len(text)}|{text}".encode())
-    return int.from_bytes(digest.digest(), "little") >> 1
+    texts = [f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}" for part in (seed, *path)]
+    content = "".join([f"{len(text)}|{text}" for text in texts]).encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -57,7 +57,8 @@ class ClientState:
     parameters: list[list[list[str]]] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        return copy.deepcopy(vars(self))  # asdict would rebuild mappings from pairs, which a Counter counts
+        # Without what is still empty; asdict would rebuild mappings from pairs, which a Counter counts.
+        return copy.deepcopy({name: value for name, value in vars(self).items() if value})
 
 
 sendable(LoggedValue)

@@ -232,7 +232,8 @@ class Federation:
 
     def shared_model(self, client: int) -> Weights:
         """A client's mixture of the shared models: ``sum_k P_ik w_k``."""
-        return mixture(self.collaboration.personalisation[client].tolist(), self.models)
+        alone = len(self.models) == 1
+        return self.models[0] if alone else mixture(self.collaboration.personalisation[client].tolist(), self.models)
 
     def own_model(self, client: int, device: torch.device) -> Weights | None:
         """A hosted client's own model, which a callback keeps instead of a mixture of shared ones."""

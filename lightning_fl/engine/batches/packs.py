@@ -110,7 +110,7 @@ class TensorPack(Pack):
     def gather(
         self, indices: Tensor, sizes: Sequence[int], targets: Tensor | None = None, on_host: Tensor | None = None
     ) -> list[Any]:
-        batches = [self.rows(part) for part in indices.split(list(sizes))]
+        batches = [self.rows(part) for part in (indices.split(list(sizes)) if len(sizes) > 1 else [indices])]
         if targets is not None:
             for batch, part in zip(batches, to_device(targets, self.device).split(list(sizes)), strict=True):
                 batch[-1] = part
@@ -152,8 +152,9 @@ class PackedBatches(ClientBatches):
         self._keeps: bool | None = None  # whether batches are kept, decided in the first pass
         self.num_samples = pack.num_samples if indices is None else len(indices)
         self._batch_size = batch_size
+        full, rest = divmod(self.num_samples, batch_size)
+        self._sizes = [batch_size] * full + ([rest] if rest and not (drop_last and full) else [])  # of all batches
         self._shuffle = shuffle
-        self._drop_last = drop_last and self.num_samples > batch_size
         self._targets: Tensor | None = None
         self._kept: list[SizedBatch] | None = None
         self._kept_tensors: list[Tensor] = []
@@ -179,8 +180,7 @@ class PackedBatches(ClientBatches):
         return values if self._indices is None else values.index_select(0, to_device(self._indices, values.device))
 
     def epoch_length(self) -> int:
-        full, rest = divmod(self.num_samples, self._batch_size)
-        return full + (1 if rest and not self._drop_last else 0)
+        return len(self._sizes)
 
     def once(self, seed_path: tuple[int | str, ...]) -> Iterator[SizedBatch]:
         """The same batches every time: kept if memory suffices, and gathered again if a step changed their tensors."""
@@ -191,7 +191,7 @@ class PackedBatches(ClientBatches):
             return self._gather(torch.arange(self.num_samples), self.pack.batches_per_gather)
         if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
             with torch.inference_mode(False):  # inference tensors have no versions
-                self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes())))
+                self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes)))
             values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in self._kept)
             self._kept_tensors = [value for of in values for value in of if isinstance(value, Tensor)]
             self._versions = [tensor._version for tensor in self._kept_tensors]
@@ -210,7 +210,7 @@ class PackedBatches(ClientBatches):
 
     def picks(self, seed_path: tuple[int | str, ...], num_batches: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The batches of :meth:`shuffled`, each as its samples in the pack, [size], and its targets if replaced."""
-        sizes = self._sizes()
+        sizes = self._sizes
         for order in self._orders(seed_path, num_batches):
             _, indices, replaced = self._chosen(order[: sum(sizes)])  # without what drop_last leaves out
             targets: Sequence[Tensor | None] = [None] * len(sizes) if replaced is None else replaced.split(sizes)
@@ -253,12 +253,8 @@ class PackedBatches(ClientBatches):
             targets = self._targets.index_select(0, to_device(order, self._targets.device))
         return on_host, to_device(on_host, self.pack.held_on), targets
 
-    def _sizes(self) -> list[int]:
-        length = self.epoch_length()
-        return [min(self._batch_size, self.num_samples - b * self._batch_size) for b in range(length)]
-
     def _gather(self, order: Tensor, at_once: int, at_most: int | None = None) -> Iterator[SizedBatch]:
-        sizes, begin = self._sizes()[:at_most], 0
+        sizes, begin = self._sizes[:at_most], 0
         on_host, indices, targets = self._chosen(order[: sum(sizes)])
         for group in (sizes[i : i + at_once] for i in range(0, len(sizes), at_once)):
             part = slice(begin, begin + sum(group))

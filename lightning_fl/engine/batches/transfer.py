@@ -30,22 +30,22 @@ class BatchTransfer:
         self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
         self._module = module
         self._data = data
-        self._hooks_of: dict[int, dict[str, Any]] = {}
+        #: Id of a data module -> that data module, and the hooks of its clients' batches.
+        self._hooks_of: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def hooks(self, client: int) -> dict[str, Any]:
         """Name -> transfer hook of a hosted client's batches."""
-        if client not in self._hooks_of:
-            # As in Lightning, the data module's hook comes before the module's.
-            parts = (self._data.transfer_hooks(client), self._module)
+        own = self._data.transfer_hooks(client)
+        if id(own) not in self._hooks_of:
+            parts = (own, self._module)  # as in Lightning, the data module's hook comes before the module's
             owners = {name: next((part for part in parts if is_overridden(name, part)), None) for name in BATCH_HOOKS}
-            self._hooks_of[client] = {name: getattr(owner, name) for name, owner in owners.items() if owner is not None}
-        return self._hooks_of[client]
+            found = {name: getattr(owner, name) for name, owner in owners.items() if owner is not None}
+            self._hooks_of[id(own)] = own, found
+        return self._hooks_of[id(own)][1]
 
     def __call__(self, batch: Any, on_device: bool, client: int, dataloader_idx: int = 0) -> Any:
         """Transfer a batch."""
-        hooks = self._hooks_of.get(client)
-        if hooks is None:
-            hooks = self.hooks(client)
+        hooks = self.hooks(client)
         if "on_before_batch_transfer" in hooks:
             batch = hooks["on_before_batch_transfer"](batch, dataloader_idx)
         if "transfer_batch_to_device" in hooks:

@@ -99,13 +99,14 @@ class FlatRun:
 class FlatOptimizer:
     """Takes an optimiser's steps on the flat vector; the optimiser gets its state back with :meth:`release`."""
 
-    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool = False) -> None:
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool, twin: Any) -> None:
         self._optimizer = optimizer
         self._fused = fused and has_fused_step(optimizer)
         self._groups = groups
         #: Hooks may add groups or parameters during a turn.
         self._known = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
-        self._twin = copy.copy(optimizer)  # keeps its class and settings
+        # It keeps the class and settings; an earlier turn's one has the same, as steps read the optimiser's groups.
+        self._twin = twin if type(twin) is type(optimizer) else copy.copy(optimizer)
         self._twin.state = defaultdict(dict)
         self._twin.param_groups = [{"params": [run.flat for run in runs]} for runs in groups]
         #: A step by user code uses the optimiser itself, so its state is restored and the flat form ends.
@@ -120,13 +121,13 @@ class FlatOptimizer:
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
-            return cls(optimizer, earlier._groups, fused=fused)._with_state()
+            return cls(optimizer, earlier._groups, fused=fused, twin=earlier._twin)._with_state()
         groups = [flat_runs(group["params"], flat) for group in optimizer.param_groups]
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         found = [runs for runs in groups if runs is not None]
         if len(found) < len(groups) or 2 * sum(map(len, found)) > parameters:
             return None
-        return cls(optimizer, found, fused=fused)._with_state()
+        return cls(optimizer, found, fused=fused, twin=None)._with_state()
 
     def step(self) -> bool:
         """Step by the parameters' gradients; ``False``, without a step, if parameters must be stepped one by one."""

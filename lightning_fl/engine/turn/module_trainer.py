@@ -168,7 +168,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     @property
     def current_epoch(self) -> int:
         # Lightning validates and ends an epoch inside of it; here the round's number has moved on by then.
-        return self._federation.current_round - ((self.validating and self.state.fn == _FIT) or self._ends_round)
+        validates = self.state.stage is RunningStage.VALIDATING and self.state.fn is _FIT
+        return self._federation.current_round - (validates or self._ends_round)
 
     @property
     def should_stop(self) -> bool:
@@ -303,7 +304,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._num_batches["val"] = None
         else:
             self._num_batches[self.state.stage.dataloader_prefix] = list(num_batches)
-        loop: Any = self.fit_loop.epoch_loop if self.training else self._active_loop
+        loop: Any = self.fit_loop.epoch_loop if self.state.stage is RunningStage.TRAINING else self._active_loop
         self.progress, epoch, done = loop.batch_progress, self.fit_loop.epoch_progress, self.current_epoch
         self.progress.is_last_batch = False
         for part, before in ((self.progress.current, 0), (self.progress.total, batches_before)):
@@ -335,14 +336,15 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         return self.call_of(self._module, name, *args, **kwargs)
 
     def call_of(self, module: LightningModule, name: str, *args: Any, **kwargs: Any) -> Any:
-        before, module._current_fx_name = module._current_fx_name, name
+        own = vars(module)  # a module takes microseconds to set an attribute
+        before, own["_current_fx_name"] = own["_current_fx_name"], name
         try:
-            with nullcontext() if self.client is None else rank_seen(0):
+            with nullcontext() if self.client is None or self.is_global_zero else rank_seen(0):
                 if name in self.watching:
                     self.call_callbacks(self.watching, name, *args, **kwargs)
                 return getattr(module, name)(*args, **kwargs)
         finally:
-            module._current_fx_name = before
+            own["_current_fx_name"] = before
 
     def call_callbacks(self, hooks: Mapping[str, Sequence[Any]], name: str, *args: Any, **kwargs: Any) -> None:
         own: list[Any] = self.loggers

@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakSet
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 from torch.optim import Optimizer
@@ -20,8 +21,8 @@ from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
 #: Attributes of an optimiser that are kept in their own way.
 _APART = frozenset({"state", "param_groups", "defaults"})
-#: Attributes of every module, which hold no scheduler.
-_OF_TORCH = frozenset(vars(nn.Module()))
+#: Attributes of every module, of torch and of Lightning, which hold no scheduler.
+_OF_ALL = frozenset(vars(LightningModule()))
 
 
 class Schedulers:
@@ -70,7 +71,7 @@ def held_schedulers(module: nn.Module, optimizers: Sequence[Optimizer], returned
     """Schedulers of some optimisers that a module keeps in attributes and has not returned."""
     made, found = set(map(id, optimizers)), dict.fromkeys(map(id, returned))
     for part in module.modules():
-        for value in [value for name, value in vars(part).items() if name not in _OF_TORCH]:
+        for value in [value for name, value in vars(part).items() if name not in _OF_ALL]:
             kind = type(value)
             for one in value.values() if kind is dict else value if kind in (list, tuple) else (value,):
                 if id(getattr(one, "__dict__", {}).get("optimizer")) not in made:

@@ -39,7 +39,7 @@ class _Block:
 
     def start(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Write the reference in float64 to the first of two rows; returns that row and the second, of its length."""
-        start, free = rows if rows.shape[1] == self.fine.numel() else rows[:, : self.fine.numel()]
+        start, free = (rows if rows.shape[1] == self.fine.numel() else rows[:, : self.fine.numel()]).unbind()
         return start.copy_(self.reference), free
 
     def split_infinite(self) -> None:
@@ -127,7 +127,7 @@ class WeightedSum:
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
         squares = iter(self._squares(terms, rows)) if self._looks_ahead else repeat(None)
         for dtype, blocks in self._blocks.items():
-            models = [weights.vectors[dtype].split(self._size) for weights, _ in terms]
+            models = [_divided(weights.vectors[dtype], self._size) for weights, _ in terms]
             for number, block in enumerate(blocks):
                 start, change = block.start(rows)
                 for k, (weights, weight) in enumerate(terms):
@@ -154,7 +154,7 @@ class WeightedSum:
         """Squared norms of all changes, in the order of addition."""
         found: list[Tensor] = []
         for dtype, blocks in self._blocks.items():
-            models = [weights.vectors[dtype].split(self._size) for weights, _ in terms]
+            models = [_divided(weights.vectors[dtype], self._size) for weights, _ in terms]
             for number, block in enumerate(blocks):
                 start, change = block.start(rows)
                 for of_model in models:
@@ -294,6 +294,11 @@ def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Wei
     total = WeightedSum(first)
     total.add_all_(terms)
     return total.value(sum(weight for _, weight in terms))
+
+
+def _divided(vector: Tensor, size: int) -> Sequence[Tensor]:
+    """A vector in blocks; ``split`` alone takes as long as an operation on a small vector."""
+    return vector.split(size) if len(vector) > size else (vector,)
 
 
 def _add_part(
