@@ -30,7 +30,7 @@ BOTH = "cpu:gloo,cuda:nccl"
 #: Most entries, over all ranks, that are gathered and then summed on every rank.
 _GATHERED = 1 << 18
 #: Bytes of a message that travel with its length, and bytes of all messages that are gathered at once.
-_FIRST_BYTES = 1 << 12
+_FIRST_BYTES = 1 << 14
 _AT_ONCE = 1 << 26
 _LENGTH_BYTES = 8
 

@@ -1,7 +1,7 @@
 """Local training of clients on the process's module."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from typing import Any, cast
@@ -267,17 +267,12 @@ class TrainingLoop:
         return [generator(*path, hook.owner) for hook in self.around]  # type: ignore[arg-type]
 
     def training_output(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> STEP_OUTPUT:
-        """Run ``training_step`` inside the callbacks that change its input (such as mixup)."""
-        services = self._services
-
-        def training_step(batch: Any) -> STEP_OUTPUT:
-            with services.profiler.profile(FORWARD):  # nested in the callback's time
-                return services.step("training_step", batch, index)
-
-        compute: Callable[[Any], STEP_OUTPUT] = training_step
-        for hook, draws in zip(self.around, generators, strict=True):
-            compute = _bind(hook, compute, draws)
-        return compute(batch)
+        """Run ``training_step`` inside the callbacks that change its input (such as mixup), each with its generator."""
+        if generators:
+            *others, draws = generators
+            return self.around[len(others)](batch, lambda inner: self.training_output(inner, index, others), draws)
+        with self._services.profiler.profile(FORWARD):  # nested in the callback's time
+            return self._services.step("training_step", batch, index)
 
     def loss(self, output: STEP_OUTPUT, by_strategy: bool) -> Tensor | None:
         """The loss in the output of ``training_step``, with the strategy's terms if ``by_strategy``."""
@@ -336,7 +331,3 @@ def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:
     if isinstance(outputs.get("loss"), Tensor):
         outputs["loss"] = outputs["loss"].detach() / accumulate
     return outputs
-
-
-def _bind(around: Hook, compute: Callable[[Any], STEP_OUTPUT], draws: torch.Generator) -> Callable[[Any], STEP_OUTPUT]:
-    return lambda batch: around(batch, compute, draws)

@@ -27,10 +27,10 @@ _SENT_TOGETHER = 1 << 20
 class _Block:
     """A block of a vector and the sum of its changes: ``fine + coarse * _COARSE`` units of 1 / _GRID."""
 
-    __slots__ = ("bound", "coarse", "fine", "infinite", "kept", "reference")
+    __slots__ = ("bound", "coarse", "fine", "infinite", "kept", "place", "reference")
 
-    def __init__(self, reference: Tensor, fine: Tensor) -> None:
-        self.reference, self.fine = reference, fine
+    def __init__(self, reference: Tensor, fine: Tensor, place: slice) -> None:
+        self.reference, self.fine, self.place = reference[place], fine[place], place
         #: The reference if some entries are infinite, and how many models have the same infinity per entry.
         self.infinite: Tensor | None = None
         self.kept: Tensor | None = None
@@ -105,8 +105,8 @@ class WeightedSum:
         self._looks_ahead = not on_cpu
         self._blocks = {
             dtype: [
-                _Block(*parts)
-                for parts in zip(reference.vectors[dtype].split(self._size), fine.split(self._size), strict=True)
+                _Block(reference.vectors[dtype], fine, slice(begin, begin + self._size))
+                for begin in range(0, len(fine), self._size)
             ]
             for dtype, fine in self._fine.items()
         }
@@ -127,11 +127,10 @@ class WeightedSum:
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
         squares = iter(self._squares(terms, rows)) if self._looks_ahead else repeat(None)
         for dtype, blocks in self._blocks.items():
-            models = [_divided(weights.vectors[dtype], self._size) for weights, _ in terms]
-            for number, block in enumerate(blocks):
+            for block in blocks:
                 start, change = block.start(rows)
                 for k, (weights, weight) in enumerate(terms):
-                    part = models[k][number]
+                    part = weights.vectors[dtype][block.place]
                     magnitude = _add_part(block, part, weight, start, change, next(squares))
                     if magnitude == inf:
                         for earlier, done, opposite in added:  # restore the previous integers
@@ -154,11 +153,10 @@ class WeightedSum:
         """Squared norms of all changes, in the order of addition."""
         found: list[Tensor] = []
         for dtype, blocks in self._blocks.items():
-            models = [_divided(weights.vectors[dtype], self._size) for weights, _ in terms]
-            for number, block in enumerate(blocks):
+            for block in blocks:
                 start, change = block.start(rows)
-                for of_model in models:
-                    change.copy_(of_model[number]).sub_(start)
+                for weights, _ in terms:
+                    change.copy_(weights.vectors[dtype][block.place]).sub_(start)
                     found.append(torch.dot(change, change))
         return torch.stack(found).tolist() if found else []
 
@@ -213,7 +211,8 @@ class WeightedSum:
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
         for dtype, blocks in self._blocks.items():
             vectors[dtype] = torch.empty_like(self._reference.vectors[dtype])
-            for block, part in zip(blocks, vectors[dtype].split(self._size), strict=True):
+            for block in blocks:
+                part = vectors[dtype][block.place]
                 start, change = block.start(rows)
                 torch.div(block.total(change), _GRID * total, out=change)
                 part.copy_(change.add_(start))
@@ -294,11 +293,6 @@ def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Wei
     total = WeightedSum(first)
     total.add_all_(terms)
     return total.value(sum(weight for _, weight in terms))
-
-
-def _divided(vector: Tensor, size: int) -> Sequence[Tensor]:
-    """A vector in blocks; ``split`` alone takes as long as an operation on a small vector."""
-    return vector.split(size) if len(vector) > size else (vector,)
 
 
 def _add_part(
