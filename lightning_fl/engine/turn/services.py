@@ -277,13 +277,13 @@ def turn_report(
     num_samples: int, num_steps: int, metrics: dict[str, LoggedValue], losses: Sequence[float], sizes: Sequence[float]
 ) -> ClientReport:
     """Report a turn, with the mean loss as ``train/loss`` unless the module logs that; a loss must be finite."""
-    if losses:
-        step = next((step for step, value in enumerate(losses) if not math.isfinite(value)), None)
-        if step is not None:
+    for number, value in enumerate(losses, 1):
+        if not math.isfinite(value):
             raise TrainingError(
-                f"the training loss is {losses[step]} at local batch {step + 1} of {len(losses)}. Lower the"
+                f"the training loss is {value} at local batch {number} of {len(losses)}. Lower the"
                 " learning rate, set trainer.gradient_clip_val, or look at this client's data."
             )
+    if losses:
         mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
         metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
     return ClientReport(num_samples, num_steps, metrics)
