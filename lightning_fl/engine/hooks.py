@@ -39,14 +39,10 @@ class Hooks:
     base: type = object
     run: Any = None
     profiler: Profiler = field(default_factory=PassThroughProfiler)
-    _found: dict[str, list[Hook]] = field(default_factory=dict, init=False)
 
     def of(self, name: str) -> list[Hook]:
         """The hooks of this name that listeners define."""
-        if name not in self._found:
-            own = (one for one in self.listeners if overrides(one, name, self.base))
-            self._found[name] = [Hook(one, name, self.run, self.profiler) for one in own]
-        return self._found[name]
+        return [Hook(one, name, self.run, self.profiler) for one in self.listeners if overrides(one, name, self.base)]
 
     def call(self, name: str, *args: Any) -> None:
         for hook in self.of(name):
