@@ -106,16 +106,26 @@ def test_vectors_are_used_again_for_the_same_parameters_only():
     module = network()
     flat_module = FlatModule(module)
 
-    def made(*layers, earlier=None, **settings):
+    def made(*layers, earlier=None, kind=torch.optim.SGD, **settings):
         groups = [{"params": list(module[layer].parameters())} for layer in layers]
-        return FlatOptimizer.of(torch.optim.SGD(groups, lr=0.1, **settings), flat_module, earlier=earlier)
+        return FlatOptimizer.of(kind(groups, lr=0.1, **settings), flat_module, earlier=earlier)
 
     first = made(3, 4)
     assert made(3, 4, earlier=first, momentum=0.9)._groups is first._groups
+    assert type(made(3, 4, earlier=first, kind=torch.optim.Adam)._twin) is torch.optim.Adam
     assert made(4, 3, earlier=first)._groups is not first._groups
     assert made(4, earlier=first)._groups is not first._groups
     module[3].weight.requires_grad_(False)
     assert made(3, 4, earlier=first) is None
+
+
+def test_steps_are_marked_for_a_profiler_of_torch():
+    module = network()
+    stepper = FlatOptimizer.of(torch.optim.SGD(module.parameters(), lr=0.1), FlatModule(module))
+    gradients(0, module)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert stepper.step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
 
 
 def refused(optimizer, module, flat_module=None):
