@@ -58,7 +58,8 @@ def main() -> None:
     data: FederatedDataModule = Clients(arguments.federation, arguments.shuffle)
     if isinstance(federation, Vectors):
         clients = IID(num_clients=federation.num_clients)
-        data = Partitioned(federation.table, clients, split=(1.0, 0.0, 0.0), batch_size=federation.batch_size)
+        split, shuffle = (1.0, 0.0, 0.0), arguments.shuffle
+        data = Partitioned(federation.table, clients, split=split, batch_size=federation.batch_size, shuffle=shuffle)
     trainer.fit(module, data)
     if trainer.is_global_zero:  # the module holds the shared model once fit returns
         rounds.finish(module.network)
