@@ -41,8 +41,8 @@ class Callback:
     """
 
     #: Callbacks that share a role exclude each other, unless they may be :attr:`several`: "arrival", "initial weights",
-    #: "personal layers", "contribution", "collaboration", "participation", "best models", "fine-tuning", "calibration".
-    #: Hooks of the first five are called before others, in this order; a calibration's after.
+    #: "personal layers", "contribution", "collaboration", "best models", "participation", "fine-tuning", "calibration".
+    #: Hooks of the first six are called before others, in this order; a calibration's after.
     role: str | None = None
     #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how

@@ -1,8 +1,7 @@
 """``lightning-fl completion``: completion of commands, options and their values in a shell.
 
-``jsonargparse.get_completion_script`` enumerates the arguments of every class that any option can hold, data sets of
-all libraries among them, which takes minutes. This script knows the options, this package's classes and the arguments
-of its models and data.
+``jsonargparse.get_completion_script`` takes minutes, as it enumerates the arguments of every class of all libraries.
+This script knows the options, this package's classes and the arguments of its models and data.
 """
 
 import argparse

@@ -1,12 +1,5 @@
 """Range checks, declared once in the annotations of a constructor's or function's arguments.
 
-.. code-block:: python
-
-    @checked_fields
-    class LabelNoise(Callback):
-        std: NonNegative = 0.0
-        clients: list[Size] | None = None
-
 Ranges are `annotated-types <https://github.com/annotated-types/annotated-types>`_ metadata, which the recipe's parser
 and the reference documentation read as well. NaN is in no range: ``nan < 0`` is false, and so is ``nan >= 0``.
 """

@@ -187,7 +187,7 @@ def complete_callbacks(
     # Arrivals are known first, then what all initial models begin with; contributions are valued before others change
     # the models. Checkpoints come last, when every other callback's state is that of the round's end, and before them
     # what measures and draws the final models.
-    first = ("arrival", "initial weights", "personal layers", "contribution", "collaboration")
+    first = ("arrival", "initial weights", "personal layers", "contribution", "collaboration", "best models")
     places = {**{role: place for place, role in enumerate(first, -len(first))}, "calibration": 1}
     last = (ModelCheckpoint, FigureCallback)
     order = sorted(given, key=lambda one: (*(isinstance(one, kind) for kind in last), places.get(one.role or "", 0)))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightning_fl import Collaboration, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
     IFCA,
+    BestClientModels,
     Calibration,
     Callback,
     ClientArrivals,
@@ -329,6 +330,7 @@ def test_hooks_are_called_by_role_in_any_order_of_the_callbacks() -> None:
         PersonalLayers(layers=["linear.bias"]),
         ShapleyRewards(),
         IFCA(num_clusters=2),
+        BestClientModels(),
         LocalReference(),
         Calibration(),
         Figures(),
