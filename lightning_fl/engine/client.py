@@ -46,7 +46,7 @@ class ClientState:
 
     global_step: int = 0  #: number of its optimiser steps so far
     rounds_seen: int = 0  #: rounds for which its per-round schedulers have been stepped
-    optimizers: list[dict[str, Any]] = field(default_factory=list)  #: optimiser states, with ``optimizer_state="keep"``
+    optimizers: list[dict[str, Any]] = field(default_factory=list)  #: optimiser states, if they are kept
     #: hyper-parameters of the parameter groups (learning rates, momenta), if there are schedulers or groups that hooks
     #: have added.
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -122,6 +122,7 @@ class ClientTurn:
         rates: learning rate of the first optimiser in each step, after training.
         purpose: of its draws; a further turn in the same round has another one.
         steps: number of finished steps.
+        moments: with ``optimizer_state="average"``, vectors of the averaged optimiser states; after training its own.
     """
 
     client: int
@@ -140,6 +141,7 @@ class ClientTurn:
     rates: list[float] = field(default_factory=list)
     purpose: str = "train"
     steps: int = 0
+    moments: dict[str, Weights] | None = None
 
     def combine(self, *terms: tuple[float, Weights], elsewhere: Weights | None = None) -> Weights:
         """``sum_k a_k v_k`` in the shared parameters that are trained, else ``elsewhere`` (the start); a new one."""
@@ -170,18 +172,15 @@ class ClientTurn:
         work: LocalWork | None = None,
         correct_: Callable[[Weights, Weights], None] | None = None,
     ) -> Weights:
-        """Train the module again in this turn, from other weights and with its own optimisers.
+        """Train the module again in this turn, with its own optimisers; returns a copy of the trained weights.
 
-        Callbacks of the turn are not called. If the run keeps optimisers and schedulers, they continue from the
-        client's last training for the same purpose.
+        Callbacks of the turn are not called, and the client's own layers do not change. Optimisers and schedulers that
+        the run keeps or averages continue from the client's last training for the same purpose.
 
         Args:
-            start: initial weights, :meth:`with_personal_layers`; the client's own layers do not change.
+            start: initial weights, :meth:`with_personal_layers`.
             purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
             correct_: called with gradient and weights before every step, as ``Learner.correct_gradient_``.
-
-        Returns:
-            A copy of the trained weights.
         """
         return self.services.train_again(self, start, purpose, work, correct_)
 
@@ -194,19 +193,15 @@ class ClientTurn:
         return self.services.metrics_at(self, weights)
 
     def step_gradient(self, weights: Weights, part: int = 0, buffers: Weights | None = None) -> Weights:
-        """The gradient of the present step's batches at other values of the shared parameters that are trained.
+        """The gradient of the step's batches at other trained shared parameters; a new object, zero elsewhere.
 
         For ``Learner.correct_gradient_``. It includes what callbacks and the strategy do to batches and losses, with
         the draws (dropout, mixup) of the step's own loss. Nothing is logged or counted.
 
         Args:
-            weights: the values; other entries do not matter.
             part: of each batch, 0 to ``Learner.batch_parts - 1``; the step's own gradient is that of part 0.
             buffers: weights whose buffers (statistics of BatchNorm) are used and updated, in place; ``None`` for those
                 of the step, which do not change.
-
-        Returns:
-            A new object, zero outside of the shared parameters that are trained.
         """
         return self.services.gradients.of_step(self, weights, part, buffers)
 

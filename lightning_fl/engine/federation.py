@@ -44,6 +44,14 @@ def _load_metrics(state: dict[Split, Any], names: Sequence[str]) -> dict[Split, 
     }
 
 
+def _of_models(name: str, **options: Any) -> dict[str, Any]:
+    return saved(
+        save=lambda self: {model: packed(kept) for model, kept in getattr(self, name).items()},
+        load=lambda self, state, flat, names: {k: unpacked(kept, flat.device) for k, kept in state.items()},
+        **options,
+    )
+
+
 @dataclass
 class Federation:
     """State from which a resumed run continues; :func:`.saved` marks the fields that checkpoints keep."""
@@ -85,14 +93,13 @@ class Federation:
     )
     """name -> hosted client -> what it keeps for a callback or the strategy."""
     model_states: dict[int, dict[str, Any]] = field(
-        default_factory=dict,
-        metadata=saved(
-            evaluates=True,
-            save=lambda self: {model: packed(kept) for model, kept in self.model_states.items()},
-            load=lambda self, state, flat, names: {k: unpacked(kept, flat.device) for k, kept in state.items()},
-        ),
+        default_factory=dict, metadata=_of_models("model_states", evaluates=True)
     )
     """shared model -> what the server keeps for it."""
+    optimizer_states: dict[int, dict[str, Any]] = field(
+        default_factory=dict, metadata=_of_models("optimizer_states", trains=True)
+    )
+    """shared model -> averaged states of its clients' optimisers."""
     absent_clients: set[int] = field(default_factory=set, metadata=saved(evaluates=True))
     """clients that have not joined yet."""
     resting_clients: set[int] = field(default_factory=set, metadata=saved(trains=True))
@@ -152,7 +159,8 @@ class Federation:
         self._count_bytes(flat)
 
     def to_(self, device: torch.device) -> None:
-        for one in (*self.models, *(value for state in self.model_states.values() for value in state.values())):
+        states = [*self.model_states.values(), *self.optimizer_states.values()]
+        for one in (*self.models, *(value for state in states for value in state.values())):
             if isinstance(one, Weights):
                 one.to_(device)
 
@@ -222,8 +230,9 @@ class Federation:
     def forget_changed(self, names: Collection[str]) -> None:
         """Forget the states, on server and clients, of models whose clients or shares have changed; others move."""
         now = self.identities()
-        states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in self.model_states.items()}
-        self.model_states = {k: states[own] for k, own in enumerate(now) if own in states}
+        for name in ("model_states", "optimizer_states"):
+            states = {state.get(IDENTITY, now[k % len(now)]): state for k, state in getattr(self, name).items()}
+            setattr(self, name, {k: states[own] for k, own in enumerate(now) if own in states})
         present = {MIXTURE, *now, None, *range(len(now))}  # numbers in checkpoints of earlier versions
         kept = self.client_stores.get(STRATEGY, {}) if names else {}
         for client, values in kept.items():

@@ -47,8 +47,9 @@ class Settings:
     stacked_clients: Count = 1
     """clients that a process trains at once, as rows of stacked weights, in blocks of consecutive clients. Pays for
     small models; docs/lightning-support.md lists what it needs."""
-    optimizer_state: Literal["fresh", "keep"] = "fresh"
-    """"fresh" optimisers every round, or "keep" a client's from its last turn."""
+    optimizer_state: Literal["fresh", "keep", "average"] = "fresh"
+    """"fresh" optimisers every round; "keep" a client's from its last turn; "average" their states like the weights, as
+    local Adam does, for the clients of a model to begin with."""
     scheduler_interval: Literal["auto", "step", "round"] = "auto"
     """step learning-rate schedulers by their own ``interval`` ("auto": "epoch" is a round), or all per local "step" or
     per "round"."""

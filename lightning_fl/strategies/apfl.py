@@ -2,15 +2,8 @@
 
 Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020 (https://arxiv.org/abs/2003.13461), Algorithm 1.
 
-==============  ======================================================================  ===========
-paper           here                                                                    unit
-==============  ======================================================================  ===========
-w_i             the weights that the turn trains; averaged as in FedAvg                 weights [P]
-v_i             ``turn.kept["own"]``; in the client's first turn it begins as w_i       weights [P]
-alpha_i         ``turn.kept["alpha"]``, at first ``alpha``                              share
-v_i-bar         ``alpha_i v_i + (1 - alpha_i) w_i``                                     weights [P]
-eta             the learning rate of the client's optimiser                             step size
-==============  ======================================================================  ===========
+w_i are the weights that the turn trains, v_i is ``turn.kept["own"]``, at first w_i, alpha_i ``turn.kept["alpha"]``,
+v_i-bar ``alpha_i v_i + (1 - alpha_i) w_i`` and eta the learning rate of the client's optimiser.
 
 Differs from the paper: v_i is stepped by an optimiser like the client's, with a state of its own (SGD without momentum
 is the paper's); a client takes part with the share of its samples. Statistics of BatchNorm under v_i-bar are the

@@ -3,14 +3,7 @@
 Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021
 (https://arxiv.org/abs/2012.04221), Algorithm 1.
 
-=========  ==========================================================================  =============
-paper      here                                                                        unit
-=========  ==========================================================================  =============
-lambda     ``strength``                                                                1 / weight^2
-w^t        ``turn.start``, the model that the client received in this round            weights [P]
-v_k        ``turn.kept["own"]``; in the client's first turn it begins as w^t           weights [P]
-s          ``personal_steps``; else as much as the shared one                          steps
-=========  ==========================================================================  =============
+lambda is ``strength``, w^t ``turn.start``, v_k ``turn.kept["own"]``, at first w^t, and s ``personal_steps``.
 
 Differs from the paper: the shared model is trained first, which changes nothing because the two have separate
 optimisers and random draws; a client that is not drawn keeps v_k, and is evaluated with it.

@@ -3,15 +3,8 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
 Data, AISTATS 2017 (https://arxiv.org/abs/1602.05629), Algorithm 1.
 
-==================  =======================================  ==========================
-paper               here                                     unit
-==================  =======================================  ==========================
-C                   the share that a participation callback  share of clients
-                    draws; without one, all clients
-E                   ``FederatedTrainer.local_epochs``        passes over a client's data
-B                   ``FederatedDataModule.batch_size``       samples
-n_k / n             a row of ``Collaboration.aggregation``   share of training samples
-==================  =======================================  ==========================
+C is the share of clients that a participation callback draws (without one, all), E ``local_epochs``, B the data's
+``batch_size`` and n_k / n a row of ``Collaboration.aggregation``.
 
 Differs from the paper: weights are normalised over the clients that took part (the paper's text does, its algorithm
 box divides by all n); local work may be given in steps (``local_steps``) instead of epochs.

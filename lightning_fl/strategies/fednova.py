@@ -3,19 +3,12 @@
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
 NeurIPS 2020 (https://arxiv.org/abs/2007.07481), equations 6 to 8.
 
-===========  ============================================================  ===========
-paper        here                                                          unit
-===========  ============================================================  ===========
-tau_i        ``turn.report.num_steps``, steps of the optimiser             steps
-||a_i||_1    :func:`~lightning_fl.strategies.local_sgd.distance`           steps
-d_i          ``(x - y_i) / (eta a_i)``                                     gradient
-p_i          a contribution's weight, of those who took part               share
-tau_eff      ``sum_i p_i a_i``                                             steps
-===========  ============================================================  ===========
+tau_i is ``turn.report.num_steps``, ``||a_i||_1`` :func:`~lightning_fl.strategies.local_sgd.distance`, in steps, d_i
+``(x - y_i) / (eta a_i)``, p_i the weight of a contribution and ``tau_eff = sum_i p_i a_i``.
 
 Differs from the paper: p_i and tau_eff are over the participants. A momentum buffer is assumed to start at zero, which
-it does unless ``optimizer_state="keep"``. For optimisers other than SGD, a_i is the number of steps. Learning rates
-that change within a turn enter a_i relative to the optimiser's default rate.
+it does with fresh optimisers. For optimisers other than SGD, a_i is the number of steps. Learning rates that change
+within a turn enter a_i relative to the optimiser's default rate.
 """
 
 from collections.abc import Sequence

@@ -4,17 +4,8 @@ Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Fed
 (https://arxiv.org/abs/1909.06335), for FedAvgM; Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan:
 Adaptive Federated Optimization, ICLR 2021 (https://arxiv.org/abs/2003.00295), Algorithm 2, for the others.
 
-==============  ===================================================  =========
-paper           here                                                 unit
-==============  ===================================================  =========
-Delta_t         the average of the clients' weights less the start   weights
-m_t, v (Hsu)    ``update.state["momentum"]``, zero at first          weights
-v_t             ``update.state["variance"]``, ``tau^2`` at first     weights^2
-eta             ``server_rate``                                      see below
-beta_1, beta    ``momentum``                                         factor
-beta_2          ``beta2``                                            factor
-tau             ``tau``                                              weights
-==============  ===================================================  =========
+Delta_t is the average of the clients' weights less the start, m_t (v of Hsu et al.) ``update.state["momentum"]``, v_t
+``update.state["variance"]``, ``tau^2`` at first, and eta ``server_rate``.
 
 As in the paper's algorithm there is no bias correction. Each shared model has its own state; buffers take the plain
 average. Differs from the paper: Delta is weighted by samples; v_{-1} is tau^2, the least that the paper allows.
@@ -68,11 +59,22 @@ class FedAvgM(FedAvg):
 
 
 class _Adaptive(FedAvg):
-    """``m <- beta_1 m + (1 - beta_1) Delta``, ``w <- x + eta m / (sqrt(v) + tau)``."""
+    """``m <- beta_1 m + (1 - beta_1) Delta``, ``w <- x + eta m / (sqrt(v) + tau)``.
+
+    Args:
+        server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation. A weight moves by up to about
+            twice eta in a round, however little the clients' weights do.
+        momentum: beta_1.
+        tau: adaptivity; keeps the steps of small changes small.
+        **settings: those of every strategy.
+    """
 
     cautions = {"model_per_client": _CAUTION}  # noqa: RUF012 - of the class
 
-    def __init__(self, server_rate: float, momentum: float, tau: float, **settings: Any) -> None:
+    @checked
+    def __init__(
+        self, *, server_rate: Positive = 0.01, momentum: _Decay = 0.9, tau: Positive = 1e-3, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self.server_rate, self.momentum, self.tau = server_rate, momentum, tau
 
@@ -81,14 +83,12 @@ class _Adaptive(FedAvg):
         raise NotImplementedError
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        share = 1 - self.momentum
+        share, last = 1 - self.momentum, update.state.get("variance")
         moved = [(share, update.average), (-share, update.start)]
         if (before := update.state.get("momentum")) is not None:
             moved.append((self.momentum, before))
         momentum = update.combine(*moved)
-        delta = update.combine((1.0, update.average), (-1.0, update.start))
-        step, variance = momentum.clone(), delta.clone()
-        last = update.state.get("variance")
+        step, variance = momentum.clone(), update.combine((1.0, update.average), (-1.0, update.start))
         for dtype, vector in variance.floating():
             known = torch.full_like(vector, self.tau**2) if last is None else last.vectors[dtype]
             vector.copy_(self.variance(known, vector.square()))
@@ -101,19 +101,14 @@ class FedAdagrad(_Adaptive):
     """``v <- v + Delta^2``.
 
     Args:
-        server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
         momentum: beta_1, 0 in the paper.
-        tau: adaptivity; keeps the steps of small changes small.
-        **settings: those of every strategy.
+        **settings: as of FedAdam.
     """
 
     name = "fedadagrad"
 
-    @checked
-    def __init__(
-        self, *, server_rate: Positive = 0.1, momentum: _Decay = 0.0, tau: Positive = 1e-3, **settings: Any
-    ) -> None:
-        super().__init__(server_rate, momentum, tau, **settings)
+    def __init__(self, *, momentum: _Decay = 0.0, **settings: Any) -> None:
+        super().__init__(momentum=momentum, **settings)
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:
         return variance + squared
@@ -123,26 +118,15 @@ class FedAdam(_Adaptive):
     """``v <- beta_2 v + (1 - beta_2) Delta^2``.
 
     Args:
-        server_rate: eta; 0.01 to 1 in the paper, to be chosen by validation.
-        momentum: beta_1.
         beta2: beta_2.
-        tau: adaptivity; keeps the steps of small changes small.
-        **settings: those of every strategy.
+        **settings: as above.
     """
 
     name = "fedadam"
 
     @checked
-    def __init__(
-        self,
-        *,
-        server_rate: Positive = 0.1,
-        momentum: _Decay = 0.9,
-        beta2: _Decay = 0.99,
-        tau: Positive = 1e-3,
-        **settings: Any,
-    ) -> None:
-        super().__init__(server_rate, momentum, tau, **settings)
+    def __init__(self, *, beta2: _Decay = 0.99, **settings: Any) -> None:
+        super().__init__(**settings)
         self.beta2 = beta2
 
     def variance(self, variance: Tensor, squared: Tensor) -> Tensor:

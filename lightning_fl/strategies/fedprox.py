@@ -3,14 +3,7 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020
 (https://arxiv.org/abs/1812.06127), Algorithm 2.
 
-=========  ===================================================================  =============
-paper      here                                                                 unit
-=========  ===================================================================  =============
-mu         ``mu``                                                               1 / weight^2
-w^t        ``turn.start``: the shared model, or the mixture that a client uses  weights [P]
-h_k        the module's loss, with its pull in every step's gradient            loss
-gamma      the local steps or epochs of the trainer                             steps, epochs
-=========  ===================================================================  =============
+w^t is ``turn.start``, the shared model or the mixture that a client uses; gamma stands for the local steps or epochs.
 
 Differs from the paper: clients are weighted by their samples and all take part unless a callback draws some (there
 they are drawn by samples and averaged alike); the pull is added to the gradient, once in a step of the optimiser and

@@ -3,14 +3,7 @@
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, ICML 2021
 (https://arxiv.org/abs/2102.07078), Algorithm 1.
 
-========  ==========================================================================  =============
-paper     here                                                                        unit
-========  ==========================================================================  =============
-h_i       the layers that ``PersonalLayers`` names                                    weights
-phi       all other layers                                                            weights
-tau_h     ``head_epochs``                                                             epochs
-tau_phi   the run's local work                                                        epochs, steps
-========  ==========================================================================  =============
+h_i are the layers that ``PersonalLayers`` names, phi all others; tau_h is ``head_epochs``, tau_phi the local work.
 
 Differs from the paper: the body's updates are weighted by samples. Each phase has an optimiser of its own, as the
 module configures it, which leaves the frozen part as it is (weight decay and momentum too); layers of normalisation of

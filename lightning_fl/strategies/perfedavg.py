@@ -3,16 +3,8 @@
 Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach, NeurIPS 2020 (https://arxiv.org/abs/2002.07948), Algorithm 1; equations 7 to 9.
 
-=============  ======================================================================  ============
-paper          here                                                                    unit
-=============  ======================================================================  ============
-alpha          ``adaptation_rate``                                                     step size
-beta           the learning rate of the client's optimiser, which takes the outer      step size
-               steps
-D, D', D''     the parts of every batch, in this order                                 samples
-w-tilde        ``w - alpha grad f(w; D)``                                              weights [P]
-delta          ``delta``, for the product with the Hessian in HF-MAML                  1 / gradient
-=============  ======================================================================  ============
+alpha is ``adaptation_rate``, beta the learning rate of the client's optimiser, which takes the outer steps; w-tilde is
+``w - alpha grad f(w; D)``, and delta ``delta``, for the product with the Hessian in HF-MAML.
 
 Differs from the paper: D, D' and D'' are halves (thirds with the Hessian) of one batch, as in FedCollab's code; batches
 too small for that are left out. Statistics of BatchNorm move with the first part alone. Personal layers, which no other

@@ -3,17 +3,8 @@
 Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020
 (https://arxiv.org/abs/2006.08848), Algorithm 1.
 
-========  ==========================================================================  =============
-paper     here                                                                        unit
-========  ==========================================================================  =============
-lambda    ``strength``                                                                1 / weight^2
-K         ``personal_steps``, gradient steps towards theta-tilde on one batch         steps
-eta_p     ``personal_rate`` (not numbered in the paper: "a gradient method")          step size
-theta     ``turn.kept["own"]``, of the turn's last batch                              weights [P]
-eta       the learning rate of the client's optimiser, which takes the outer steps    step size
-R         the turn's optimiser steps                                                  steps
-beta      ``server_rate``                                                             factor
-========  ==========================================================================  =============
+lambda is ``strength``, K ``personal_steps``, each of size eta_p, ``personal_rate`` (the paper: "a gradient method"),
+theta ``turn.kept["own"]``, eta the learning rate of the client's optimiser, and beta ``server_rate``.
 
 Differs from the paper: theta restarts from w_i at each batch, as in FedCollab. Statistics of BatchNorm under
 theta are the client's own: the last of the K gradients on a batch moves them. A client is evaluated with its theta, or

@@ -3,15 +3,8 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML
 2020 (https://arxiv.org/abs/1910.06378), Algorithm 1 with option II.
 
-========  ============================================================  ==========
-paper     here                                                          unit
-========  ============================================================  ==========
-c_i       ``turn.kept["control"]``, zero at first                       gradient
-c         ``update.state["control"]``, of each model                    gradient
-K eta_l   :func:`~lightning_fl.strategies.local_sgd.distance`           step sizes
-eta_g     ``server_rate``                                               factor
-|S| / N   ``update.share``, of the cohort among the model's clients     share
-========  ============================================================  ==========
+c_i is ``turn.kept["control"]`` and c ``update.state["control"]`` of each model, zero at first; K eta_l is
+:func:`~lightning_fl.strategies.local_sgd.distance`, eta_g ``server_rate`` and |S| / N ``update.share``.
 
 Differs from the paper, where b_i = 1/N: clients are weighted by their samples, in the average of the weights and in
 ``c = sum_i b_i c_i``, which holds over all clients of a model, drawn or not, so that steps end where ``sum_i b_i f_i``

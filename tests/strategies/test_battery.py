@@ -10,7 +10,7 @@ import pytest
 import torch
 from processes import SUPPORT, WarmPython, succeed_as_two_ranks
 from strategy_references import REFERENCES, Plan, after_rounds
-from strategy_runs import STRATEGIES, bits, fit
+from strategy_runs import RUNS, STRATEGIES, bits, fit
 
 import lightning_fl.strategies
 
@@ -82,7 +82,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*left out of")
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_resumed_run_has_the_same_bits(name: str, root: Path, tmp_path: Path) -> None:
     bits(name, tmp_path, rounds=2)
     resumed = bits(name, tmp_path, ckpt_path="last")
@@ -99,7 +99,7 @@ def ranks(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*left out of")
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", RUNS)
 def test_two_processes_give_the_bits_of_one(name: str, root: Path, ranks: list[dict[str, Any]]) -> None:
     one, parts = whole(name, root), [rank[name] for rank in ranks]
     assert sorted(map(len, (part["clients"] for part in parts))) == [2, 3]

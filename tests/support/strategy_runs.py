@@ -38,7 +38,7 @@ from lightning_fl.strategies import (
     QFedAvg,
 )
 
-__all__ = ["BITS", "STRATEGIES", "bits", "fit"]
+__all__ = ["BITS", "RUNS", "STRATEGIES", "bits", "fit"]
 
 #: The strategy of each row, by the name of its reference.
 STRATEGIES: dict[str, Callable[[], FedAvg]] = {
@@ -218,26 +218,37 @@ BITS = Plan(
 class Heavy(TinyModule):
     """Momentum, and a rate that falls with every step."""
 
+    adam = False
+
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=MOMENTUM)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=MOMENTUM)
+        if self.adam:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+#: What is run for bits: every strategy with optimisers that go on, some with optimiser states that are averaged.
+RUNS = (*STRATEGIES, *(f"{name} averaged" for name in ("FedAvg", "SCAFFOLD", "FedFA")))
+
+
 def bits(name: str, root: Path, rounds: int = BITS.rounds, ckpt_path: str | None = None, devices: int = 1) -> Any:
     """What came of a run in which everything happens, to the bit; of clients that this rank hosts."""
+    kind = name.removesuffix(" averaged")
     run = run_of(
-        STRATEGIES[name](),
+        STRATEGIES[kind](),
         replace(BITS, rounds=rounds),
         PersonalLayers(layers=["linear.bias"]),
         ModelCheckpoint(every_n_rounds=1, save_models=False),
         local_steps=3,
-        optimizer_state="keep",
+        optimizer_state="keep" if kind == name else "average",
         default_root_dir=root,
         devices=devices,
     )
     data = TinyClients((16, 10, 18, 7, 14))
-    run.fit(Heavy(dropout=0.2, norm=True), data, ckpt_path=ckpt_path)
+    module = Heavy(dropout=0.2, norm=True)
+    module.adam = name in ("FedAvg averaged", "FedFA averaged")
+    run.fit(module, data, ckpt_path=ckpt_path)
     hosted = run.hosted_clients
     return {
         "models": [digest(model) for model in run.models],
@@ -249,5 +260,5 @@ def bits(name: str, root: Path, rounds: int = BITS.rounds, ckpt_path: str | None
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    found = {name: bits(name, folder / name, devices=2) for name in STRATEGIES}
+    found = {name: bits(name, folder / name, devices=2) for name in RUNS}
     (folder / f"rank_{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(found))

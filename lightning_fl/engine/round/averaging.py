@@ -1,7 +1,7 @@
 """Averages of a cohort's updates: the next shared models, or the next model of each client."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,7 @@ from lightning_fl.engine.client import ClientReport, ClientUpdate, packed
 from lightning_fl.engine.federation import IDENTITY, Federation
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, ModelUpdate
+from lightning_fl.engine.turn.averaged_states import num_vectors
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.weights.flat import Weights, linear_combination
 from lightning_fl.engine.weights.weighted_sum import (
@@ -40,6 +41,7 @@ class SharedModels:
         self._chooser = chooser
         self._waits = chooser is not None or "weigh_cohort" in loop.own_steps
         self._kept: dict[Participant, ClientUpdate] = {}
+        self._vectors: set[str] = set()  # names of those in updates of this rank
         #: Participant, in the cohort's order -> model that it contributes to -> weight.
         self._parts: dict[Participant, dict[int, float]] = {}
         self._sums: dict[int, _Sums] = {}
@@ -49,11 +51,12 @@ class SharedModels:
 
     def receive(self, participant: Participant, update: ClientUpdate) -> None:
         """Add or keep a participant's update; a ``TrainingError`` if it is not finite, or too large."""
+        self._vectors |= update.vectors.keys()
         if self._waits:
             loop, start = self._loop, self._loop.start_of(participant)
             check_addable(update.weights, start, update.scale)
-            for vector in update.vectors.values():
-                check_addable(vector, _zeros(loop, start), update.scale)
+            for name, vector in update.vectors.items():
+                check_addable(vector, _reference(loop, start, name), update.scale)
             self._kept[participant] = replace(update, weights=update.weights.clone())
             return
         own = self._own_weights(participant, update.weight).items()
@@ -76,17 +79,23 @@ class SharedModels:
         self._parts |= {one: self._own_weights(one, report.weight) for one, report in arrived.items()}
         if "weigh_cohort" in loop.own_steps:
             self._weigh(arrived)
+        of_ranks = loop.processes.of_ranks(sorted(self._vectors)) if loop.settings.optimizer_state == "average" else []
+        vectors = {name for of_rank in of_ranks for name in of_rank}
         starts, models = federation.models, list(federation.models)
         if self._waits:
             for model, members in self._plan().items():  # one sum at a time: its memory is several times a model's
                 sums, kept = _Sums(loop, model, *members), [(one, self._parts[one]) for one in self._kept]
                 for total, terms in sums.terms([(self._kept[one], part[model]) for one, part in kept if model in part]):
                     total.add_all_(terms)
-                models[model] = sums.average(self._parts, arrived)
+                models[model] = sums.average(self._parts, arrived, vectors)
         for model, sums in self._sums.items():
-            models[model] = sums.average(self._parts, arrived)
+            models[model] = sums.average(self._parts, arrived, vectors)
         federation.models = models
         self._kept.clear()
+        identities = federation.identities() if federation.optimizer_states else []
+        for model, state in federation.optimizer_states.items():
+            state[IDENTITY] = identities[model]
+        count_vectors(loop)
         federation.communication.end_turns(list(arrived), models, federation.collaboration, chosen_from_updates=chosen)
         loop.round.starts, loop.round.shares = starts, self._shares(arrived)
 
@@ -164,35 +173,52 @@ class _Sums:
         self._model = model
         self._planned = planned  # sum of all contributors' weights: scaled by it, sums use their full range
         self._start = loop.federation.models[model]
-        self._weights = self._empty(clients, self._start)
-        vectors = loop.learner.extra_vectors
-        self._vectors = {name: self._empty(clients, _zeros(loop, self._start)) for name in vectors}
+        self._clients = clients
+        self._weights = self._empty(self._start)
+        self._vectors: dict[str, _Sum] = {}
+        self._add_vectors(loop.learner.extra_vectors)
 
-    def _empty(self, clients: Sequence[int], reference: Weights) -> _Sum:
-        if len(clients) == 1:
-            return SoleContribution(self._loop.processes.client_ranks[clients[0]], reference)
+    def _empty(self, reference: Weights) -> _Sum:
+        if len(self._clients) == 1:
+            return SoleContribution(self._loop.processes.client_ranks[self._clients[0]], reference)
         return WeightedSum(reference)
+
+    def _add_vectors(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._vectors:
+                self._vectors[name] = self._empty(_reference(self._loop, self._start, name))
 
     def terms(self, updates: Sequence[tuple[ClientUpdate, float]]) -> Iterator[tuple[_Sum, list[_Term]]]:
         """Each sum with its terms, from clients' updates and their weights before scaling."""
         scaled = [(update, update.scale * (weight / self._planned)) for update, weight in updates if update.scale]
+        for update, _ in scaled:
+            self._add_vectors(update.vectors)
         for name, total in self._vectors.items():
-            yield total, [(update.vectors[name], weight) for update, weight in scaled]
+            yield total, [(update.vectors[name], weight) for update, weight in scaled if name in update.vectors]
         yield self._weights, [(update.weights, weight) for update, weight in scaled]
 
     def average(
-        self, parts: Mapping[Participant, Mapping[int, float]], arrived: Mapping[Participant, ClientReport]
+        self,
+        parts: Mapping[Participant, Mapping[int, float]],
+        arrived: Mapping[Participant, ClientReport],
+        vectors: Iterable[str],
     ) -> Weights:
-        """The next shared model; unchanged if all its participants failed or have weight 0."""
+        """The next shared model, unchanged if all participants failed or weigh 0; averages further ``vectors``, too."""
         loop, model = self._loop, self._model
         survived = sum(parts[one].get(model, 0.0) / self._planned * report.scale for one, report in arrived.items())
         if not survived:
             return self._start
-        totals = [self._weights, *self._vectors.values()]
+        self._add_vectors(vectors)
+        names = sorted(self._vectors)
+        totals = [self._weights, *(self._vectors[name] for name in names)]
         if loop.processes.several:
             for total in totals:
                 total.reduce_(loop.processes.transport)
-        average, *vectors = [total.value(survived) for total in totals]
+        average, *others = [total.value(survived) for total in totals]
+        averages = dict(zip(names, others, strict=True))
+        extra = {name: averages.pop(name) for name in loop.learner.extra_vectors}
+        if averages:
+            loop.federation.optimizer_states[model] = averages
         if "aggregate" not in loop.own_steps:
             return average
         trained, identity = loop.round.trained, loop.identity_of(model)
@@ -201,14 +227,20 @@ class _Sums:
             for one, report in arrived.items()
             if parts[one].get(model)
         ]
-        return next_model(
-            loop, model, self._start, average, contributions, dict(zip(self._vectors, vectors, strict=True))
-        )
+        return next_model(loop, model, self._start, average, contributions, extra)
 
 
-def _zeros(loop: LocalLoop, start: Weights) -> Weights:
-    """Reference of further vectors: zero in the averaged parameters."""
-    return linear_combination(start, [(0.0, start)], loop.averaged_spans())
+def _reference(loop: LocalLoop, start: Weights, name: str) -> Weights:
+    """Reference of a further vector: zero in the averaged parameters."""
+    if name in loop.learner.extra_vectors:
+        return linear_combination(start, [(0.0, start)], loop.averaged_spans())
+    return loop.training.optimization.averaged.zeros(name)
+
+
+def count_vectors(loop: LocalLoop) -> None:
+    """Record how many further vectors go with a model."""
+    names = {name for state in loop.federation.optimizer_states.values() for name in state}
+    loop.federation.communication.extra_vectors = len(loop.learner.extra_vectors) + num_vectors(names)
 
 
 def next_model(
@@ -247,6 +279,11 @@ class ClientModels:
                 f"the strategy {type(loop.learner).__name__} averages further vectors"
                 f" ({', '.join(loop.learner.extra_vectors)}), which is impossible with the models of single clients"
                 f" that {chooser.owner} creates. Keep one of the two."
+            )
+        if loop.settings.optimizer_state == "average":
+            raise ConfigurationError(
+                f"trainer.optimizer_state=average averages over the clients of a model, and {chooser.owner} gives every"
+                " client a model of its own: set it to keep."
             )
         self._loop = loop
         self._chooser = chooser

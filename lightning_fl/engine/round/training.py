@@ -19,7 +19,7 @@ from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, p
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Learner
-from lightning_fl.engine.round.averaging import ClientModels, SharedModels
+from lightning_fl.engine.round.averaging import ClientModels, SharedModels, count_vectors
 from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 
@@ -31,8 +31,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
     if not cohort.participants:
         now.reports, now.survivors = {}, set()
         return
-    if loop.own_steps:
+    if loop.own_steps or loop.federation.optimizer_states:
         loop.federation.forget_changed(loop.learner.kept_for_model)
+    if loop.own_steps:
         now.trained = {one: loop.identity_of(loop.model_of(one)) for one in cohort.participants}
     chooser = next(iter(loop.hooks.of("select_collaboration")), None)
     if chooser is not None and any(participant.model is not None for participant in cohort.participants):
@@ -52,6 +53,7 @@ def _train_cohort(
 ) -> dict[Participant, ClientReport]:
     """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors."""
     federation, now = loop.federation, loop.round
+    count_vectors(loop)
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
     after = loop.hooks.of("on_client_end")
     take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
@@ -147,6 +149,8 @@ def _hand_over(
         update = learner.client_update(turn, shared)
     if "client_update" in loop.own_steps or learner.extra_vectors:
         _check_update(learner, update)
+    if turn.moments:
+        update = replace(update, vectors=update.vectors | turn.moments)
     kept = packed(turn.kept)  # raises if a checkpoint could not hold it
     hand_over(participant, update)
     if personal is not None and own is not None:

@@ -23,6 +23,7 @@ from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Span, Weights
 from lightning_fl.engine.weights.local_parameters import averaged_spans
+from lightning_fl.engine.weights.weighted_sum import mixture
 
 
 @dataclass(eq=False, repr=False)
@@ -76,11 +77,22 @@ class LocalLoop(TurnServices):
         for hook in watchers:
             hook(client)
         turn = self._turn(client, participant.model, start, state, federation)
+        if self.settings.optimizer_state == "average":
+            turn.moments = self._moments(participant)
         if participant.draw:
             turn.purpose = f"train, draw {participant.draw}"
         if "begin_client" in self.own_steps:
             self.learner.begin_client(turn)
         return turn
+
+    def _moments(self, participant: Participant) -> dict[str, Weights]:
+        """The averaged optimiser state of the model that a participant trains; of a mixture, that of its models."""
+        states, given = self.federation.optimizer_states, participant.model
+        row = self.federation.collaboration.personalisation[participant.client].tolist()
+        shares = {given: 1.0} if given is not None else {model: share for model, share in enumerate(row) if share > 0}
+        used = [states.get(model, {}) for model in shares]
+        names = [name for name in used[0] if name != IDENTITY and all(name in one for one in used)]
+        return {name: mixture([*shares.values()], [one[name] for one in used]) for name in names}
 
     def _turn(
         self, client: int, model: int | None, start: Weights, state: ClientState, federation: Federation
@@ -174,9 +186,11 @@ class LocalLoop(TurnServices):
             report = self._train_in_phases(turn, phases)
         else:
             correct_ = self._correction(turn)
-            report = self.training.train(turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_)
+            report = self.training.train(
+                turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_, moments=turn.moments
+            )
         for name, second in self._second.items():
-            if self.settings.optimizer_state == "keep":
+            if self.settings.optimizer_state != "fresh":
                 turn.kept[f"optimizer of {name}"] = second.state()
         if report.trainable and self.own_steps:  # the parameters that were trainable at the end of the turn
             before = self.flat.set_trainable(report.trainable)
@@ -214,7 +228,11 @@ class LocalLoop(TurnServices):
         with self._frozen_but(last.trained):
             correct_ = self._correction(turn)
             return self.training.train(
-                turn.client, start, turn.state, purpose=turn.purpose, work=last.work, correct_=correct_
+                *(turn.client, start, turn.state),
+                purpose=turn.purpose,
+                work=last.work,
+                correct_=correct_,
+                moments=turn.moments,
             )
 
     @contextmanager

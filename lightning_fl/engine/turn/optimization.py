@@ -24,9 +24,11 @@ from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.core.lightning_types import is_overridden, own_lightning
 from lightning_fl.engine.client import ClientState
 from lightning_fl.engine.profile import BACKWARD
+from lightning_fl.engine.turn.averaged_states import AveragedStates
 from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
 from lightning_fl.engine.turn.schedulers import PristineOptimizers, Schedulers, held_schedulers
 from lightning_fl.engine.turn.services import TurnServices
+from lightning_fl.engine.weights.flat import Weights
 
 #: Hooks of a module that take part in an optimiser's step.
 STEP_HOOKS = (
@@ -47,10 +49,9 @@ _HOST = torch.device("cpu")
 class Optimization:
     """Creates a client's optimisers and schedulers at the start of its turn and takes its steps.
 
-    Optimisers are fresh every round (as in the published algorithms) unless ``optimizer_state="keep"``. Schedulers
-    continue from round to round: with ``interval: step`` they count the client's own steps, with ``interval: epoch``
-    the rounds of the run, whether or not the client took part. A scheduler that monitors a metric sees its latest value
-    once, at the client's next turn.
+    Schedulers continue from round to round: with ``interval: step`` they count the client's own steps, with ``interval:
+    epoch`` the rounds of the run, whether or not the client took part. A scheduler that monitors a metric sees its
+    latest value once, at the client's next turn.
     """
 
     def __init__(self, services: TurnServices) -> None:
@@ -64,6 +65,7 @@ class Optimization:
         self._flat_is_due = False
         self._correct_: Correction | None = None
         self._correction: GradientCorrection | None = None
+        self._moments: dict[str, Weights] | None = None
         self._pristine = PristineOptimizers()
         self._group_sizes: list[list[int]] = []
         #: Schedulers in attributes of the module, which steps them itself.
@@ -92,13 +94,17 @@ class Optimization:
         """Record the module's parameters; call it again if hooks create others before the first turn."""
         self._parameters = list(self._module.parameters())
         self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        self.averaged = AveragedStates(self._module, self._flat_module)
 
     def end_run(self) -> None:
         self._end_flat()
         self._pristine.restore()
 
-    def begin(self, state: ClientState, correct_: Correction | None = None) -> None:
-        self._correct_, self._correction = correct_, None
+    def begin(
+        self, state: ClientState, correct_: Correction | None = None, moments: dict[str, Weights] | None = None
+    ) -> None:
+        """Begin a turn. With ``moments``, an averaged state to begin with, :meth:`end` replaces them by the turn's."""
+        self._correct_, self._correction, self._moments = correct_, None, moments
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
             parameter.grad = None
@@ -113,6 +119,8 @@ class Optimization:
         if state.optimizers:
             for optimizer, saved in zip(optimizers, state.optimizers, strict=True):
                 optimizer.load_state_dict(saved)
+        if moments:
+            self.averaged.load(moments, optimizers)
         if state.schedulers:
             scheduling = [*(config.scheduler for config in schedulers), *self.held_schedulers]
             for scheduler, saved in zip(scheduling, state.schedulers, strict=False):  # there may be a new one
@@ -136,10 +144,14 @@ class Optimization:
 
     def end(self, state: ClientState) -> None:
         optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
-        if self._settings.optimizer_state == "keep":
+        if self._settings.optimizer_state != "fresh":
             self._release()
-            # On the host, because all clients' states are kept and go into checkpoints.
-            state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
+            if self._moments is not None:
+                self._moments.clear()
+                self._moments.update(self.averaged.read(optimizers, self._federation.personal))
+            if self._moments is None or self._federation.personal is not None:
+                # On the host, because all clients' states are kept and go into checkpoints.
+                state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
         first_kept = state.optimizers and not state.parameters
         if first_kept or _group_sizes(optimizers) != self._group_sizes:
             state.parameters = self._named_groups(optimizers)

@@ -58,7 +58,6 @@ class TrainingLoop:
         self.generators: Sequence[torch.Generator] = ()
         #: States of all generators that losses of the present turn may draw from.
         self.draws = DrawStates(())
-        services.federation.communication.extra_vectors = len(learner.extra_vectors)
         if learner.needs_losses or "client_loss" in self.own_steps:
             refuse_manual_steps(services.module, type(learner).__name__)
 
@@ -114,6 +113,7 @@ class TrainingLoop:
         own: bool = True,
         work: LocalWork | None = None,
         correct_: Correction | None = None,
+        moments: dict[str, Weights] | None = None,
     ) -> ClientReport:
         """Train a client in the current round; leaves its new weights in ``flat`` and updates ``state``.
 
@@ -123,6 +123,7 @@ class TrainingLoop:
             own: whether the turn is part of the federation, with the client's personal layers, the strategy's loss and
                 callbacks of steps. Otherwise only the module is trained on ``start``.
             work: amount; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
+            moments: averaged states of optimisers (:meth:`Optimization.begin`), replaced by the turn's.
         """
         services = self._services
         trainable = services.flat.trainable()
@@ -132,7 +133,7 @@ class TrainingLoop:
                 if start is not None:
                     services.load(client, start, own)
                 with services.callback_states.turn(client, keep=own, trained=True):
-                    report = self._train(client, state, purpose, own, work, correct_)
+                    report = self._train(client, state, purpose, own, work, correct_, moments)
                 services.metric_states.end(client, keep=own)
         finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
             changed = services.flat.trainable_changes(trainable)
@@ -148,6 +149,7 @@ class TrainingLoop:
         own: bool,
         work: LocalWork | None,
         correct_: Correction | None,
+        moments: dict[str, Weights] | None,
     ) -> ClientReport:
         services, trainer, learner = self._services, self._trainer, self._learner
         path = services.path(client, purpose)
@@ -166,7 +168,7 @@ class TrainingLoop:
             trainer.set_stage(*STAGES["fit"])
             trainer.begin_turn(client, state.global_step, batches_before=state.batches)
             self._set_length(length)
-            self.optimization.begin(state, correct_)
+            self.optimization.begin(state, correct_, moments)
         if overridden("on_train_epoch_start"):
             call("on_train_epoch_start")
             if trainer.accumulate_grad_batches != length.accumulate:
