@@ -26,9 +26,8 @@ def recipes(
     found = available_recipes()
     if name is not None:
         if name not in found:
-            raise ConfigurationError(
-                f"no shipped recipe {name!r}{did_you_mean(name, found)}. There are {', '.join(found)}."
-            )
+            hint = f"{did_you_mean(name, found)}. There are {', '.join(found)}"
+            raise ConfigurationError(f"no shipped recipe {name!r}{hint}.")
         found = {name: found[name]}
     if copy is not None:
         write_files({f"{name}.yaml": path.read_bytes() for name, path in found.items()}, copy, "--copy DIR")

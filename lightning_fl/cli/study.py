@@ -127,10 +127,7 @@ def _share(text: str) -> slice:
     """The cells of "i/n": every n-th, starting with the i-th."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigurationError(
-            f"--shard {text}: write i/n with i from 1 to n, such as 2/8 for the second of eight; with SLURM's"
-            " --array=1-8 it is $SLURM_ARRAY_TASK_ID/8."
-        )
+        raise ConfigurationError(f"--shard {text}: write i/n with i from 1 to n, such as $SLURM_ARRAY_TASK_ID/8.")
     return slice(int(match[1]) - 1, None, int(match[2]))
 
 

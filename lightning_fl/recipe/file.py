@@ -12,10 +12,8 @@ def load_recipe(path: Path) -> dict[str, Any]:
     """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more."""
     content = read_yaml(path, mark_quoted=True)
     if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{path}: a recipe is a mapping with the keys seed_everything, trainer, model and data, but this file"
-            f" {'is empty' if content is None else f'contains a {type(content).__name__}'}."
-        )
+        found = "is empty" if content is None else f"contains a {type(content).__name__}"
+        raise ConfigurationError(f"{path} {found}: a recipe has the keys seed_everything, trainer, model and data.")
     return content
 
 

@@ -80,9 +80,8 @@ def join_outputs(batches: Iterable[Any]) -> dict[str, Tensor]:
     for output in batches:
         named = output if isinstance(output, Mapping) else {"": output}
         if not all(isinstance(value, Tensor) for value in named.values()):
-            raise ConfigurationError(
-                f"predict_step must return a tensor or a dict of tensors, not a {type(output).__name__}."
-            )
+            kind = type(output).__name__
+            raise ConfigurationError(f"predict_step must return a tensor or a dict of tensors, not a {kind}.")
         for name, value in named.items():
             values = torch.atleast_1d(value.detach()).cpu()
             half = values.dtype in (torch.bfloat16, torch.float16)  # unknown to NumPy
@@ -94,9 +93,8 @@ def check_count(outputs: Mapping[str, Tensor], count: int) -> None:
     """Refuse outputs without one row per sample."""
     for values in outputs.values():
         if len(values) != count:
-            raise ConfigurationError(
-                f"predict_step returned shape {list(values.shape)} for {count} samples: return a row for each."
-            )
+            what = f"shape {list(values.shape)} for {count} samples"
+            raise ConfigurationError(f"predict_step returned {what}: return a row for each.")
 
 
 def numbered_columns(name: str, values: Tensor) -> dict[str, np.ndarray]:

@@ -41,10 +41,8 @@ def find_recipe(name_or_path: str, kind: Literal["recipe", "study"] = "recipe") 
     if path.is_dir():
         raise ConfigurationError(f"{name_or_path!r} is a folder; give a {kind}'s file, or the name of a shipped one.")
     stem = path.name.removesuffix(".yml").removesuffix(".yaml")
-    raise ConfigurationError(
-        f"no {kind} {name_or_path!r}: neither a file nor the name of a shipped {kind}{did_you_mean(stem, shipped)}."
-        f" `lightning-fl {'recipes' if kind == 'recipe' else kind}` lists those."
-    )
+    hint = f"{did_you_mean(stem, shipped)}. `lightning-fl {'recipes' if kind == 'recipe' else kind}` lists those"
+    raise ConfigurationError(f"no {kind} {name_or_path!r}: neither a file nor a shipped {kind}{hint}.")
 
 
 def listing(found: dict[str, Path]) -> str:

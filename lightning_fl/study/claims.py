@@ -222,10 +222,8 @@ class _Parser:
         if statistic is None:
             raise self._error("expected a number or a quantity such as mean(fedavg)")
         if statistic not in STATISTICS:
-            raise self._error(
-                f"unknown statistic {statistic!r}{did_you_mean(statistic, STATISTICS)}; choose one of"
-                f" {', '.join(STATISTICS)}"
-            )
+            hint = f"{did_you_mean(statistic, STATISTICS)}; choose one of {', '.join(STATISTICS)}"
+            raise self._error(f"unknown statistic {statistic!r}{hint}")
         if self._take(r"\(") is None:
             raise self._error(f"expected ( and an arm after {statistic}")
         arm = self._name(self._arms, "arm")
@@ -251,9 +249,8 @@ class _Parser:
         if name is None:
             raise self._error(f"expected the name of an {kind}" if kind[0] == "a" else f"expected a {kind}")
         if name not in known:
-            raise self._error(
-                f"unknown {kind} {name!r}{did_you_mean(name, known)}; the study has {', '.join(known) or 'none'}"
-            )
+            hint = f"{did_you_mean(name, known)}; the study has {', '.join(known) or 'none'}"
+            raise self._error(f"unknown {kind} {name!r}{hint}")
         return name
 
     def _take(self, pattern: str) -> str | None:

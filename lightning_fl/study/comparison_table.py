@@ -146,9 +146,8 @@ def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
         of_seed: dict[int, FinishedRun] = {}
         for run in runs:
             if (other := of_seed.setdefault(run.seed, run)) is not run:
-                raise ConfigurationError(
-                    f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}: use LABEL=RUN."
-                )
+                both = f"{other.folder} and {run.folder} are both {label!r} with seed {run.seed}"
+                raise ConfigurationError(f"{both}: use LABEL=RUN.")
 
 
 def _about(label: str, runs: Sequence[FinishedRun], name: str, split: str) -> dict[str, object]:
@@ -228,7 +227,5 @@ def _reference_of(run: FinishedRun, reference: Sequence[FinishedRun]) -> Finishe
     same_seed = [other for other in reference if other.seed == run.seed]
     if chosen := [other for other in same_seed if other in alike] or alike or same_seed:
         return chosen[0]
-    raise ConfigurationError(
-        f"the reference has no run on the data of {run.folder} and none with its seed {run.seed}, only seeds"
-        f" {', '.join(str(other.seed) for other in reference)}. Train it with the same seeds."
-    )
+    seeds = f"its seed {run.seed}, only seeds {', '.join(str(other.seed) for other in reference)}"
+    raise ConfigurationError(f"the reference has no run on the data of {run.folder} and none with {seeds}.")

@@ -150,10 +150,8 @@ class FinishedRun:
         found = self.summary["metrics"].get(split, {})
         if name not in found:
             known = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
-            raise ConfigurationError(
-                f"{self.folder} has no {split} metric {name!r}{did_you_mean(name, found)}. It has"
-                f" {listed(known, near=f'{name} ({split})') or 'no metrics'}."
-            )
+            hint = f"{did_you_mean(name, found)}. It has {listed(known, near=f'{name} ({split})') or 'no metrics'}"
+            raise ConfigurationError(f"{self.folder} has no {split} metric {name!r}{hint}.")
         record = found[name]
         clients = {client: number_or_nan(value) for client, value in record["clients"].items()}
         return RunMetric(

@@ -47,9 +47,8 @@ class RayWorkers:
             ray.init(**new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except Exception as error:  # many types, from a wrong address to another version of Ray
             reason = cut(" ".join(str(error).split()), 200).rstrip(".")
-            raise ConfigurationError(
-                f"--ray {address}: no cluster responds: {reason}. Run `ray start --head`, or use --ray local."
-            ) from error
+            remedy = "Run `ray start --head`, or use --ray local."
+            raise ConfigurationError(f"--ray {address}: no cluster responds: {reason}. {remedy}") from error
         resources = ray.cluster_resources()
         self._use_gpus = bool(resources.get("GPU")) and any(cell.accelerator != "cpu" for cell in cells)
         self.num_workers = num_workers or max(1, int(resources.get("GPU" if self._use_gpus else "CPU", 1)))

@@ -134,9 +134,8 @@ class StudyResults:
             rows = [dict(zip(map(csv_value, header), map(csv_value, line), strict=True)) for line in lines if line]
             cells = [_cell_of(row, list(study.grid)) for row in rows]
         except (OSError, ValueError, KeyError, RecursionError) as error:
-            raise CheckpointError(
-                f"the results in {out} are damaged ({type(error).__name__}: {error}): run the study again."
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the results in {out} are damaged ({reason}): run the study again.") from error
         return cls.from_cells(study, cells, environment)
 
     def write(self, out: Path) -> None:

@@ -100,19 +100,15 @@ def _federated_data(
     if silos:
         return Silos(data, num_samples=num_samples, **batching)
     if not isinstance(data, AnyDataModule) and not hasattr(data, "__getitem__"):
-        raise ConfigurationError(
-            f"data is a {type(data).__name__}: give a list with one LightningDataModule, loader or data set per silo,"
-            " or one LightningDataModule or data set with num_clients."
-        )
+        wanted = "one LightningDataModule, loader or data set per silo in a list, or one of them with num_clients"
+        raise ConfigurationError(f"data is a {type(data).__name__}: give {wanted}.")
     if num_samples is not None:
         raise ConfigurationError("num_samples is for silos: clients that are cut from one data set are counted.")
     if num_clients is not None and partitioner is None:
         partitioner = IID(num_clients=num_clients)
     elif num_clients is not None or partitioner is None:
-        raise ConfigurationError(
-            "say how the data are cut into clients: give either num_clients (evenly at random) or a partitioner"
-            " (lightning_fl.data.Dirichlet, Scaffold, GroupBy, ...)."
-        )
+        what = "say how the data are cut into clients: give num_clients (evenly at random) or a partitioner"
+        raise ConfigurationError(f"{what}, such as lightning_fl.data.Dirichlet.")
     return Partitioned(data, partitioner, **batching)
 
 
@@ -120,10 +116,8 @@ def _are_silos(data: Any, cut: bool) -> bool:
     """Whether the data have an entry per silo, rather than samples that are cut into clients."""
     if isinstance(data, Mapping):
         if is_splits(data):
-            raise ConfigurationError(
-                f"data is a dict of {', '.join(data)}, which are splits: give silos by name, such as {{'north':"
-                " {'train': ..., 'val': ...}, 'south': ...}, or one LightningDataModule with num_clients."
-            )
+            splits = ", ".join(data)
+            raise ConfigurationError(f"data is a dict of {splits}, which are splits: give a dict of silos by name.")
         return True
     if not isinstance(data, list | tuple) or not data:
         return False

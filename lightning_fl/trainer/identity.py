@@ -60,9 +60,8 @@ def check_same(strategy: FederatedStrategy, own: Mapping[str, str], what: str) -
         different = {name: (found[name], first[name]) for name in first if found.get(name, first[name]) != first[name]}
         if different:
             text = _listed(different, "{name} is {0} there, {1} here", 300)
-            raise ConfigurationError(
-                f"{names[rank]} has another {what} than {names[0]}: {text}. Start all ranks with the same {what}."
-            )
+            other = f"{names[rank]} has another {what} than {names[0]}: {text}"
+            raise ConfigurationError(f"{other}. Start all ranks with the same {what}.")
 
 
 def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> dict[str, str]:
@@ -130,23 +129,16 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
         ("layout of weights", _layout(state["models"][0]), _layout(trainer.federation.models[0].state_dict())),
     ):
         if before != now:
-            raise CheckpointError(
-                f"{path}: the checkpoint's {what} is {before}, this run's is {now}: give the checkpoint of a run with"
-                " the same recipe."
-            )
+            differs = f"the checkpoint's {what} is {before}, this run's is {now}"
+            raise CheckpointError(f"{path}: {differs}: give the checkpoint of a run with the same recipe.")
     pairs = enumerate(zip(state["client_names"], trainer.client_names, strict=True))
     if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
-        raise CheckpointError(
-            f"{path} is of other clients: {_listed(renamed)}. Give the data of that run's clients, under the same names"
-            " and in the same order, or start a new run."
-        )
+        remedy = "Give the data of that run's clients, under the same names and in the same order."
+        raise CheckpointError(f"{path} is of other clients: {_listed(renamed)}. {remedy}")
     for number, model in enumerate(state["models"]):
         if name := _not_finite(trainer, Weights.from_state_dict(model, torch.device("cpu"))):
-            raise CheckpointError(
-                f"{path}: the weights of {name!r} in its model {number} are not finite: training diverged before it was"
-                " saved, or the file was changed. Use another one of its folder, or start again with a lower learning"
-                " rate."
-            )
+            what = f"the weights of {name!r} in its model {number} are not finite"
+            raise CheckpointError(f"{path}: {what}. Use another one of its folder, or lower the learning rate.")
 
 
 def find_differences(
@@ -167,10 +159,8 @@ def find_differences(
     found |= _other_data(trainer, state["data"])
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
-        rank_zero_warn(
-            f"{path} is of a run that differs from this one: {_listed(new)}. This run continues with its own;"
-            " summary.json lists it as differs_from_checkpoint."
-        )
+        own = "This run continues with its own; summary.json lists it as differs_from_checkpoint."
+        rank_zero_warn(f"{path} is of a run that differs from this one: {_listed(new)}. {own}")
     return found
 
 

@@ -147,10 +147,8 @@ def _restore(trainer: TrainerSurface, state: dict[str, Any], path: Path, *, eval
     done = trainer.federation.current_round
     rank_zero_info(f"resumed after round {done} of {shown}")
     if done >= trainer.max_rounds:
-        rank_zero_warn(
-            f"nothing is left to train: {shown} is of round {done}, and trainer.max_rounds is {trainer.max_rounds}."
-            " Its models are written out as they are; raise trainer.max_rounds to train on."
-        )
+        done_by = f"{shown} is of round {done}, and trainer.max_rounds is {trainer.max_rounds}"
+        rank_zero_warn(f"nothing is left to train: {done_by}. Raise it to train on; models are written as is.")
 
 
 def _register_ends(

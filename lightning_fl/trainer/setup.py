@@ -89,10 +89,8 @@ def set_up(
         own.call_hook("on_fit_start")
     flat = FlatModule(module, state.get("layout", []))
     if stage != "fit" and flat.missing():
-        rank_zero_warn(
-            f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start, which the"
-            f" module lacks in {stage}: they are left out. Make them in __init__ or configure_model."
-        )
+        what = f"the checkpoint has {', '.join(map(repr, flat.missing()))}, made in on_train_start"
+        rank_zero_warn(f"{what}: left out in {stage}. Make them in __init__ or configure_model.")
     if processes.several:
         check_same(trainer.strategy, layout_of(flat.weights, module), "model")
         for vector in flat.weights.vectors.values():  # rank zero's: a module may have another seed elsewhere
@@ -154,8 +152,6 @@ def _warn_of_idle_ranks(processes: Processes, block: int) -> None:
     world_size = processes.transport.world_size
     idle = world_size - len(set(processes.client_ranks))
     if idle > 0:
-        rank_zero_warn(
-            f"{idle} of {world_size} processes host no client: there are {processes.num_clients} clients"
-            f"{f', {block} of which stay together' if block > 1 else ''}."
-            " Lower trainer.devices."
-        )
+        blocks = f", {block} of which stay together" if block > 1 else ""
+        clients = f"there are {processes.num_clients} clients{blocks}"
+        rank_zero_warn(f"{idle} of {world_size} processes host no client: {clients}. Lower trainer.devices.")

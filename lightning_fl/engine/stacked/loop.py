@@ -210,7 +210,7 @@ class StackedLoop:
             raise TrainingError(explain(what, error)) from error
         if before is not None:
             if before != outside_draws():
-                raise ConfigurationError(f"{what} draws from Python's or NumPy's random numbers. {_INSTEAD}")
+                raise ConfigurationError(f"{what} draws from Python's or NumPy's random numbers: omit them. {_INSTEAD}")
             refuse_kept_tensors(self._module)
             self._step_was_checked = True
         return losses, logged

@@ -60,9 +60,7 @@ class CompiledSteps:
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         if isinstance(model, OptimizedModule):
             if settings is not False:
-                raise ConfigurationError(
-                    "trainer.compile is set, and the model is compiled already: leave one of them out."
-                )
+                raise ConfigurationError("trainer.compile is set, and the model is compiled already: leave out one.")
             self.module: Any = model._orig_mod
             self._compile = model.dynamo_ctx
             # Lightning stores the arguments of torch.compile.
@@ -83,11 +81,9 @@ class CompiledSteps:
         except Exception as error:
             cause = error.__cause__ or error
             reason = next(iter(str(cause).strip().splitlines()), "").rstrip(".")
-            raise ConfigurationError(
-                f"torch.compile with backend {self._backend} does not work on this machine: {type(cause).__name__}:"
-                f" {reason}. Backend inductor needs a C++ compiler for a CPU (install g++ or clang++, or name one in"
-                " the environment variable CXX), Triton and a C compiler for a GPU. Or leave out trainer.compile."
-            ) from error
+            what = f"torch.compile with backend {self._backend} does not work here: {type(cause).__name__}: {reason}"
+            needed = "a C++ compiler (g++ or clang++, or one named in CXX), for a GPU Triton and a C compiler"
+            raise ConfigurationError(f"{what}. Backend inductor needs {needed}. Or omit trainer.compile.") from error
 
     def begin(self) -> None:
         if self._compile is None:

@@ -36,9 +36,8 @@ class TurnGradients:
     def of_step(self, turn: ClientTurn, weights: Weights, part: int, buffers: Weights | None) -> Weights:
         services, training = self._services, self._training
         if not training.step_batches:
-            raise ConfigurationError(
-                f"{self._who} calls turn.step_gradient outside of a step: call it in correct_gradient_."
-            )
+            what = f"{self._who} calls turn.step_gradient outside of a step"
+            raise ConfigurationError(f"{what}: call it in correct_gradient_.")
         refuse_manual_steps(services.module, self._who)
         flat, trainer, now = services.flat, services.module_trainer, training.draws.read()
         present = flat.collect().clone()
@@ -195,10 +194,8 @@ class HeldOutLoss:
 
     def _mean(self, client: int, losses: list[Tensor], sizes: list[float]) -> float:
         if not losses:
-            raise TrainingError(
-                f"training_step returned no loss for {self._name(client)}: return one for held-out batches too, or"
-                " choose the other split."
-            )
+            what = f"training_step returned no loss for {self._name(client)}"
+            raise TrainingError(f"{what}: return one for held-out batches too, or choose the other split.")
         values: list[float] = torch.stack([loss.detach() for loss in losses]).tolist()
         mean = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
         if not math.isfinite(mean):

@@ -92,10 +92,7 @@ def check_callback(callback: object, where: str) -> None:
     """Refuse what is not a callback of Lightning, or is not supported."""
     name = type(callback).__name__
     if _class_of(callback, ["Callback"]) is None:
-        raise ConfigurationError(
-            f"{where} has {name}, which is no callback: derive it from Lightning's Callback or from"
-            " lightning_fl.callbacks.Callback."
-        )
+        raise ConfigurationError(f"{where} has {name}, which is no callback: derive it from Lightning's Callback.")
     remedies = _REFUSED | _REPLACED
     if type(callback).__name__ != _SWA or not type(callback).__module__.startswith(LIGHTNING):
         remedies |= {_SWA: "use Lightning's own class; avg_fn averages in another way"}
@@ -187,10 +184,8 @@ class SharedAverages(Callback):
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Find the round of the first average."""
         if not pl_module.automatic_optimization:
-            raise ConfigurationError(
-                f"{_SWA} sets the learning rate, and {type(pl_module).__name__} optimises manually: use"
-                " lightning.pytorch.callbacks.WeightAveraging."
-            )
+            what = f"{_SWA} sets the learning rate, and {type(pl_module).__name__} optimises manually"
+            raise ConfigurationError(f"{what}: use lightning.pytorch.callbacks.WeightAveraging.")
         start = self.given._swa_epoch_start
         self.start = max((int(trainer.max_epochs * start) if isinstance(start, float) else start) - 1, 0)
 

@@ -119,10 +119,8 @@ class TurnServices:
         new = self.flat.new_tensors()
         if new:
             where += "" if client is None else f" of {self.name_of(client)}"
-            raise TrainingError(
-                f"{', '.join(map(repr, new))} appeared {where}, after training started: create it in __init__,"
-                " configure_model, on_fit_start or on_train_start, frozen if it is to be trained later."
-            )
+            what = f"{', '.join(map(repr, new))} appeared {where}, after training started"
+            raise TrainingError(f"{what}: create it in __init__, configure_model, on_fit_start or on_train_start.")
 
     def overridden(self, name: str) -> bool:
         """Whether the module, or a callback of its ``configure_callbacks``, defines a hook."""
@@ -172,35 +170,27 @@ class TurnServices:
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             if output is not None and self.module.automatic_optimization:
-                raise TrainingError(
-                    f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))}): add the loss,"
-                    " or return None to leave the batch out."
-                )
+                what = f"training_step returned a dict without 'loss' (keys: {', '.join(map(str, output))})"
+                raise TrainingError(f"{what}: add the loss, or return None to leave the batch out.")
             return None
         if not isinstance(loss, Tensor):
-            raise TrainingError(
-                f"training_step returned {type(loss).__name__}: return the loss as a tensor, a dict with 'loss', or"
-                " None."
-            )
+            kind = type(loss).__name__
+            raise TrainingError(f"training_step returned {kind}: return a tensor, a dict with 'loss', or None.")
         return loss
 
 
 def refuse_hooks(module: LightningModule) -> None:
     """Refuse hooks that are not called."""
     if is_overridden("configure_sharded_model", module):
-        raise ConfigurationError(
-            f"{type(module).__name__}.configure_sharded_model is not called: rename it to configure_model, which has"
-            " replaced it in Lightning."
-        )
+        name = type(module).__name__
+        raise ConfigurationError(f"{name}.configure_sharded_model is not called: rename it to configure_model.")
 
 
 def refuse_manual_steps(module: LightningModule, who: str) -> None:
     """Refuse manual optimisation where losses or gradients are needed."""
     if not module.automatic_optimization:
-        raise ConfigurationError(
-            f"{who} needs the loss that training_step returns, and {type(module).__name__} optimises manually: use"
-            f" automatic optimisation, or remove {who}."
-        )
+        what = f"{who} needs the loss that training_step returns, and {type(module).__name__} optimises manually"
+        raise ConfigurationError(f"{what}: use automatic optimisation, or remove {who}.")
 
 
 def takes_batch_index(module: LightningModule, name: str) -> bool:
@@ -208,9 +198,7 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
     signature = inspect.signature(getattr(module, name))
     step = f"{type(module).__name__}.{name}"
     if "dataloader_iter" in signature.parameters:
-        raise ConfigurationError(
-            f"{step} takes 'dataloader_iter', which is not supported: define {name}(self, batch, batch_idx)."
-        )
+        raise ConfigurationError(f"{step} takes 'dataloader_iter': define {name}(self, batch, batch_idx) instead.")
     kinds = [parameter.kind.name for parameter in signature.parameters.values()]
     takes_index = "VAR_POSITIONAL" in kinds or sum(kind.startswith("POSITIONAL") for kind in kinds) >= 2
     loader = name != "training_step" and "dataloader_idx" in signature.parameters
@@ -279,10 +267,8 @@ def turn_report(
     """Report a turn, with the mean loss as ``train/loss`` unless the module logs that; a loss must be finite."""
     for number, value in enumerate(losses, 1):
         if not math.isfinite(value):
-            raise TrainingError(
-                f"the training loss is {value} at local batch {number} of {len(losses)}. Lower the"
-                " learning rate, set trainer.gradient_clip_val, or look at this client's data."
-            )
+            what = f"the training loss is {value} at local batch {number} of {len(losses)}"
+            raise TrainingError(f"{what}. Lower the learning rate, set trainer.gradient_clip_val, or check the data.")
     if losses:
         mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
         metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))

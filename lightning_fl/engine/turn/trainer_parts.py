@@ -51,9 +51,8 @@ def refusal(name: str, federated: object = None) -> str:
 
 def refuse_outside_of_a_turn(name: str) -> NoReturn:
     """Refuse an attribute that differs between clients."""
-    raise ConfigurationError(
-        f"self.trainer.{name} belongs to a client: read it in configure_optimizers, or later in a client's turn."
-    )
+    where = "configure_optimizers, or later in a client's turn"
+    raise ConfigurationError(f"self.trainer.{name} belongs to a client: read it in {where}.")
 
 
 class Refused:
@@ -73,10 +72,7 @@ class FixedList(list[Any]):
     """The run's callbacks, which a module can only read."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise AttributeError(
-            "self.trainer.callbacks cannot be changed within a run: give FederatedTrainer(callbacks=...) what the run"
-            " needs."
-        )
+        raise AttributeError("self.trainer.callbacks cannot be changed within a run: give them to FederatedTrainer.")
 
     append = extend = insert = remove = pop = clear = __setitem__ = __delitem__ = __iadd__ = _refuse
 

@@ -50,10 +50,8 @@ def materialize_lazy_layers(
     for rank, (text, of_rank) in enumerate(found):
         if text or of_rank != found[0][1]:
             reason = text or f"the shapes are {of_rank} on process {rank} and {found[0][1]} on process 0"
-            raise ConfigurationError(
-                f"parameters {names} have no shape yet (lazy layers), and a first batch does not determine it:"
-                f" {reason}. Run one batch through the module before fit."
-            )
+            what = f"parameters {names} have no shape yet (lazy layers), and a first batch does not determine it"
+            raise ConfigurationError(f"{what}: {reason}. Run one batch through the module before fit.")
 
 
 def _lazy(module: LightningModule) -> dict[str, Tensor]:

@@ -222,10 +222,8 @@ class FlatModule:
                 continue
             if tensor is None or tensor.shape != view.shape or not torch.can_cast(tensor.dtype, view.dtype):
                 now = "gone" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
-                raise TrainingError(
-                    f"'{slot.name}' was {tuple(view.shape)} {view.dtype} and is {now} after training: register it with"
-                    " its final shape and dtype, because a federated model cannot change its layout."
-                )
+                what = f"'{slot.name}' was {tuple(view.shape)} {view.dtype} and is {now} after training"
+                raise TrainingError(f"{what}: register it with its final shape and dtype.")
             if tensor.numel() and (tensor.data_ptr() != view.data_ptr() or tensor.stride() != view.stride()):
                 view.copy_(tensor.detach().clone())
                 if isinstance(tensor, nn.Parameter):

@@ -25,14 +25,11 @@ def check_tensors(held: Held) -> None:
     """Refuse uninitialised (lazy), complex and sparse tensors."""
     for name, _, _, tensor in held:
         if is_lazy(tensor):
-            raise ConfigurationError(
-                f"parameter '{name}' has no shape yet (a lazy module): run one batch through the module before fit."
-            )
+            what = f"parameter '{name}' has no shape yet (a lazy module)"
+            raise ConfigurationError(f"{what}: run one batch through the module before fit.")
         if tensor.is_complex() or tensor.layout != torch.strided:
-            raise ConfigurationError(
-                f"'{name}' is {'complex' if tensor.is_complex() else tensor.layout}: only dense real tensors can be"
-                " averaged; hold it as a real tensor, or outside the module's parameters and buffers."
-            )
+            kind = "complex" if tensor.is_complex() else tensor.layout
+            raise ConfigurationError(f"'{name}' is {kind}: only dense real parameters and buffers can be averaged.")
 
 
 def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
@@ -67,10 +64,8 @@ def _refuse_overlaps(parts: Sequence[tuple[str, Tensor]]) -> None:
         reached = [one for one in reached if one[0] > begin]
         for _, other, earlier in reached:
             if (isinstance(tensor, nn.Parameter) or isinstance(earlier, nn.Parameter)) and _overlap(tensor, earlier):
-                raise ConfigurationError(
-                    f"'{other}' and '{name}' share part of their memory: tie them completely (b.weight = a.weight), or"
-                    " clone one."
-                )
+                what = f"'{other}' and '{name}' share part of their memory"
+                raise ConfigurationError(f"{what}: tie them completely (b.weight = a.weight), or clone one.")
         reached.append((end, name, tensor))
 
 

@@ -23,18 +23,15 @@ class LocalParameters:
             if not any(matches(span.name, pattern) for span in spans):
                 near = did_you_mean(pattern, {prefix for span in spans for prefix in _prefixes(span.name)})
                 layers = ", ".join(sorted({span.name.split(".")[0] for span in spans}))
-                raise ConfigurationError(
-                    f"{pattern!r} matches no layer, parameter or buffer{near}. The model's layers are {layers}."
-                )
+                hint = f"{near}. The model's layers are {layers}"
+                raise ConfigurationError(f"{pattern!r} matches no layer, parameter or buffer{hint}.")
         local = [span for span in spans if any(matches(span.name, pattern) for pattern in self.patterns)]
         # A tied tensor is local under all of its names if it is under one.
         self.places = {(span.dtype, span.begin) for span in local}
         self._spans = [span for span in _distinct(spans) if (span.dtype, span.begin) in self.places]
         if self._spans and len(self._spans) == len(_distinct(spans)):
-            raise ConfigurationError(
-                f"{', '.join(map(repr, self.patterns))} match the whole model, and nothing is left to share: use"
-                " LocalTraining for clients that train alone."
-            )
+            names = ", ".join(map(repr, self.patterns))
+            raise ConfigurationError(f"{names} match the whole model, nothing is left to share: use LocalTraining.")
 
     @property
     def names(self) -> list[str]:
@@ -68,10 +65,8 @@ def spans_in(layers: Sequence[str] | None, spans: Sequence[Span], option: str) -
     for pattern in layers or ():
         if not any(matches(span.name, pattern) for span in spans):
             names = ", ".join(dict.fromkeys(span.name.rpartition(".")[0] or span.name for span in spans))
-            raise ConfigurationError(
-                f"{option}: {pattern!r} matches no shared, trained parameter. Choose from {names}, or leave it out for"
-                " all."
-            )
+            what = f"{option}: {pattern!r} matches no shared, trained parameter"
+            raise ConfigurationError(f"{what}. Choose from {names}, or leave it out for all.")
     return [span for span in spans if layers is None or any(matches(span.name, pattern) for pattern in layers)]
 
 
