@@ -61,11 +61,8 @@ def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
             nodes = f"trainer.num_nodes={trainer.num_nodes}"
             raise ConfigurationError(f"trainer.devices={devices}, {nodes}: {IN_NOTEBOOKS}")
         if strategy._start_method != "popen":
-            raise ConfigurationError(
-                f"trainer.strategy with start_method={strategy._start_method!r} starts a function, in a Fabric loop of"
-                " one's own; a trainer's processes run the script again, or are forked by lightning-fl fit: leave out"
-                " start_method."
-            )
+            method = f"start_method={strategy._start_method!r}"
+            raise ConfigurationError(f"trainer.strategy with {method} is only for Fabric loops: leave it out.")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*can be significantly better.*")
@@ -86,10 +83,8 @@ def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
         raise
     except Exception as error:
         available = f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
-        raise ConfigurationError(
-            f"trainer.accelerator={accelerator}, trainer.devices={devices}: {' '.join(str(error).split())} This machine"
-            f" has {available} and {usable_cores()} CPU cores."
-        ) from error
+        given = f"trainer.accelerator={accelerator}, trainer.devices={devices}: {' '.join(str(error).split())}"
+        raise ConfigurationError(f"{given} This machine has {available} and {usable_cores()} CPU cores.") from error
 
 
 def _strategy(strategy: object) -> FederatedStrategy:
@@ -108,17 +103,14 @@ def _strategy(strategy: object) -> FederatedStrategy:
     if not _is_federated(kind):
         names = [name for name in sorted(STRATEGY_REGISTRY) if registered_strategy(name)]
         names = [name for name in names if not name.endswith(("_fork", "_spawn"))]
-        raise ConfigurationError(
-            f"trainer.strategy={strategy!r} is not a federated strategy{did_you_mean(str(strategy), names)}. Registered"
-            f" are: {', '.join(names)}; name your own with its module, as in my_package.MyStrategy."
-        )
+        known = f"{did_you_mean(str(strategy), names)}. Registered are: {', '.join(names)}"
+        own = "name your own with its module, as in my_package.MyStrategy"
+        raise ConfigurationError(f"trainer.strategy={strategy!r} is not a federated strategy{known}; {own}.")
     try:
         return kind(**arguments)
     except TypeError as error:
-        raise ConfigurationError(
-            f"trainer.strategy={strategy!r}: {error}. Give its arguments: in a recipe strategy: {{class_path:"
-            f" {strategy}, init_args: {{...}}}}, in Python the strategy itself."
-        ) from error
+        remedy = f"Give its arguments: {{class_path: {strategy}, init_args: {{...}}}}, in Python the strategy itself"
+        raise ConfigurationError(f"trainer.strategy={strategy!r}: {error}. {remedy}.") from error
 
 
 def registered_strategy(name: object) -> tuple[type[FederatedStrategy], dict[str, Any]] | None:
@@ -136,10 +128,7 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
 def _check_processes(number: int, names: str) -> None:
     """Refuse far more processes than this machine's cores can run at once, before they are started."""
     if number > _most() and "LOCAL_RANK" not in os.environ:
-        raise ConfigurationError(
-            f"{names} make {number} processes, too many for this machine's {usable_cores()} CPU cores. Set {names} to"
-            f" make {usable_cores()} or fewer."
-        )
+        raise ConfigurationError(f"{names} make {number} processes, too many for {usable_cores()} CPU cores.")
 
 
 def _most() -> int:
@@ -161,14 +150,11 @@ def complete_callbacks(
     for callback in given:
         for name in dir(type(callback)):
             if new := RENAMED_HOOKS.get(name):
-                raise ConfigurationError(
-                    f"{type(callback).__name__}.{name} is now called {new}: see {page('extending#which-hook')}."
-                )
+                hook = f"{type(callback).__name__}.{name}"
+                raise ConfigurationError(f"{hook} is now called {new}: see {page('extending#which-hook')}.")
             if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
-                rank_zero_warn(
-                    f"{type(callback).__name__}.{name} is not a hook and is never called{did_you_mean(name, known)}."
-                    f" {page('extending#which-hook')} lists all hooks."
-                )
+                what = f"{type(callback).__name__}.{name} is not a hook and is never called"
+                rank_zero_warn(f"{what}{did_you_mean(name, known)}. {page('extending#which-hook')} lists all hooks.")
         if callback.role and not callback.several:
             decided[f"decide the {callback.role} of clients"].append(type(callback).__name__)
         if overrides(callback, "select_clients", Callback):
@@ -199,10 +185,8 @@ def check_composition(learner: Learner, callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         for trait in callback.traits:
             if (reason := learner.excludes.get(trait)) is not None:
-                raise ConfigurationError(
-                    f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}: {reason}."
-                    " Leave one of the two out."
-                )
+                both = f"trainer.strategy={type(learner).__name__} does not go with {type(callback).__name__}"
+                raise ConfigurationError(f"{both}: {reason}. Leave one of the two out.")
             if (reason := learner.cautions.get(trait)) is not None:
                 rank_zero_warn(f"trainer.strategy={type(learner).__name__} with {type(callback).__name__}: {reason}.")
     given = {trait for callback in callbacks for trait in callback.traits}
@@ -224,10 +208,8 @@ def _refuse_twice(callbacks: Sequence[Callback]) -> None:
             continue
         shown = f"both {kinds[0].__name__}" if same else " and ".join(kind.__name__ for kind in kinds)
         more = " with the same settings" if one.several else ""
-        raise ConfigurationError(
-            f"trainer.callbacks[{first}] and trainer.callbacks[{second}] are {shown}{more}: what they do would be done"
-            " twice. Keep one."
-        )
+        both = f"trainer.callbacks[{first}] and trainer.callbacks[{second}]"
+        raise ConfigurationError(f"{both} are {shown}{more}, which would be done twice. Keep one.")
 
 
 def check_settings(settings: Settings) -> None:
@@ -249,15 +231,10 @@ def check_settings(settings: Settings) -> None:
 def check_arguments(module: object, datamodule: object, stage: str) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them, and to fit a module that is not complete."""
     if not isinstance(module, AnyModule):
-        raise ConfigurationError(
-            f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule, or one of"
-            " pytorch_lightning."
-        )
+        raise ConfigurationError(f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule.")
     if not isinstance(datamodule, FederatedDataModule):
-        raise ConfigurationError(
-            f"the data are a {type(datamodule).__name__}: wrap a LightningDataModule or data set in"
-            " lightning_fl.Partitioned, or one data module per silo in lightning_fl.Silos."
-        )
+        remedy = "use lightning_fl.Partitioned, or lightning_fl.Silos with one data module per silo"
+        raise ConfigurationError(f"the data are a {type(datamodule).__name__}: {remedy}.")
     for name in ("training_step", "configure_optimizers") if stage == "fit" else ():
         if not is_overridden(name, module):
             raise ConfigurationError(f"{type(module).__name__} defines no {name}, which training needs: define it.")

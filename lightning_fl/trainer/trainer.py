@@ -229,10 +229,8 @@ class FederatedTrainer(TrainerSurface):
         idle = self.federation.absent_clients | self.federation.resting_clients
         active = tuple(participant for participant in cohort.participants if participant.client not in idle)
         if not active:
-            rank_zero_warn(
-                f"no client takes part in round {self.federation.current_round + 1}, so all models stay unchanged:"
-                " no client was selected, or those that were are absent or rest."
-            )
+            number = self.federation.current_round + 1
+            rank_zero_warn(f"no client takes part in round {number}: all are absent, rest, or were not selected.")
             return Cohort(())
         cohort = Cohort(active) if idle else cohort
         assigning = self.hooks.of("assign_models")
@@ -242,17 +240,14 @@ class FederatedTrainer(TrainerSurface):
         """Return a callback's cohort, after checking its clients and models."""
         name = f"{hook.owner}.{hook.name}"
         if not isinstance(cohort, Cohort):
-            raise ConfigurationError(
-                f"{name} returned {type(cohort).__name__}: return a Cohort, such as Cohort.of(clients)."
-            )
+            kind = type(cohort).__name__
+            raise ConfigurationError(f"{name} returned {kind}: return a Cohort, such as Cohort.of(clients).")
         for one in cohort.participants:
             models = self.federation.collaboration.num_models
             named = (one.model,) if one.feeds is None else one.feeds
             if one.client not in range(self.num_clients) or not {None, *range(models)}.issuperset(named):
-                raise ConfigurationError(
-                    f"{name} names client {one.client} and model {', '.join(map(str, named))}: there are"
-                    f" {self.num_clients} clients and {models} models, counted from 0."
-                )
+                what = f"{name} names client {one.client} and model {', '.join(map(str, named))}"
+                raise ConfigurationError(f"{what}: there are {self.num_clients} clients and {models} models.")
         return cohort
 
     def validate(
@@ -282,10 +277,8 @@ class FederatedTrainer(TrainerSurface):
         with session(self, stage, module, datamodule, ckpt_path):
             if not self.evaluate_split(split):
                 step = "validation" if split == "val" else split
-                rank_zero_warn(
-                    f"nothing was evaluated: {type(self.module).__name__} defines no {step} step, or no client has"
-                    f" {split} data."
-                )
+                why = f"{type(self.module).__name__} defines no {step} step, or no client has {split} data"
+                rank_zero_warn(f"nothing was evaluated: {why}.")
             self.run_log.log_evaluation(self.federation, split, self._curve_names())
         return self.federation.metrics[split]
 
