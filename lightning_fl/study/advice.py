@@ -6,7 +6,6 @@ that its interval does not support.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
@@ -44,6 +43,10 @@ class Results:
     structures: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     @property
+    def clients(self) -> list[str]:
+        return list(map(str, self.test.columns))
+
+    @property
     def federated(self) -> list[str]:
         arms = dict.fromkeys(self.test.index.get_level_values(0))
         return [arm for arm in arms if arm not in (LOCAL, POOLED)]
@@ -78,8 +81,8 @@ class Advice:
         return {**self.settings, "callbacks": make_callbacks(self.settings["callbacks"])}
 
 
-def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], left_out: Mapping[str, str]) -> Advice:
-    """Choose an arm and answer the questions; ``settings`` of each arm, and why arms were ``left_out``."""
+def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: Sequence[str] = ()) -> Advice:
+    """Choose an arm and answer the questions; ``settings`` are those of each arm, ``notes`` further sentences."""
     chosen = choose(results)
     clients = {str(name): paired_interval(of.dropna().tolist()) for name, of in results.test.loc[chosen].items()}
     partners, with_whom = _with_whom(results, chosen)
@@ -94,8 +97,7 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], left_out
         said = {"better": "Pooling the data would still add", "worse": "Pooling the data would be worse:"}
         said["undecided"] = "Undecided whether pooling the data would add anything:"
         sentences.append(f"{said[verdict(found)]} {shown(found)} over {title(chosen)}.")
-    sentences += [f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items()]
-    return Advice(chosen, results.metric, sentences, arms, clients, partners, avoid, settings[chosen])
+    return Advice(chosen, results.metric, [*sentences, *notes], arms, clients, partners, avoid, settings[chosen])
 
 
 def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL, without: str | None = None) -> Interval:
@@ -114,12 +116,15 @@ def verdict(interval: Interval) -> Verdict:
 def choose(results: Results) -> str:
     """The simplest arm within one standard error of the best one on validation data, paired by seed.
 
-    The rule is that of Breiman et al. (CART, 1984). Pooled training is a reference only.
+    The rule is that of Breiman et al. (CART, 1984). Arms with fewer seeds than others, and pooled training, a
+    reference, are not chosen.
     """
-    means = {arm: gain(results.validation, arm).mean for arm in (LOCAL, *results.federated)}
-    best = max(means, key=lambda arm: -math.inf if math.isnan(means[arm]) else means[arm])
+    found = {arm: gain(results.validation, arm) for arm in (LOCAL, *results.federated)}
+    seeds = max(found[arm].n for arm in results.federated)
+    means = {arm: of.mean for arm, of in found.items() if of.n == seeds or arm == LOCAL}
+    best = max(means, key=means.__getitem__)
     lags = {arm: gain(results.validation, best, over=arm) for arm in means}
-    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= lag.deviation / math.sqrt(lag.n or 1))
+    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= lag.deviation / math.sqrt(lag.n))
 
 
 def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
@@ -144,23 +149,26 @@ def _worth(results: Results, chosen: str) -> str:
     if chosen == LOCAL:
         others = ", ".join(f"{title(arm)} {shown(gain(results.test, arm))}" for arm in results.federated)
         return f"Train alone: no federated arm is clearly better on validation data. On test data they gain: {others}."
-    found = gain(results.test, chosen)
-    text = f"{shown(found)} {results.metric} (mean over clients, {found.n} seed{'s' * (found.n > 1)})"
+    found, way = gain(results.test, chosen), title(chosen)
+    text = (
+        f"{shown(found)} {results.metric} over training alone (mean over clients, {found.n} seed{'s' * (found.n > 1)})"
+    )
     match verdict(found):
         case "better":
-            return f"Federating is worth it: {title(chosen)} gains {text} over training alone."
+            return f"Federating is worth it: with {way} clients gain {text}."
         case "worse":
-            return f"Federating is not worth it: {title(chosen)}, best on validation data, loses on test data: {text}."
+            return f"Federating is not worth it: {way}, best on validation data, loses on test data: {text}."
     more = "" if found.n > 1 else " One seed has no interval: run more."
-    return f"Undecided whether federating is worth it: {title(chosen)}, best on validation data, gains {text}.{more}"
+    return f"Undecided whether federating is worth it: {way}, best on validation data, has {text}.{more}"
 
 
 def _of_clients(gains: Mapping[str, Interval]) -> str:
     names: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for client, interval in gains.items():
         names[verdict(interval)].append(client)
-    words = {"better": "gain", "worse": "lose and are better off alone", "undecided": "are undecided"}
-    texts = [f"{len(of)} {words[key]} ({listed(of, _MOST_NAMES)})" for key, of in names.items() if of]
+    words = {"better": "gain", "worse": "lose and are better off alone"}
+    texts = [f"{len(of)} {words[key]} ({listed(of, _MOST_NAMES)})" for key, of in names.items() if of and key in words]
+    texts += [f"{len(names['undecided'])} are undecided"] if names["undecided"] else []
     return f"Of {len(gains)} clients, each by its own interval, {'; '.join(texts)}."
 
 
@@ -179,39 +187,35 @@ def _others(results: Results, chosen: str) -> list[str]:
 
 
 def _with_whom(results: Results, chosen: str) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Each client's partners with their shares of seeds, and what to say about them."""
+    """Each client's partners in the best structure with their shares of seeds, and sentences about structures."""
     arms = [arm for arm in results.federated if results.structures.get(arm)]
     if not arms:
         return {}, []
-    best = max(arms, key=lambda arm: (arm == chosen, arm != "dpfl", gain(results.validation, arm).mean))
-    matrices, names = results.structures[best], list(map(str, results.test.columns))
-    shares = np.mean(matrices, axis=0)
+    best, names = max(arms, key=lambda arm: (arm == chosen, gain(results.validation, arm).mean)), results.clients
+    shares = np.mean(results.structures[best], axis=0)
     partners = {
         name: {names[other]: float(row[other]) for other in np.argsort(-row, kind="stable") if row[other]}
         for name, row in zip(names, shares, strict=True)
     }
-    ((groups, count),) = Counter(map(_groups, matrices)).most_common(1)
-    if groups:
-        sets = ", ".join("{" + listed([names[client] for client in group], _MOST_NAMES) + "}" for group in groups)
-        found = f"{sets} in {count} of {len(matrices)} seeds"
+    return partners, [_about_structure(results, arm) for arm in arms if arm == chosen or arm != "dpfl"]
+
+
+def _about_structure(results: Results, arm: str) -> str:
+    names, matrices = results.clients, results.structures[arm]
+    together = np.mean(matrices, axis=0) > 0.5
+    if (together == together.T).all():
+        count, labels = connected_components(together, directed=False)
+        groups = [listed([names[client] for client in np.flatnonzero(labels == group)], 12) for group in range(count)]
+        same = (labels[:, None] == labels) & ~np.eye(len(names), dtype=bool)
+        exact = sum((matrix == same).all() for matrix in matrices)
+        found = f"{{{'}, {'.join(groups)}}}, exactly so in {exact} of {len(matrices)}"
     else:
-        mostly = {name: [other for other, share in of.items() if share > 0.5] for name, of in partners.items()}
-        texts = [f"{name} with {listed(others, 4) or 'nobody'}" for name, others in list(mostly.items())[:_MOST_NAMES]]
-        found = f"{'; '.join(texts)} (in most of {len(matrices)} seeds; advice.json has all)"
-    sentences = [f"With whom, by {title(best)}: {found}."]
-    if best != chosen and SHARED in results.federated:
-        over = gain(results.test, best, over=SHARED)
-        said = {"better": "better", "worse": "worse", "undecided": "undecided"}[verdict(over)]
-        sentences.append(f"Against all together (FedAvg) that is {said}: {shown(over)}.")
-    return partners, sentences
-
-
-def _groups(matrix: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """Coalitions; none if the matrix is not made of them."""
-    count, labels = connected_components(matrix, directed=False)
-    if ((labels[:, None] == labels) != matrix | np.eye(len(matrix), dtype=bool)).any():
-        return ()
-    return tuple(tuple(map(int, np.flatnonzero(labels == label))) for label in range(count))
+        rows = list(zip(names, together, strict=True))[:_MOST_NAMES]
+        texts = [listed([names[other] for other in np.flatnonzero(row)], 4) or "nobody" for _, row in rows]
+        found = "; ".join(f"{name} with {text}" for (name, _), text in zip(rows, texts, strict=True))
+    over = gain(results.test, arm, over=SHARED) if SHARED in results.federated else None
+    against = "" if over is None else f" That is {verdict(over)} against all together (FedAvg): {shown(over)}."
+    return f"With whom, by {title(arm)} in most seeds: {found}.{against}"
 
 
 def _to_avoid(results: Results) -> tuple[list[str], list[str]]:

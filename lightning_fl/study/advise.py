@@ -203,17 +203,23 @@ class Advisor:
         for arm in arms:
             if arm not in runs:
                 failures = (cell.failure for cell in results.cells if cell.arm == arm and cell.failure)
-                left_out[arm] = next(failures, "it was not finished.")
+                left_out[arm] = next(failures, "it was not finished in time.")
+        notes = [f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items()]
         if len(runs.keys() - {POOLED}) < 2:
             if results.failed:
-                raise ConfigurationError("\n".join(f"{title(arm)}: {reason}" for arm, reason in left_out.items()))
+                raise ConfigurationError("\n".join(notes))
             return None
+        every = [run for of_arm in runs.values() for run in of_arm]
+        if late := sum(run.summary.get("best_round") == self.max_rounds for run in every):
+            notes.append(
+                f"{late} of {len(every)} runs were best in round {self.max_rounds}, the last: raise max_rounds."
+            )
         frames = {
             split: client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test")
         }
         validation, test = gains_table(frames["val"], self.clients), gains_table(frames["test"], self.clients)
         found = Results(self._metric, validation, test, _structures(runs))
-        advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, left_out)
+        advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, notes)
         write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
         write_study_page(results, self.out, {"Advice": self._answers(advice, results, frames["test"])})
         return advice
