@@ -124,7 +124,7 @@ def choose(results: Results) -> str:
     means = {arm: of.mean for arm, of in found.items() if of.n == seeds or arm == LOCAL}
     best = max(means, key=means.__getitem__)
     lags = {arm: gain(results.validation, best, over=arm) for arm in means}
-    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= lag.deviation / math.sqrt(lag.n))
+    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= lag.deviation / math.sqrt(lag.n or 1))
 
 
 def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:

@@ -63,7 +63,7 @@ _OWN_BEST: _Entry = {"class_path": "BestClientModels"}
 _ARMS: dict[str, _How] = {
     LOCAL: ("fedavg", [{"class_path": "LocalTraining"}, _OWN_BEST]),
     SHARED: ("fedavg", []),
-    "fine-tuning": ("fedavg", [{"class_path": "FineTuning"}]),
+    "fine-tuning": ("fedavg", [{"class_path": "FineTuning", "init_args": {"epochs": 10, "best_epoch": True}}]),
     "hcct": ("fedavg", [{"class_path": "HCCT"}]),
     "fedcollab": ("fedavg", [{"class_path": "FedCollab"}]),
     "ditto": ("ditto", [_OWN_BEST]),
