@@ -205,7 +205,9 @@ def _about_structure(results: Results, arm: str) -> str:
     together = np.mean(matrices, axis=0) > 0.5
     if (together == together.T).all():
         count, labels = connected_components(together, directed=False)
-        groups = [listed([names[client] for client in np.flatnonzero(labels == group)], 12) for group in range(count)]
+        groups = [
+            listed([names[client] for client in np.flatnonzero(labels == group)], _MOST_NAMES) for group in range(count)
+        ]
         same = (labels[:, None] == labels) & ~np.eye(len(names), dtype=bool)
         exact = sum((matrix == same).all() for matrix in matrices)
         found = f"{{{'}, {'.join(groups)}}}, exactly so in {exact} of {len(matrices)}"
