@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ManualModule, TinyClients, TinyModule, quiet_trainer, regression_set, with_optimizer
+from tiny import ManualModule, TinyClients, TinyModule, digest, quiet_trainer, regression_set, with_optimizer
 from torch import Tensor, nn
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import FLSC, Callback, CollaborationGraph, PersonalLayers, PFedGraph
+from lightning_fl.callbacks import FLSC, Callback, CollaborationGraph, LocalTraining, PersonalLayers, PFedGraph
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.engine.turn.averaged_states import AveragedStates
@@ -111,6 +111,34 @@ def test_moments_are_averaged_like_the_weights(module: Any, plan: str, tmp_path:
         for client, weights in expected.items():
             model = trainer.client_model(client).vectors[torch.float64]
             torch.testing.assert_close(torch.cat([model[:3], model[8:9]]), weights, rtol=1e-9, atol=1e-10)
+
+
+class Alike(TinyClients):
+    """All clients have the data of the first."""
+
+    def client_data(self, client: int, split: Any) -> Any:
+        return self.sets[0, split]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD])
+@pytest.mark.parametrize(
+    ("data", "callbacks"),
+    [
+        (lambda: TinyClients((24,)), list),
+        (lambda: Alike((24, 24), shuffle=False), list),
+        (lambda: TinyClients(SIZES), lambda: [LocalTraining()]),
+    ],
+)
+def test_where_nothing_differs_or_is_shared_it_is_keep(kind: Any, data: Any, callbacks: Any, tmp_path: Path) -> None:
+    module = with_optimizer(TinyModule, lambda parameters: kind(parameters, lr=0.01))
+    more: dict[str, Any] = {"default_root_dir": tmp_path, "precision": "32-true"}
+    runs = [
+        fit(module(norm=True), *callbacks(), data=data(), optimizer_state=state, **more)
+        for state in ("keep", "average", "fresh")
+    ]
+    kept, averaged, fresh = [[digest(run.client_model(c)) for c in range(run.num_clients)] for run in runs]
+    assert kept == averaged
+    assert kept != fresh
 
 
 class Mixed(nn.Module):
