@@ -101,7 +101,7 @@ def test_trainer_and_metrics_are_tables(outputs):
 def test_several_processes_are_forked_for_a_call(outputs):
     assert len(outputs[3]["text/html"]) == 1  # rank zero's alone
     said = "".join(outputs[3]["stdout"])
-    assert "after: this trainer's other processes ended with lightning_fl.federate: make another trainer" in said
+    assert "after: this trainer's processes ended with lightning_fl.federate: make another trainer" in said
 
 
 def test_an_error_of_another_process_is_raised_and_the_kernel_lives_on(outputs):

@@ -111,11 +111,11 @@ def text_lines(stream: IO[bytes], place: str, most: float = math.inf) -> Iterato
             if total > most:
                 raise DataError(f"{place} holds more than {_MOST_CHARACTERS >> 30} GiB of text: split it.")
             if "\0" in line:
-                raise DataError(f"{place} is not a table: line {number} has zero bytes. Save the file as CSV (UTF-8).")
+                raise DataError(f"{place} cannot be read as a table: zero bytes in line {number}. Save it as CSV.")
             if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
                 byte = f"the byte 0x{ord(wrong[0]) - 0xDC00:02x} in line {number}"
-                kind = encoding.removesuffix("-sig").upper()
-                raise DataError(f"{place} is not a table: {byte} is not {kind}. Save the file as CSV (UTF-8).")
+                fault = f"{byte} is not {encoding.removesuffix('-sig').upper()}"
+                raise DataError(f"{place} cannot be read as a table: {fault}. Save the file as CSV (UTF-8).")
             yield line
     finally:
         if not stream.closed:
@@ -150,8 +150,8 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
         if cells is None:
             break
         if width and any(cell.strip() for cell in cells[width:]):
-            what = f"line {line} has {len(cells)} cells, the header {width}"
-            raise DataError(f"{place} is not a table: {what}: correct it, or quote texts with {separator!r}.")
+            fault = f"line {line} has {len(cells)} cells, the header {width}"
+            raise DataError(f"{place} cannot be read as a table: {fault}: correct it, or quote {separator!r}.")
         if width or any(cell.strip() for cell in cells):
             width = width or len(cells)
             if cells:

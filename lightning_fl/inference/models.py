@@ -45,8 +45,9 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
     if model is None or model == "shared":
         run.refuse_personal_layers(_PERSONAL)
         if len(shared) > 1:
-            models = f"{len(shared)} shared models, {listed(list(shared), most=8)}, and {listed(list(clients), most=8)}"
-            raise ConfigurationError(f"{run.folder} has {models}: choose one with --model, or use best or all.")
+            models = f"{len(shared)} shared models, {listed(list(shared), most=8)}, and models of the clients"
+            choice = f"{models} {listed(list(clients), most=8)}: choose one with --model, or use --model best or all"
+            raise ConfigurationError(f"{run.folder} has {choice}.")
         return shared
     if model in clients:  # before "all", which may be a client's name
         return {model: clients[model]}

@@ -223,6 +223,6 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
     part = check_client_part(content, file)
     for what, key, value in (("client", "client", client_name), ("round", "round", number), ("run", "token", token)):
         if part[key] != value:
-            what = f"its {what} is {part[key]}, the checkpoint's {value}"
-            raise CheckpointError(f"{file} is not of the checkpoint: {what}. Give that run's silos and folder.")
+            fault = f"does not belong to the checkpoint: its {what} is {part[key]}, the checkpoint's {value}"
+            raise CheckpointError(f"{file} {fault}. Give that run's silos and folder.")
     return part

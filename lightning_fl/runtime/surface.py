@@ -73,9 +73,10 @@ def _refusing(what: str, state: Mapping[str, Any]) -> Iterator[None]:
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        what = f"the checkpoint's state of {what} is of an incompatible version ({type(error).__name__}: {error})"
+        fault = f"was saved by an incompatible version ({type(error).__name__}: {error})"
         versions = f"lightning-fl {state['lightning_fl_version']}, this is {__version__}"
-        raise CheckpointError(f"{what}: {versions}. Resume with that version, or start a new run.") from error
+        advice = "Resume with that version, or start a new run."
+        raise CheckpointError(f"the checkpoint's state of {what} {fault}: {versions}. {advice}") from error
 
 
 def _without(clients: Sequence[int], others: Collection[int]) -> Sequence[int]:
@@ -329,7 +330,7 @@ class TrainerSurface(Settings):
         """Start the processes (once), as ``fit`` does; call it earlier to share the work before it."""
         launcher = self.strategy.launcher
         if isinstance(launcher, ForkLauncher) and launcher.ended:
-            raise ConfigurationError("this trainer's other processes ended with lightning_fl.federate: make another.")
+            raise ConfigurationError("this trainer's processes ended with lightning_fl.federate: make another trainer.")
         if not self._launched:
             if self.num_threads is not None:  # also with a GPU, as sums over clients are computed on the host
                 os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone

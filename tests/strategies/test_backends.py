@@ -111,7 +111,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 def test_what_ranks_on_gpus_tell_each_other_stays_on_the_host(group, sent):
     strategy = OnTwoGPUs()
     assert strategy.message_device == CPU
-    large = torch.arange(2000.0)
+    large = torch.arange(8000.0)
     assert torch.equal(strategy.exchange({0: large})[0], large)
     assert strategy.broadcast("words") == "words"
     assert Processes(strategy, strategy.root_device).largest(3, 1) == [3, 1]

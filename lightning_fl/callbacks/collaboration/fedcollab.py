@@ -272,8 +272,10 @@ class FedCollab(ClientClusters):
         trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
         rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
         if share < _STABLE:
-            draws = f"draws with the errors in distance_errors.csv lead to others in {1 - share:.0%} of cases"
-            rank_zero_warn(f"FedCollab: coalitions are unstable: {draws}. Use more samples, or a better encoder.")
+            rank_zero_warn(
+                "FedCollab: coalitions are unstable: distances drawn with their errors (distance_errors.csv) lead to"
+                f" others in {1 - share:.0%} of draws. Use more samples, or a better encoder (warm_up_rounds, layer)."
+            )
 
     def _join_structure(self, trainer: TrainerSurface, run: Path) -> None:
         """Restore the coalitions and models of a finished run; coalitions without a newcomer rest."""
