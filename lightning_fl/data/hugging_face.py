@@ -156,11 +156,12 @@ class HFDataset(SharedDataModule):
 
         images = [name for name, kind in features.items() if isinstance(kind, Image)]
         if self.image is not None and self.image not in images:
-            raise DataError(f"HFDataset.image={self.image!r}: {self.path} has the images {listed(images) or 'none'}.")
+            found = f"{self.path} has {listed(images) or 'no'} columns of images"
+            raise DataError(f"HFDataset.image={self.image!r}: {found}.")
         if self.columns is not None:
             return None
         if self.image is None and len(images) > 1:
-            raise DataError(f"{self.path} has the images {listed(images)}: choose one with HFDataset.image.")
+            raise DataError(f"{self.path} has columns of images {listed(images)}: choose one with HFDataset.image.")
         return self.image or (images[0] if images else None)
 
     def _columns(self, features: Mapping[str, Any]) -> list[str]:
@@ -190,8 +191,8 @@ class HFDataset(SharedDataModule):
                 image = image.resize((self.size[1], self.size[0]))
             pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, channels).transpose(2, 0, 1)
             if found and pixels.shape != found[0].shape:
-                shapes = f"{list(found[0].shape)} to {list(pixels.shape)}"
-                raise DataError(f"{self.path}: images have shapes {shapes}: set HFDataset.size and channels.")
+                shapes = f"the images have shapes from {list(found[0].shape)} to {list(pixels.shape)}"
+                raise DataError(f"{self.path}: {shapes}: give HFDataset.size, such as [32, 32], and channels.")
             found.append(pixels)
         return torch.from_numpy(np.stack(found))
 
