@@ -24,7 +24,8 @@ class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
     Samples are images, if there is a column of images, else rows: numbers, flattened if a cell holds several, and a
-    one-hot code of every column of texts or classes. All data are kept in memory.
+    one-hot code of every column of texts or classes. ``GroupBy(column=...)`` makes a client of every value of a column.
+    All data are kept in memory.
 
     Args:
         path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:

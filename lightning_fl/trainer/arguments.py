@@ -209,7 +209,7 @@ def _refuse_twice(callbacks: Sequence[Callback]) -> None:
         shown = f"both {kinds[0].__name__}" if same else " and ".join(kind.__name__ for kind in kinds)
         more = " with the same settings" if one.several else ""
         both = f"trainer.callbacks[{first}] and trainer.callbacks[{second}]"
-        raise ConfigurationError(f"{both} are {shown}{more}: they would be done twice. Keep one.")
+        raise ConfigurationError(f"{both} are {shown}{more}: all would be done twice. Keep one.")
 
 
 def check_settings(settings: Settings) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -234,8 +233,6 @@ def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client
     check_fractions(fractions)
     if len(indices) == 0:
         raise DataError(f"client {client} has no samples to split: use fewer clients.")
-    drawn = torch.randperm(len(indices), generator=generator(seed, "split", client)).numpy()
-    sizes = split_sizes(len(indices), fractions)
-    places = drawn[np.lexsort((drawn, np.repeat(range(len(SPLITS)), sizes)))]  # ascending in each part
-    parts = indices.sort().values[torch.from_numpy(places)].split(sizes)
-    return dict(zip(SPLITS, parts, strict=True))
+    drawn = torch.randperm(len(indices), generator=generator(seed, "split", client))
+    ordered, parts = indices.sort().values, drawn.split(split_sizes(len(indices), fractions))
+    return {split: ordered[part.sort().values] for split, part in zip(SPLITS, parts, strict=True)}
