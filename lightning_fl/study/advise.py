@@ -90,6 +90,7 @@ class Advisor:
     def __post_init__(self) -> None:
         self.content = load_recipe(self.recipe)
         self.trainer: dict[str, Any] = self.content.get("trainer") or {}
+        self._of_data = _with_validation(self.content)
         self.clients: list[str] = []
         self.environment = describe_environment()
         self.signal_number: int | None = None  #: that interrupted it
@@ -114,8 +115,11 @@ class Advisor:
         """The recipe with the recommended strategy and callbacks."""
         trainer = {key: value for key, value in self.trainer.items() if key != "callbacks+"}
         trainer |= advice.settings | {"default_root_dir": str(self.out / "recommended")}
-        content = dump_yaml({**self.content, "trainer": trainer})
-        return f"# {self.recipe.name} with {title(advice.recommended)}, by lightning-fl advise.\n{content}"
+        content = {**self.content, "trainer": trainer}
+        if self._of_data:
+            data = content["data"]
+            content["data"] = {**data, "init_args": data["init_args"] | self._of_data}
+        return f"# {self.recipe.name} with {title(advice.recommended)}, by lightning-fl advise.\n{dump_yaml(content)}"
 
     def _look(self) -> bool:
         """Train a round to see clients and metrics; refuse what cannot be advised on. False if it was stopped."""
@@ -130,12 +134,19 @@ class Advisor:
         self.clients, monitor = run.client_names, run.summary.get("monitor")
         if not 2 <= len(self.clients) <= _MOST_CLIENTS:
             raise ConfigurationError(f"{name}: there must be 2 to {_MOST_CLIENTS} clients, not {len(self.clients)}.")
-        names = [one for one in run.metric_names("test") if one in run.metric_names("val")]
-        if monitor is None or not names or (self._metric and self._metric not in names):
+        if monitor is None:
             raise ConfigurationError(
-                f"{name}: no metric {self._metric}{did_you_mean(self._metric, names)}: validation logs"
-                f" {listed(run.metric_names('val')) or 'none'}, test {listed(run.metric_names('test'))}. Choose one of"
-                " both, and give clients validation data."
+                f"{name}: no validation metrics, by which runs are stopped and the best way is chosen. Give each client"
+                " validation data (in a recipe: data.split: [0.7, 0.15, 0.15]), and the model a validation step that"
+                " logs a metric."
+            )
+        validation, test = run.metric_names("val"), run.metric_names("test")
+        names = [one for one in test if one in validation]
+        if not names or self._metric not in ("", *names):
+            wanted = f"metric {self._metric}{did_you_mean(self._metric, names)}" if self._metric else "common metric"
+            raise ConfigurationError(
+                f"{name}: no {wanted}: validation logs {listed(validation)}, test {listed(test)}."
+                " Choose one that both log under the same name."
             )
         self._metric = self._metric or next((one for one in names if "loss" not in one), names[0])
         self._relation = ">" if run.metric(self._metric).higher_is_better else "<"
@@ -147,6 +158,7 @@ class Advisor:
         """A study that claims that arms are better than training alone."""
         claims = [f"mean({arm}) {self._relation} mean({LOCAL})" for arm in _ARMS if arm in arms and arm != LOCAL]
         overrides = {arm: self._settings(arm, how, [_NO_MODELS, _RECORD]) | more for arm, how in arms.items()}
+        of_data = {f"data.{name}": value for name, value in self._of_data.items()}
         return Study(
             path=self.out / "study.yaml",
             title=f"Ways to train {self.recipe.stem}",
@@ -154,7 +166,7 @@ class Advisor:
             split="test",
             seeds=tuple(range(self.seeds)),
             arms={
-                arm: Arm(str(self.recipe), {f"trainer.{name}": value for name, value in of_arm.items()})
+                arm: Arm(str(self.recipe), {f"trainer.{name}": value for name, value in of_arm.items()} | of_data)
                 for arm, of_arm in overrides.items()
             },
             claims=tuple(parse_claim(claim, list(arms), {}) for claim in claims),
@@ -205,6 +217,11 @@ class Advisor:
                 failures = (cell.failure for cell in results.cells if cell.arm == arm and cell.failure)
                 left_out[arm] = next(failures, "it was not finished in time.")
         notes = [f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items()]
+        if self._of_data:
+            notes.append(
+                f"{self.recipe.name} has no validation data: all runs and recommended.yaml validate on a fifth of each"
+                f" client's training data (data.split: {self._of_data['split']})."
+            )
         if len(runs.keys() - {POOLED}) < 2:
             if results.failed:
                 raise ConfigurationError("\n".join(notes))
@@ -247,6 +264,14 @@ class Advisor:
             label_column("with", [listed(partners.get(client, {}), 8) for client in of_clients]),
         ]
         return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
+
+
+def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the recipe's data by which clients without validation data get a fifth of their training data."""
+    match recipe:
+        case {"data": {"init_args": {"split": [int() | float() as train, 0, rest]}}}:
+            return {"split": [0.8 * train, 0.2 * train, rest]}
+    return {}
 
 
 def gains_table(clients: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

@@ -35,6 +35,8 @@ def test_a_recipe_gets_advice_which_goes_on_after_an_interrupt(tiny, command, st
         return start_warm(SUPPORT / "warm_study.py", "advise", *words, "--seeds", "2", "--max_rounds", "2")
 
     recipe = yaml.safe_load(Path("tiny.yaml").read_text())
+    recipe["data"]["init_args"]["split"] = [0.75, 0.0, 0.25]
+    Path("tiny.yaml").write_text(yaml.safe_dump(recipe))
     Path("empty.yaml").write_text(yaml.safe_dump({"model": recipe["model"]}))
     code, _, err = advise("empty.yaml").end()
     assert (code, err.count("\n")) == (2, 1)
@@ -58,7 +60,10 @@ def test_a_recipe_gets_advice_which_goes_on_after_an_interrupt(tiny, command, st
     again = advise("tiny.yaml").end()
     assert (again.code, "started" in again.out) == (0, False)
 
+    assert "a fifth of each client's training data" in out
     recommended = yaml.safe_load((folder / "recommended.yaml").read_text())
+    assert recommended["data"]["init_args"].pop("split") == pytest.approx([0.6, 0.15, 0.25])
+    del recipe["data"]["init_args"]["split"]
     assert {**recommended, "trainer": None} == {**recipe, "trainer": None}
     code, _, err = command("fit", "--config", folder / "recommended.yaml", "--trainer.enable_progress_bar", "false")
     assert code == 0, err

@@ -203,10 +203,17 @@ def test_from_python(tmp_path, capsys):
     assert "started" not in capsys.readouterr().out
 
 
+def without_validation():
+    data = TinyClients()
+    data.sets |= {(client, "val"): None for client in range(3)}
+    return data
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "options", "fault"),
     [
+        (without_validation, {}, "Give each client validation data"),
         (lambda: TinyClients(sizes=(24,)), {}, "2 to 1000 clients"),
         (TinyClients, {"metric": "los"}, "los (did you mean 'loss'?)"),
         (TinyClients, {"seeds": 0}, "seeds=0"),
