@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import SPLITS, Split
@@ -30,6 +31,11 @@ def split_sizes(num_samples: int, fractions: Sequence[float]) -> list[int]:
 
     There is always a training sample and, from three samples on, one in each part with a positive fraction.
     """
+    return list(_split_sizes(num_samples, tuple(fractions)))
+
+
+@lru_cache(maxsize=1024)  # clients of the same size are many
+def _split_sizes(num_samples: int, fractions: tuple[float, ...]) -> list[int]:
     sizes = apportion(num_samples, fractions)
     wanted = [part for part, fraction in enumerate(fractions) if fraction > 0] if num_samples >= len(SPLITS) else [0]
     for part in wanted:

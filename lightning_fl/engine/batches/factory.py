@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities import CombinedLoader
@@ -139,7 +140,7 @@ class BatchFactory:
         indices: Tensor | None = None
         held: Any = dataset
         while type(dataset) is Subset:
-            own = torch.as_tensor(dataset.indices, dtype=torch.long)
+            own = torch.from_numpy(np.asarray(dataset.indices, dtype=np.int64))  # a list takes torch far longer
             indices = own if indices is None else own[indices]
             held = dataset = dataset.dataset
         if is_graph_dataset(dataset):  # views share their data, but each has its own transform
