@@ -106,14 +106,16 @@ def _write_everything(folder: Path) -> None:
         "init_args": {"root": "folders", "size": 8, "channels": 1, "batch_size": 8},
     }
     write_recipe(images, folder / "folders.yaml")
-    torch.save(resnet18(weights=None).state_dict(), folder / "weights.pt")
-    images["trainer"]["max_rounds"] = 1
+    network = resnet18(weights=None)
+    network.fc = torch.nn.Identity()
+    torch.save(network.state_dict(), folder / "weights.pt")
+    weights = {"path": "weights.pt", "module": "network.encoder"}
+    images["trainer"] |= {"max_rounds": 1, "callbacks": [{"class_path": "PretrainedWeights", "init_args": weights}]}
     images["data"]["init_args"] |= {"channels": 3, "size": 32}
     images["model"]["init_args"] = {
         "network": "resnet18",
         "in_shape": [3, 32, 32],
         "num_classes": 2,
-        "weights_file": "weights.pt",
         "learning_rate": 0.01,
     }
     write_recipe(images, folder / "weights.yaml")

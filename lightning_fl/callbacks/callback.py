@@ -59,8 +59,6 @@ class Callback:
     joint_names: ClassVar[Mapping[str, str]] = {}
     #: What predictions from the run's files lack, for a warning: "mixed with neighbours, which are not in a file".
     prediction_note: str | None = None
-    #: Former names of options -> names.
-    renamed_options: ClassVar[Mapping[str, str]] = {}
     #: Attributes that cross a round; checkpoints keep them under these names without a leading underscore.
     saved: ClassVar[tuple[str, ...]] = ()
     #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.

@@ -39,7 +39,7 @@ def study(
         only: run these cells only: KEY=VALUE, where the key is arm or an axis of the grid; several values with commas,
             as in --only arm=fedavg,local
         seeds: instead of the study's seeds
-        shard: I/N: run the i-th of n shares of these cells, as one job of an array; the last job to end writes the
+        shard: I/N: run the i-th of n shares of these cells, as one job of an array; the last job to end writes all
             results
         ray: run on a Ray cluster: its address, auto for the running one, local for a new one on this machine
         dry_run: list the cells and their status; run nothing
@@ -96,31 +96,17 @@ def study(
     failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
     with FileLock(out / ".lock"):
         num_open = sum(cell.finished() is None and cell.failure() is None for cell in all_asked)
-        if shard is None or not num_open:
-            results = StudyResults.of(declared, cells, out, environment)
-            results.write(out)
-            write_markdown(results, out)
-            write_study_page(results, out)
-            print_results(results, out)
-        else:
-            print(_shard_summary(asked, failed, num_open, out))
+        results = StudyResults.of(declared, cells, out, environment)
+        results.write(out)
+        write_markdown(results, out)
+        write_study_page(results, out)
+        print_results(results, out)
     if signal_number is not None:
         print(f"To resume: {shlex.join(['lightning-fl', *sys.argv[1:]])}", file=sys.stderr)
         return 128 + signal_number
-    if shard is None and num_open:
-        print(f"another process runs {num_open} of these cells; the last to end writes all results", file=sys.stderr)
+    if num_open:
+        print(f"other processes run {num_open} of these cells; the last to end writes all results", file=sys.stderr)
     return 1 if failed or (shard is None and num_open) else 0
-
-
-def _shard_summary(asked: Sequence["Cell"], failed: Sequence["Cell"], num_open: int, out: Path) -> str:
-    done = sum(cell.finished() is not None for cell in asked)
-    lines = [f"{cell.name}: {cell.failure()}; log: {cell.log}" for cell in failed]
-    more = f", {len(failed)} failed" if failed else ""
-    lines.append(
-        f"{done} of this share's {len(asked)} cells are done{more}; {num_open} of all are open. The share that ends"
-        f" last writes {out}/table.md, or the same command without --shard."
-    )
-    return "\n".join(lines)
 
 
 def _share(text: str) -> slice:

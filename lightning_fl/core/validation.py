@@ -54,9 +54,6 @@ def checked(function: F) -> F:
         try:
             given = described.bind(*args, **kwargs).arguments
         except TypeError:
-            renamed = getattr(args[0], "renamed_options", {}) if method and args else {}
-            for name in kwargs.keys() & renamed.keys():
-                raise TypeError(f"{type(args[0]).__name__}.{name} is now called {renamed[name]}.") from None
             return function(*args, **kwargs)  # raises Python's own message
         owner = f"{type(given['self']).__name__}." if method else ""
         _raise(faults_of({name: declared[name] for name in declared if name in given}, given, owner))

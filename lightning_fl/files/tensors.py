@@ -45,20 +45,17 @@ def read_torch(
     error: type[FederatedError] = CheckpointError,
     place: str | None = None,
     known: Sequence[Any] = (),
-    legacy: bool = False,
 ) -> Any:
     """Load a file that ``torch.save`` wrote to the CPU: plain values and tensors.
 
     ``kind`` (such as "a checkpoint"), ``remedy`` and ``place`` (by default the path) are for the message of ``error``,
     raised if the file cannot be read, is of another kind, truncated or corrupt, or holds objects other than those of
-    the ``known`` classes. ``legacy`` also reads the format of torch before 1.6, which has no checksums.
+    the ``known`` classes.
     """
     path = Path(path)
     try:
         _expect_file(path)
-        packed = _check_archive(path)
-        if not (packed or legacy):
-            raise _Unreadable("it was not written by torch.save")
+        _check_archive(path)
         with torch.serialization.safe_globals(list(known)), warnings.catch_warnings():
             # For a pickle, which is refused: torch suggests to load it unsafely.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
@@ -169,11 +166,11 @@ def _expect_file(path: Path) -> None:
         raise _Unreadable("it is not a file")
 
 
-def _check_archive(path: Path) -> bool:
-    """Verify the checksums of a torch archive; false if the file is not an archive."""
+def _check_archive(path: Path) -> None:
+    """Verify the checksums of a torch archive."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
-            return False
+            raise _Unreadable("it was not written by torch.save")
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         # torch never compresses: a record that expands could fill the memory.
@@ -182,7 +179,6 @@ def _check_archive(path: Path) -> bool:
         # Archives without checksums (torch.serialization.set_crc32_options) have zeros instead.
         if any(record.CRC for record in records) and (name := archive.testzip()) is not None:
             raise _Unreadable(f"the checksum of its record {name.rpartition('/')[2]!r} does not match")
-    return True
 
 
 def _reason(error: Exception) -> str:

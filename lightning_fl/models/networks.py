@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -43,7 +42,6 @@ from torch import Tensor, nn
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.engine.batches.transfer import channels_last
-from lightning_fl.files.tensors import read_torch
 from lightning_fl.models.base import ProperFraction
 
 NetworkName = Literal["mlp", "lenet5", "cnn3", "cnn4", "cnn5", "cnn_pifl", "resnet18"]
@@ -127,7 +125,6 @@ def build_network(
     hidden_sizes: Sequence[Count] | None = None,
     dropout: ProperFraction = 0.0,
     stem: StemName | None = None,
-    weights_file: str | Path | None = None,
 ) -> Network:
     """Build a network of the table above, with new weights from torch's default generator.
 
@@ -140,8 +137,6 @@ def build_network(
         dropout: see there; for "resnet18", in the embedding.
         stem: layers of "resnet18" before the residual blocks: "imagenet" (the default), a 7x7 convolution and
             max-pooling that reduce the image to a quarter of its side; or "small", a 3x3 convolution at full size.
-        weights_file: file with a state dict for torchvision's ``resnet18``, such as the one pretrained on ImageNet;
-            its last layer is ignored. Only for "resnet18" with three channels and the stem "imagenet".
 
     Example:
         >>> network = build_network("cnn5", [3, 32, 32], 10)
@@ -152,11 +147,10 @@ def build_network(
     encoder: nn.Module
     embedding_dim, min_batch_size = _RESNET_DIM, 1
     if name == "resnet18":
-        encoder, min_batch_size = _resnet18(in_shape, dropout, stem, weights_file)
+        encoder, min_batch_size = _resnet18(in_shape, dropout, stem or "imagenet")
     else:
-        for option, value in (("stem", stem), ("weights_file", weights_file)):
-            if value is not None:
-                raise ConfigurationError(f"{option}={str(value)!r}: only network='resnet18' has it; omit it.")
+        if stem is not None:
+            raise ConfigurationError(f"stem={stem!r}: only network='resnet18' has it; omit it.")
         design, layers, embedding_dim = _DESIGNS[name], OrderedDict[str, nn.Module](), prod(in_shape)
         if design.channels:
             embedding_dim = _add_convolutions(layers, name, design, in_shape, channels)
@@ -221,23 +215,15 @@ def _add_convolutions(
     return width * prod(out_sides)
 
 
-def _resnet18(
-    in_shape: Sequence[int], dropout: float, stem: StemName | None, weights_file: str | Path | None
-) -> tuple[nn.Module, int]:
+def _resnet18(in_shape: Sequence[int], dropout: float, stem: StemName) -> tuple[nn.Module, int]:
     """Build the residual network without its last layer; return it and the least size of a training batch."""
-    stem = stem or "imagenet"
     width, *sides = in_shape
-    if weights_file is not None and (stem != "imagenet" or width != 3):
-        given = f"weights_file={str(weights_file)!r} with stem={stem!r} and in_shape={list(in_shape)}"
-        raise ConfigurationError(f"{given}: it fits stem='imagenet' and 3 channels; omit it or change these.")
     # Without ChannelsLast, which did not speed it up in measurements.
     from torchvision.models import resnet18
 
     network = resnet18(weights=None)
     network.fc = nn.Dropout(dropout)
-    if weights_file is not None:
-        _load_weights(network, Path(weights_file))
-    elif stem == "small":
+    if stem == "small":
         network.conv1 = nn.Conv2d(width, 64, 3, padding=1, bias=False)
         network.maxpool = nn.Identity()
     elif width != 3:
@@ -245,16 +231,3 @@ def _resnet18(
     # Three of the four stages halve the maps, rounding up; the last normalises H * W values per sample and channel.
     reduction = 8 if stem == "small" else 32
     return network, 2 if all(side <= reduction for side in sides) else 1
-
-
-def _load_weights(network: nn.Module, path: Path) -> None:
-    if not path.is_file():
-        raise ConfigurationError(f"weights_file={str(path)!r}: there is no such file; save a state dict there.")
-    kind = "a state dict of torchvision's resnet18"
-    remedy = "Save one with torch.save(resnet18(...).state_dict(), path)."
-    state = read_torch(path, kind, remedy, error=ConfigurationError, place=f"weights_file={str(path)!r}", legacy=True)
-    try:
-        network.load_state_dict({key: value for key, value in state.items() if not key.startswith("fc.")})
-    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigurationError(f"weights_file={str(path)!r} is not {kind} ({reason}). {remedy}") from error

@@ -35,8 +35,6 @@ class ClassificationModel(Model):
             for no such layer. Not for "resnet18".
         dropout: probability that an entry is zeroed in training, after every fully connected layer but the last.
         stem: first layers of "resnet18": "imagenet" (the default) or "small", for images of about 32 x 32.
-        weights_file: file with torchvision's state dict from which "resnet18" starts. Not a hyper-parameter in
-            checkpoints, which hold all weights.
         learning_rate: learning rate of the optimiser.
         optimizer: "sgd" or "adam".
         momentum: momentum of "sgd".
@@ -64,7 +62,6 @@ class ClassificationModel(Model):
         hidden_sizes: list[Count] | None = None,
         dropout: ProperFraction = 0.0,
         stem: StemName | None = None,
-        weights_file: str | None = None,
         learning_rate: Positive = 0.01,
         optimizer: OptimizerName = "sgd",
         momentum: ProperFraction = 0.0,
@@ -74,8 +71,7 @@ class ClassificationModel(Model):
         check_arguments(ClassificationModel.__init__, locals())
         super().__init__()
         check_optimizer(optimizer, momentum)
-        # Without the file: a checkpoint must open where the file is missing.
-        self.save_hyperparameters(ignore=["weights_file"])
+        self.save_hyperparameters()
         self.network = build_network(
             network,
             in_shape,
@@ -84,7 +80,6 @@ class ClassificationModel(Model):
             hidden_sizes=hidden_sizes,
             dropout=dropout,
             stem=stem,
-            weights_file=weights_file,
         )
         # Not validated here: the loss checks the labels first.
         self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)

@@ -114,11 +114,8 @@ class _Search:
     def of_arguments(
         self, arguments: Mapping[str, Any], path: str, owner: Callable[..., Any], known: Mapping[str, Any]
     ) -> Iterator[str]:
-        renamed = getattr(owner, "renamed_options", {})
         for key, value in arguments.items():
-            if key in renamed:
-                yield f"{path}.{key}: {owner.__name__}.{key} is now called {renamed[key]}."
-            elif key not in known:
+            if key not in known:
                 hint = did_you_mean(str(key), known) or f"; it has {', '.join(known) or 'none'}"
                 yield f"{path}.{cut(key)}: {owner.__name__} has no such argument{hint}."
             else:

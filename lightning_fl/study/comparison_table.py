@@ -79,10 +79,18 @@ def comparison_table(
         }
         for label, runs in groups.items():
             row = _about(label, runs, name, split) | {"gain_over": _gain_over(groups, label, name, split, reference)}
-            row |= _over_seeds(list(figures[label].values()))
+            for statistic in STATISTICS:
+                values = np.array([of_run[statistic] for of_run in figures[label].values()])
+                # A failed seed makes the mean NaN: the others alone would flatter the row.
+                row[statistic] = float(values.mean())
+                row[f"{statistic}_seed_std"] = float(values.std(ddof=1)) if len(values) > 1 else math.nan
             if baseline is not None:
-                pairs = figures[label] if label != baseline else {}
-                row |= {"baseline": baseline, **_differences(pairs, figures[baseline])}
+                row["baseline"], base = baseline, {} if label == baseline else figures[baseline]
+                pairs = [(of_run, base[seed]) for seed, of_run in figures[label].items() if seed in base]
+                for part in ("mean", "worst"):
+                    found = paired_interval([own[part] - other[part] for own, other in pairs])
+                    row |= {"difference_num_seeds": found.n, f"{part}_difference": found.mean}
+                    row |= {f"{part}_difference_low": found.low, f"{part}_difference_high": found.high}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -198,27 +206,6 @@ def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[Finish
         "rounds": number_or_nan(run.rounds),
         "seconds": number_or_nan(run.seconds),
     }
-
-
-def _over_seeds(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    row = {}
-    for name in STATISTICS:
-        values = np.array([of_run[name] for of_run in figures])
-        # A failed seed makes the mean NaN: the others alone would flatter the row.
-        row[name] = float(values.mean())
-        row[f"{name}_seed_std"] = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-    return row
-
-
-def _differences(
-    figures: Mapping[int, Mapping[str, float]], baseline: Mapping[int, Mapping[str, float]]
-) -> dict[str, float | int]:
-    row: dict[str, float | int] = {}
-    for name in ("mean", "worst"):
-        found = paired_interval([own[name] - baseline[seed][name] for seed, own in figures.items() if seed in baseline])
-        row |= {"difference_num_seeds": found.n, f"{name}_difference": found.mean}
-        row |= {f"{name}_difference_low": found.low, f"{name}_difference_high": found.high}
-    return row
 
 
 def _reference_of(run: FinishedRun, reference: Sequence[FinishedRun]) -> FinishedRun:

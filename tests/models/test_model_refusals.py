@@ -80,11 +80,7 @@ def net(name):
         (net("mlp"), {"dropout": 1.0}, "dropout=1.0"),
         (net("cnn5"), {"dropout": -0.1}, "dropout=-0.1"),
         (net("cnn5"), {"stem": "small"}, "stem='small'"),
-        (net("mlp"), {"weights_file": "w.pth"}, "weights_file='w.pth'"),
         (net("resnet18"), {"stem": "large"}, "stem='large'"),
-        (net("resnet18"), {"weights_file": "w.pth", "stem": "small"}, "weights_file='w.pth'"),
-        (net("resnet18"), {"weights_file": "w.pth", "in_shape": [1, 32, 32]}, "in_shape=[1, 32, 32]"),
-        (net("resnet18"), {"weights_file": "nowhere/w.pth"}, "weights_file='nowhere/w.pth'"),
     ],
 )
 def test_options_are_refused(make, options, fault):
@@ -114,18 +110,6 @@ def test_a_subclass_keeps_its_own_hyper_parameters():
             super().__init__(**kwargs)
 
     assert Wider(factor=3, node_dim=5, edge_dim=3).hparams["factor"] == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"no weights", {"conv1.weight": torch.zeros(2)}, [1, 2], torch.zeros(3)])
-def test_other_files_than_weights_are_refused(tmp_path, content):
-    path = tmp_path / "weights.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    with pytest.raises(ConfigurationError, match=r"weights_file='.*weights.pth'.*resnet18"):
-        network("resnet18", weights_file=path)
 
 
 # ---- batches

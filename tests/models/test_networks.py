@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import conv2d, max_pool2d, relu
 from torchvision.models import resnet18
 
+from lightning_fl.callbacks.personal.pretrained_weights import pretrained_state
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.models.networks import ChannelsLast, build_network
 
@@ -213,10 +214,11 @@ def test_many_clients_at_once(channels):
 def test_resnet18_is_torchvision_s(tmp_path):
     torch.manual_seed(3)
     original = resnet18(weights=None).eval()
-    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    found = network("resnet18", (3, 40, 40), 5, weights_file=tmp_path / "resnet18.pth").eval()
-    x = images(2, 3, 40, 40)
     original.fc = nn.Identity()
+    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
+    found = network("resnet18", (3, 40, 40), 5).eval()
+    pretrained_state(tmp_path / "resnet18.pth", found.encoder, "network.encoder")  # as PretrainedWeights
+    x = images(2, 3, 40, 40)
     torch.testing.assert_close(found.encoder(x), original(x))
     assert found(x).shape == (2, 5)
 

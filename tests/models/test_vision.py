@@ -2,7 +2,6 @@ import pytest
 import torch
 from small_models import plain_trainer, silence
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision.models import resnet18
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.core.errors import ConfigurationError
@@ -179,14 +178,3 @@ def test_checkpoint_round_trip(arguments, tmp_path):
     loaded = ClassificationModel.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
     assert torch.equal(loaded.eval()(x), model.eval()(x))
     assert dict(loaded.hparams) == dict(model.hparams)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_opens_without_the_file_it_started_from(tmp_path):
-    original = resnet18(weights=None)
-    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    arguments = {"network": "resnet18", "in_shape": [3, 32, 32], "hidden_sizes": None}
-    model = make_model(weights_file=str(tmp_path / "resnet18.pth"), **arguments)
-    assert torch.equal(model.network.encoder.conv1.weight, original.conv1.weight)
-    assert "weights_file" not in model.hparams
-    assert ClassificationModel(**model.hparams).load_state_dict(model.state_dict())

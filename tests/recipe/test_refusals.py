@@ -97,10 +97,6 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
             "trainer.callbacks[0].alpha=nan",
         ),
         (f"--trainer.callbacks=[{{class_path: {RANGED}, init_args: {{rate: -1}}}}]", "trainer.callbacks[0].rate=-1: "),
-        (
-            "--trainer.callbacks=[{class_path: HCCT, init_args: {appetite: 0.5}}]",
-            "trainer.callbacks[0].appetite: HCCT.appetite is now called relative_trade_off",
-        ),
         ("--trainer.strategy.num_processes 2", "trainer.strategy.num_processes: FedAvg has no such argument"),
         ("--trainer.logger CSVLogger", "trainer.logger"),
         ("--trainer.logger=[3]", "trainer.logger[0]=3"),

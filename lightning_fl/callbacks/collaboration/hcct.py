@@ -18,7 +18,7 @@ average.
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -81,7 +81,6 @@ class HCCT(ClientClusters):
 
     _curve = "groups"
     saved = (*ClientClusters.saved, "merged_clients", "compared_layer", "_last_partition", "_partition_tried")
-    renamed_options: ClassVar = {"appetite": "relative_trade_off"}
 
     relative_trade_off: NonNegative = 0.8
     memory: Fraction = 1.0

@@ -154,8 +154,3 @@ def test_what_a_run_refuses(run, error, name):
 
 def test_a_given_graph_needs_no_validation():
     trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
-
-
-def test_a_former_name_of_an_option_names_the_new_one():
-    with pytest.raises(TypeError, match=r"HCCT\.appetite .* relative_trade_off"):
-        HCCT(appetite=0.8)
