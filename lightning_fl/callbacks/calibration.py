@@ -12,7 +12,7 @@ from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.predictions import pair_outputs, value_or_error
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.data.targets import batch_targets
+from lightning_fl.engine.probes.layer_records import exact_targets
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.names import client_files
@@ -117,58 +117,40 @@ def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | 
 
     def collect() -> _Pair:
         outputs = trainer.loop.evaluator.predict(client, weights, "val")
-        targets = torch.cat([_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, "val"))])
-        return pair_outputs(outputs, targets)
+        targets = [exact_targets(batch).detach().cpu() for batch, _ in batches.once(trainer.loop.path(client, "val"))]
+        return pair_outputs(outputs, torch.cat(targets))
 
     return value_or_error(collect)
 
 
-def _targets(batch: Any) -> Tensor:
-    """Targets [b, T] of a batch; bounds become NaN."""
-    targets = batch_targets(batch).detach().cpu().double()
-    targets = targets.reshape(len(targets), -1)
-    bound = getattr(batch, "y_bound", None)
-    return targets if bound is None else targets.masked_fill(bound.cpu().reshape(targets.shape) != 0, torch.nan)
-
-
 def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> list[TargetCalibration]:
     """Calibrate the targets of one model; ``exchange`` adds the values of clients on other ranks, if it has any."""
-    counts = exchange({client: _counts(pair, flags) for client, pair in pairs.items()})
-
-    def sums(at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        given = {client: _platt_sums(pair, flags, at, positives, negatives) for client, pair in pairs.items()}
-        return torch.stack(list(exchange(given).values())).sum(0)
-
-    return _from_counts(list(counts.values()), flags, sums)
-
-
-def _counts(pair: _Pair, flags: list[bool]) -> list[Any]:
-    """Counts of each target in bins of the probability or of scores."""
-    return [
-        probability_counts(*of_target) if flag else score_counts(conformal_scores(*of_target))
-        for flag, *of_target in zip(flags, pair[0].T, pair[1].T, strict=True)
-    ]
-
-
-def _platt_sums(pair: _Pair, flags: list[bool], at: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """Sums [T', 6] for the T' classification targets."""
-    places = [place for place, flag in enumerate(flags) if flag]
-    return torch.stack(
-        [
-            platt_sums(pair[0][:, place], pair[1][:, place], at[row], float(positives[row]), float(negatives[row]))
-            for row, place in enumerate(places)
+    counts = {  # of each target, in bins of the probability or of scores
+        client: [
+            probability_counts(*of_target) if flag else score_counts(conformal_scores(*of_target))
+            for flag, *of_target in zip(flags, x.T, y.T, strict=True)
         ]
-    )
-
-
-def _from_counts(clients: list[list[Any]], flags: list[bool], sums: Any) -> list[TargetCalibration]:
-    """Calibrate targets from each client's :func:`_counts`; ``sums(at, positives, negatives)`` are Platt's sums."""
+        for client, (x, y) in pairs.items()
+    }
+    clients: list[list[Any]] = list(exchange(counts).values())
     pooled = {place: torch.stack([of[place] for of in clients]).sum(0) for place, flag in enumerate(flags) if flag}
     platt: list[list[float]] = []
     if pooled:
         positives = torch.stack([counts[1].sum() for counts in pooled.values()]).double()
         negatives = torch.stack([(counts[0] - counts[1]).sum() for counts in pooled.values()]).double()
-        platt = fit_platt(lambda at: sums(at, positives, negatives), positives, negatives).tolist()
+
+        def sums(at: Tensor) -> Tensor:
+            """Sums [T', 6] of Platt's step for the T' classification targets."""
+            totals = list(zip(positives.tolist(), negatives.tolist(), strict=True))
+            own = {
+                client: torch.stack(
+                    [platt_sums(x[:, k], y[:, k], at[row], *totals[row]) for row, k in enumerate(pooled)]
+                )
+                for client, (x, y) in pairs.items()
+            }
+            return torch.stack(list(exchange(own).values())).sum(0)
+
+        platt = fit_platt(sums, positives, negatives).tolist()
     found = []
     for place, flag in enumerate(flags):
         if flag:

@@ -61,7 +61,7 @@ def compare(
     """
     from lightning_fl.study.comparison_table import client_comparison, comparison_table, default_comparison_metric
     from lightning_fl.study.recipe_settings import find_mismatches, group_runs, recipe_lines
-    from lightning_fl.study.render import to_terminal
+    from lightning_fl.study.render import to_latex, to_markdown, to_terminal
 
     groups = group_runs([found for word in runs for found in _labelled(word, recursive)])
     over = None if reference is None else groups.get(reference) or _read(reference, recursive)
@@ -86,7 +86,11 @@ def compare(
     if out is not None:
         clients = client_comparison(groups, metrics, split, reference=over)
         try:
-            _write_tables(out, frame, clients, groups, differences, settings)
+            out.mkdir(parents=True, exist_ok=True)
+            write_whole(out / "table.csv", csv_table(frame))
+            write_whole(out / "clients.csv", csv_table(clients))
+            write_whole(out / "table.tex", to_latex(frame, differences))
+            write_whole(out / "table.md", _markdown(groups, to_markdown(frame, differences), settings))
             _draw(out, groups, frame, clients, split)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {out}: {error}; choose another --out.") from error
@@ -134,29 +138,16 @@ def _warn_of_missing(runs: Sequence["FinishedRun"], *, curves: bool) -> None:
             print(f"warning: no {name}, or nothing in it, in {folders}: {_WITHOUT[name]}", file=sys.stderr)
 
 
-def _write_tables(
-    out: Path,
-    frame: "pd.DataFrame",
-    clients: "pd.DataFrame",
-    groups: Mapping[str, Sequence["FinishedRun"]],
-    warnings: Sequence[str],
-    settings: Sequence[str],
-) -> None:
-    from lightning_fl.study.render import to_latex, to_markdown
-
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "table.csv", csv_table(frame))
-    write_whole(out / "clients.csv", csv_table(clients))
-    write_whole(out / "table.tex", to_latex(frame, warnings))
-    parts = [to_markdown(frame, warnings)]
+def _markdown(groups: Mapping[str, Sequence["FinishedRun"]], tables: str, settings: Sequence[str]) -> str:
+    """Content of ``table.md``."""
+    parts = [tables]
     if settings:
         parts.append("\n".join(["The recipes differ in:\n", *(f"- {markdown_code(one)}" for one in settings), ""]))
     runs = [
         f"- {markdown(label)}: {', '.join(markdown_code(str(run.folder)) for run in found)}"
         for label, found in groups.items()
     ]
-    parts.append("\n".join(["Runs:\n", *runs, ""]))
-    write_whole(out / "table.md", "\n".join(parts))
+    return "\n".join([*parts, "\n".join(["Runs:\n", *runs, ""])])
 
 
 def _draw(

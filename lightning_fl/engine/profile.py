@@ -141,15 +141,11 @@ def profile_of_ranks(profiler: Profiler, processes: Processes) -> "pd.DataFrame 
     """Seconds by rank, round and category; ``None`` without timed rounds. Every rank must call it."""
     if not isinstance(profiler, RoundProfiler) or not profiler.rounds:
         return None
-    return _frame(processes.exchange({processes.rank: profiler.rounds}))
-
-
-def _frame(of_ranks: dict[int, dict[int, dict[str, float]]]) -> "pd.DataFrame":
     import pandas as pd  # takes a second to import
 
     rows = [
         (rank, number, category, seconds)
-        for rank, rounds in of_ranks.items()
+        for rank, rounds in processes.exchange({processes.rank: profiler.rounds}).items()
         for number, categories in rounds.items()
         for category, seconds in categories.items()
     ]

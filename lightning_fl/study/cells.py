@@ -15,7 +15,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,6 @@ Variant = tuple[str, tuple[tuple[str, str], ...]]
 
 #: Longest name of an arm and place in a folder's name.
 _MAX_NAME_LENGTH = 180
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One execution of a cell."""
-
-    started: float  #: seconds since 1970
-    resumed: bool
-    commit: str = ""
-    seconds: float | None = None  #: wall time; ``None`` if the study was killed with it
-    exit_code: int | None = None  #: negative for a signal; ``None`` as above
 
 
 @dataclass(eq=False)
@@ -184,27 +173,30 @@ class Cell:
         step = (rows[0].get("step") or "") if rows else ""
         return int(step) if step.isdigit() else 0
 
-    def attempts(self) -> list[Attempt]:
-        """All executions so far, in order."""
+    def attempts(self) -> list[dict[str, Any]]:
+        """All executions so far, in order, as the arguments of :meth:`record_start` and then of :meth:`record_end`.
+
+        One that the study was killed with has no end.
+        """
         path = self.folder / "attempts.jsonl"
-        found: list[Attempt] = []
+        found: list[dict[str, Any]] = []
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):  # truncated by a kill
                 continue
             if "exit_code" not in event:
-                found.append(Attempt(**event))
+                found.append(event)
             elif found:
-                found[-1] = replace(found[-1], **event)
+                found[-1] |= event
         return found
 
     def record_start(self, resumed: bool, commit: str) -> None:
-        """Record the start of an :class:`Attempt`."""
+        """Record the start of an attempt."""
         self._record({"started": time.time(), "resumed": resumed, "commit": commit})
 
     def record_end(self, seconds: float, exit_code: int) -> None:
-        """Record the end of an attempt."""
+        """Record the end of an attempt: its wall time, and its exit code, negative for a signal."""
         self._record({"seconds": round(seconds, 3), "exit_code": exit_code})
 
     def _record(self, event: dict[str, Any]) -> None:
@@ -214,7 +206,7 @@ class Cell:
     def failure(self) -> str | None:
         """Reason why the last attempt failed, in one line; ``None`` if it did not fail."""
         attempts = self.attempts()
-        code = attempts[-1].exit_code if attempts else None
+        code = attempts[-1].get("exit_code") if attempts else None
         if code is None or self.finished() is not None:
             return None
         if code == 0:

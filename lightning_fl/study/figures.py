@@ -3,13 +3,12 @@
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, plot_curve, plot_distribution, show_source
@@ -112,7 +111,7 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
     """
     gains = gain_over is not None
     shown = "gain" if gains else "value"
-    styles = _styles(list(dict.fromkeys(clients["label"])))
+    styles = _row_style({"": clients["label"]})
     clients = clients[np.isfinite(clients[shown])]
     if clients.empty:
         return None
@@ -126,7 +125,9 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
         axes.axvline(0, color="black", linewidth=0.8)
     for place, label in enumerate(labels):
         values = np.sort(clients.loc[clients["label"] == label, shown].to_numpy(dtype=float))
-        color, at = styles[label][0], place + _spread(len(values))
+        # Offsets that separate dots: multiples of the golden ratio modulo 1.
+        offsets = (np.arange(1, len(values) + 1) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.56
+        color, at = styles[label][0], place + offsets
         harmed = values < 0 if gains else np.zeros(len(values), dtype=bool)
         size = 22 if len(values) <= 40 else 12
         axes.scatter(values[~harmed], at[~harmed], s=size, color=color, alpha=0.75, linewidths=0)
@@ -181,14 +182,11 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
         direction = None if statistic in ("std", "rsd") else DIRECTIONS.get(statistic, results.higher_is_better)
         xlabel = _value_axis(f"{statistic} {study.metric}", direction, study.table.percent)
         axes.set(ylim=(len(rows) - 0.5, -0.5), title=column, xlabel=xlabel)
-    handles = [
-        Line2D([], [], marker="o", color="0.5", alpha=0.5, linestyle="", markersize=4, label="a seed"),
-        Line2D([], [], marker="o", color="0.2", markersize=6, label="mean, 95 % interval"),
-    ]
+    grid[0].plot([], [], "o", color="0.5", alpha=0.5, markersize=4, label="a seed")
+    grid[0].plot([], [], "o-", color="0.2", markersize=6, label="mean, 95 % interval")
     if study.published.values:
-        hollow = Line2D([], [], marker="D", color=_PUBLISHED, linestyle="", markerfacecolor="none", label="published")
-        handles.append(hollow)
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8)
+        grid[0].plot([], [], "D", color=_PUBLISHED, markerfacecolor="none", label="published")
+    _legend(figure, grid)
     return figure
 
 
@@ -235,8 +233,10 @@ def _panel_grid(
     return figure, grid[:count]
 
 
-def _row_style(panels: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
-    return _styles(list(dict.fromkeys(row for rows in panels.values() for row in rows)))
+def _row_style(panels: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, str]]:
+    """Colour and dash of the rows of all panels; further rows repeat the colours with another dash."""
+    rows = dict.fromkeys(row for of_panel in panels.values() for row in of_panel)
+    return {row: (PALETTE[n % len(PALETTE)], "-" if n < len(PALETTE) else "-.") for n, row in enumerate(rows)}
 
 
 def _value_axis(metric: str, higher_is_better: bool | None, percent: bool = False) -> str:
@@ -261,16 +261,6 @@ def _draw_curve(
         axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
     texts = [f"{row}, round {step:g}: {value:.4g}" for step, value in mean.items()]
     add_tooltips(axes, x, mean, texts, most=_MAX_TOOLTIPS)
-
-
-def _styles(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Further rows repeat the colours with another dash."""
-    return {row: (PALETTE[n % len(PALETTE)], "-" if n < len(PALETTE) else "-.") for n, row in enumerate(rows)}
-
-
-def _spread(count: int) -> np.ndarray:
-    """Vertical offsets that separate dots: multiples of the golden ratio modulo 1."""
-    return (np.arange(1, count + 1) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.56
 
 
 def _sources(panels: Panels) -> list[str]:

@@ -52,7 +52,9 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
     if summary.get("best_round"):
         badges[f"best round: {summary['best_round']}"] = ""
     pictures = draw_pictures({"curves on validation data": lambda: _draw_curves(run)})
-    pictures += [_image(path, run.folder) for path in sorted(run.folder.glob("figures/*.png"))]
+    for path in sorted(run.folder.glob("figures/*.png")):
+        image = base64.b64encode(refuse_link_out(path, run.folder).read_bytes()).decode("ascii")
+        pictures.append(Picture(path.stem.replace("_", " "), source=f"data:image/png;base64,{image}"))
     files = {path.relative_to(run.folder).as_posix(): None for name in _FILES for path in sorted(run.folder.glob(name))}
     settings = [Part(table=facts(_run_facts(run)))]
     if run.recipe:
@@ -116,11 +118,6 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
         for axes in figure.axes:
             axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
     return figure
-
-
-def _image(path: Path, folder: Path) -> Picture:
-    data = base64.b64encode(refuse_link_out(path, folder).read_bytes()).decode("ascii")
-    return Picture(path.stem.replace("_", " "), source=f"data:image/png;base64,{data}")
 
 
 def _run_facts(run: FinishedRun) -> dict[str, str]:

@@ -79,7 +79,10 @@ def recipe_lines(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
         short = name.rpartition(".")[2]
         in_labels = all(f"{short}={value}" in label.split() for value, found in labels.items() for label in found)
         if len(labels) > 1 and not in_labels:
-            texts = [f"{value} ({_short_list(of_value)})" for value, of_value in labels.items()]
+            texts = []
+            for value, rows in labels.items():
+                more = f"{rows[0]} and {len(rows) - 1} more rows"
+                texts.append(f"{value} ({', '.join(rows) if len(rows) <= _MAX_SETTINGS else more})")
             lines.append(f"{name}: {', '.join(texts)}")
     return lines
 
@@ -110,12 +113,6 @@ def _distinguishing(differences: Mapping[str, Mapping[str, str | None]]) -> dict
             if value is not None:
                 settings.setdefault(row, []).append(f"{short}={_value_text(value)}")
     return settings
-
-
-def _short_list(labels: Sequence[str]) -> str:
-    if len(labels) <= _MAX_SETTINGS:
-        return ", ".join(labels)
-    return f"{labels[0]} and {len(labels) - 1} more rows"
 
 
 def _value_text(text: str) -> str:

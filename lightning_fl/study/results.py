@@ -87,7 +87,7 @@ class CellResult:
             data_source=run.data_source,
             rounds=run.rounds,
             seconds=run.seconds,
-            commit=attempts[-1].commit if attempts else "",
+            commit=attempts[-1].get("commit", "") if attempts else "",
             run_folder=_below(run.folder, out),
             failure=failure,
             log=log,

@@ -137,9 +137,6 @@ def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
     ``digits`` are those of the study's table; ``remarks`` maps texts to numbers that replace them on a terminal.
     """
 
-    def answer_text(answer: Answer) -> str:
-        return f"{answer.verdict} ({remarks[answer.reason]})" if remarks and answer.reason else answer.verdict
-
     def difference(answer: Answer) -> str:
         mean, *bounds = (
             "" if math.isnan(value) else f"{value:+.{digits + 1}f}"
@@ -147,10 +144,11 @@ def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
         )
         return f"{mean} [{', '.join(bounds)}]" if all(bounds) else mean
 
+    numbers = [f" ({remarks[answer.reason]})" if remarks and answer.reason else "" for answer in answers]
     columns = {
         "claim": [Value(answer.claim) for answer in answers],
         "at": [Value(cell_name("", answer.axes)) for answer in answers],
-        "answer": [Value(answer_text(answer), state=answer.verdict) for answer in answers],
+        "answer": [Value(f"{one.verdict}{n}", state=one.verdict) for one, n in zip(answers, numbers, strict=True)],
         "all together": [Value(answer.corrected, state=answer.corrected) for answer in answers],
         "difference [95 % interval]": [Value(difference(answer)) for answer in answers],
         "n": [Value(str(answer.interval.n)) for answer in answers],

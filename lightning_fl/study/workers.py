@@ -139,7 +139,7 @@ def known_seconds(cells: Sequence[Cell]) -> dict[Variant, float]:
     for cell in cells:
         run = cell.finished()
         if run is not None:
-            attempts = sum(attempt.seconds or 0.0 for attempt in cell.attempts())
+            attempts = sum(attempt.get("seconds", 0.0) for attempt in cell.attempts())
             found.setdefault(cell.variant, []).append(max(attempts, run.seconds or 0.0))
     return {variant: statistics.median(times) for variant, times in found.items()}
 

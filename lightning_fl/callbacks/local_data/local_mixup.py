@@ -113,11 +113,8 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
             raise ConfigurationError(f"LocalMixup.layer: {what}. Choose a later layer, after pooling.")
         return mix(output, partners, gamma)
 
-    handle = submodule.register_forward_hook(hook)
-    try:
+    with submodule.register_forward_hook(hook):
         yield
-    finally:
-        handle.remove()
     if times != 1:
         raise ConfigurationError(f"LocalMixup.layer: the submodule ran {times} times in a step. Choose another one.")
 

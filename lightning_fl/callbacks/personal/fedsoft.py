@@ -12,7 +12,7 @@ Differs from the paper: models start from different clients instead of different
 explain equally well counts half for each. The authors keep Adam's state: ``trainer.optimizer_state=keep``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Literal
 
@@ -25,7 +25,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked_fields
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.federation import OWN_MODELS
-from lightning_fl.engine.weights.flat import Span, Weights, linear_combination
+from lightning_fl.engine.weights.flat import Weights, linear_combination
 from lightning_fl.functional.fedsoft import contribution_weights, draw_contributors, floored_importance
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -71,7 +71,9 @@ class FedSoft(SoftAveraging):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trained: set[int] = set()
-        self._pull_: Callable[[Weights, Weights], None]  # of the present turn
+        #: Of the present turn: Σ_s u_ks c_s, and λ Σ_s u_ks.
+        self._centre: Weights
+        self._strength = 0.0
 
     def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
         return Collaboration(contribution_weights(floored_importance(importance, self.sigma), num_samples), importance)
@@ -97,14 +99,18 @@ class FedSoft(SoftAveraging):
         super().on_aggregate_end(trainer)
 
     def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
-        """Add the gradient of the proximal term, once u is known."""
+        """Add ``λ (Σ_s u_ks w - Σ_s u_ks c_s)``, once u is known."""
         if self.lam == 0 or not self.importance:
             return
         if turn.steps == 0:
             importance = floored_importance(self.importance[-1][turn.client], self.sigma)
-            spans = trainer.loop.averaged_spans()
-            self._pull_ = _proximal_pull(trainer.federation.models, importance, self.lam, spans)
-        self._pull_(gradient, weights)
+            models = trainer.federation.models
+            terms = list(zip(importance.tolist(), models, strict=True))
+            self._centre = linear_combination(models[0], terms, trainer.loop.averaged_spans())
+            self._strength = self.lam * float(importance.sum())
+        for dtype, vector in gradient.floating():
+            vector.add_(weights.vectors[dtype], alpha=self._strength)
+            vector.sub_(self._centre.vectors[dtype], alpha=self.lam)
 
 
 def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
@@ -118,17 +124,3 @@ def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int
             for place in draw_contributors(weights, number, trainer.generator("fedsoft", model)):
                 feeds.setdefault(place, []).append(model)
     return [replace(possible[place], weight=1.0, feeds=tuple(feeds[place])) for place in sorted(feeds)]
-
-
-def _proximal_pull(
-    models: Sequence[Weights], importance: Tensor, lam: float, spans: Sequence[Span]
-) -> Callable[[Weights, Weights], None]:
-    """Gradient correction ``λ (Σ_s u_ks w - Σ_s u_ks c_s)`` of the proximal term; u_k is [S]."""
-    centre = linear_combination(models[0], list(zip(importance.tolist(), models, strict=True)), spans)
-    strength = lam * float(importance.sum())
-
-    def correct_(gradient: Weights, weights: Weights) -> None:
-        for dtype, vector in gradient.floating():
-            vector.add_(weights.vectors[dtype], alpha=strength).sub_(centre.vectors[dtype], alpha=lam)
-
-    return correct_

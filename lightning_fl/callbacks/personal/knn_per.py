@@ -100,11 +100,8 @@ class KNNPer(Callback):
         if share == 0:
             yield
             return
-        handle = layer.register_forward_hook(lambda _, given, made: store.mixed(given[0], made, float(share)))
-        try:
+        with layer.register_forward_hook(lambda _, given, made: store.mixed(given[0], made, float(share))):
             yield
-        finally:
-            handle.remove()
 
     def _try(self, trainer: TrainerSurface, client: int) -> None:
         """Refuse a layer whose output is not what the module predicts with."""
@@ -148,10 +145,9 @@ def _no_choice(clients: list[str]) -> ConfigurationError:
 
 def _target_scales(trainer: TrainerSurface, weights: Weights) -> tuple[Tensor, Tensor] | None:
     """Mean and deviation by which a module with these weights scales its targets."""
-    flat = trainer.loop.flat
-    present = flat.collect().clone()
-    flat.load(weights)
-    mean, deviation = (getattr(trainer.module, name, None) for name in ("target_mean", "target_scale"))
-    found = (mean.clone(), deviation.clone()) if isinstance(mean, Tensor) and isinstance(deviation, Tensor) else None
-    flat.load(present)
-    return found
+    with trainer.loop.flat.preserved():
+        trainer.loop.flat.load(weights)
+        mean, deviation = (getattr(trainer.module, name, None) for name in ("target_mean", "target_scale"))
+        if isinstance(mean, Tensor) and isinstance(deviation, Tensor):
+            return mean.clone(), deviation.clone()
+        return None

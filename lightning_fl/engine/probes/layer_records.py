@@ -72,13 +72,8 @@ def exact_targets(batch: Any) -> Tensor:
 @contextmanager
 def hooked(loop: LocalLoop, layer: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
     """Context with a forward hook on a layer, after which weights and metrics are as before."""
-    present, handle = loop.flat.collect().clone(), layer.register_forward_hook(hook)
-    try:
-        with preserve_metrics(loop.module):
-            yield
-    finally:
-        handle.remove()
-        loop.flat.load(present)
+    with loop.flat.preserved(), layer.register_forward_hook(hook), preserve_metrics(loop.module):
+        yield
 
 
 #: A logit of near certainty.

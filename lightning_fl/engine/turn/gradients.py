@@ -42,7 +42,7 @@ class TurnGradients:
         flat, trainer, now = services.flat, services.module_trainer, training.draws.read()
         present = flat.collect().clone()
         gradient = self._flat_gradient(turn)
-        gradient.load_(weights)
+        copy_spans_(flat.weights, weights, turn.spans)
         if buffers is not None:
             copy_spans_(flat.weights, buffers, turn.buffers)
         collector, trainer.collector = trainer.collector, LogCollector()  # drops what is logged meanwhile
@@ -116,11 +116,6 @@ class FlatGradient:
             gaps = [vector.new_zeros(span.begin - end) for span, end in zip(inside, ends[:-1], strict=True)]
             self._runs.append((run, gaps))
             self._parameters += [found[span.dtype, span.begin] for span in inside]
-
-    def load_(self, weights: Weights) -> None:
-        for run, _ in self._runs:
-            part = slice(run.begin, run.end)
-            self._like.vectors[run.dtype][part] = weights.vectors[run.dtype][part]
 
     def of(self, losses: Iterable[Tensor], share: float) -> Weights:
         """The gradient of ``share`` times the sum of losses; a new object, zero outside of the parameters."""

@@ -170,13 +170,10 @@ class LocalLoop(TurnServices):
         correct_: Correction | None = None,
     ) -> Weights:
         """Train a client outside of its turns, from weights with its personal layers; changes nothing but ``state``."""
-        present = self.flat.collect().clone()
-        try:
+        with self.flat.preserved():
             state = state or ClientState()
             self.training.train(client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
             return self.flat.collect().clone()
-        finally:
-            self.flat.load(present)
 
     def take_turn(self, turn: ClientTurn) -> ClientReport:
         """Train the client of a turn; leaves its new weights in ``flat``."""
@@ -275,10 +272,9 @@ class LocalLoop(TurnServices):
         return personal.insert_(weights.clone(), own)
 
     def loss_at(self, turn: ClientTurn, weights: Weights) -> float:
-        present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
-        loss = HeldOutLoss(self, "train", None, "training loss", own=False).value(turn.client, weights)
-        self.flat.load(present)
-        return loss
+        weights = self.with_personal_layers(turn, weights)
+        with self.flat.preserved():
+            return HeldOutLoss(self, "train", None, "training loss", own=False).value(turn.client, weights)
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
         if not self.evaluator.evaluates("val"):
@@ -286,11 +282,9 @@ class LocalLoop(TurnServices):
                 f"{type(self.learner).__name__} measures models by what validation_step logs: define it in"
                 f" {type(self.module).__name__}."
             )
-        present, weights = self.flat.collect().clone(), self.with_personal_layers(turn, weights)
-        path = self.path(turn.client, "training metrics")
-        with preserve_metrics(self.module):
+        weights, path = self.with_personal_layers(turn, weights), self.path(turn.client, "training metrics")
+        with self.flat.preserved(), preserve_metrics(self.module):
             report = self.evaluator.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))
-        self.flat.load(present)
         assert report is not None
         return report.metrics
 

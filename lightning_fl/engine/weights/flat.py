@@ -1,6 +1,7 @@
 """Weights as flat vectors, one per dtype, viewed by the module's own parameters and buffers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -213,6 +214,15 @@ class FlatModule:
     def load(self, weights: Weights) -> None:
         self.collect()
         self.weights.copy_(weights)
+
+    @contextmanager
+    def preserved(self) -> Iterator[Weights]:
+        """Context after which the module has its present weights again, of which it yields a copy."""
+        present = self.collect().clone()
+        try:
+            yield present
+        finally:
+            self.load(present)
 
     def collect(self) -> Weights:
         """The live vectors, after restoring views that user code replaced; shapes and dtypes must not have changed."""

@@ -55,12 +55,8 @@ class LayerOutput(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         module, submodule = self._held
         outputs: list[Any] = []
-        handle = submodule.register_forward_hook(lambda *call: outputs.append(call[-1]))
-        try:
-            with eval_mode(module):
-                module(*inputs, **named)
-        finally:
-            handle.remove()
+        with submodule.register_forward_hook(lambda *call: outputs.append(call[-1])), eval_mode(module):
+            module(*inputs, **named)
         if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
             what = f"layer={self._layer!r} returned {len(outputs)} outputs for a batch"
             raise ConfigurationError(f"{what}: name a submodule that runs once and returns a tensor.")
