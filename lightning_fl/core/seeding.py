@@ -72,4 +72,17 @@ def run_seed() -> int:
 def shuffled(candidates: Sequence[int], generator: torch.Generator, count: int | None = None) -> list[int]:
     """Draw ``count`` candidates (by default all) in random order, independent of the order of the candidates."""
     ordered = candidates if isinstance(candidates, range) else sorted(candidates)
-    return [ordered[place] for place in torch.randperm(len(ordered), generator=generator)[:count].tolist()]
+    return [ordered[place] for place in _permuted(len(ordered), count, generator)]
+
+
+def _permuted(total: int, count: int | None, generator: torch.Generator) -> list[int]:
+    """The first ``count`` of ``torch.randperm(total)``; where they are few, without listing all others."""
+    if count is None or 200 * count > total:
+        return torch.randperm(total, generator=generator)[:count].tolist()
+    moved: dict[int, int] = {}  # of the list 0, 1, ... that Fisher and Yates shuffle, the places that have changed
+    first = []
+    for place in range(count):
+        other = place + int(torch.randint(total - place, (), generator=generator))
+        first.append(moved.get(other, other))
+        moved[other] = moved.get(place, place)
+    return first

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fl.core.seeding import derive_seed, generator, run_seed, seed_default_generators
+from lightning_fl.core.seeding import derive_seed, generator, run_seed, seed_default_generators, shuffled
 
 # What could be taken for a number, a separator or an end; hypothesis takes seconds to tabulate all of Unicode.
 words = st.text("019-.,|/ \0\n'\"aZéß漢😀", max_size=5)
@@ -76,3 +76,10 @@ def test_the_run_s_seed(monkeypatch):
     assert run_seed() == 0
     monkeypatch.setenv("PL_GLOBAL_SEED", "42")
     assert run_seed() == 42
+
+
+@pytest.mark.parametrize("total", [400, 10_007, 1_000_000])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_a_few_of_many_are_drawn_as_the_first_of_a_permutation(total, count):
+    whole = torch.randperm(total, generator=generator(3, "cohort"))
+    assert shuffled(range(total), generator(3, "cohort"), count) == whole[:count].tolist()
