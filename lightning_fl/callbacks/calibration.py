@@ -11,9 +11,8 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.predictions import pair_outputs, value_or_error
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.engine.probes.layer_records import exact_targets
-from lightning_fl.engine.probes.on_hosts import clients_without
+from lightning_fl.engine.probes.on_hosts import check_validation_data
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
@@ -45,8 +44,7 @@ class Calibration(Callback):
     only_shows = True
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        if len(clients_without(trainer.loop, "val", range(trainer.num_clients))) == trainer.num_clients:
-            raise ConfigurationError("Calibration needs validation data of clients: set data.init_args.split.")
+        check_validation_data(trainer.loop, "Calibration")
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         checkpoint = trainer.callback(ModelCheckpoint)
@@ -73,10 +71,7 @@ class Calibration(Callback):
     def _measure(
         self, trainer: TrainerSurface, weights: dict[int, Weights], name: str, *, together: bool
     ) -> dict[str, list[TargetCalibration]] | None:
-        """Model -> calibrations of its targets: one model together, or one per client by its number.
-
-        ``None`` after a warning if predictions do not fit the targets.
-        """
+        """Model, or client's number, -> calibrations of its targets; ``None`` if predictions do not fit the targets."""
         wanted = [client for client in sorted(weights) if client in trainer.hosted_clients]
         pairs: dict[int, _Pair] = {}
         found: dict[int, tuple[str, int, list[bool]]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.collaboration import Collaboration
@@ -60,6 +61,9 @@ class ModelCheckpoint(Callback):
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit":
             self.__post_init__()
+            if self.monitor is not None and not trainer.check_val_every_n_rounds:
+                reason = "as trainer.check_val_every_n_rounds=0 leaves out validation"
+                rank_zero_warn(f"ModelCheckpoint.monitor={self.monitor!r} has no effect, {reason}.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         self._restore_best(trainer)
@@ -120,10 +124,7 @@ class ModelCheckpoint(Callback):
         )
 
     def kept(self, trainer: TrainerSurface, stores: dict[str, dict[int, Any]]) -> Federation:
-        """The federation to export: of the best round, or of the last round if its models are final.
-
-        ``stores``, name -> client -> value, have all clients or some.
-        """
+        """The federation to export, with ``stores``: of the best round, or of the last if its models are final."""
         last = trainer.federation
         if self.best_round is None or self._best is None or last.models_are_final:
             return last.with_models(last.models, last.collaboration, stores, last.current_round)
@@ -219,6 +220,7 @@ class ModelCheckpoint(Callback):
             metric = metrics[base]
             value = metric.mean if aggregate == "mean" else metric.worst
         else:
+            what = f"ModelCheckpoint.monitor={self.monitor!r} is not logged in validation"
             known = f"{listed(metrics, near=base or name)} (each also as NAME/worst)"
-            raise ConfigurationError(f"ModelCheckpoint.monitor={self.monitor!r}: validation logs {known}.")
+            raise ConfigurationError(f"{what}. Choose one of {known}.")
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"

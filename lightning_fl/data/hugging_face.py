@@ -132,7 +132,7 @@ class HFDataset(SharedDataModule):
             raise
         except Exception as error:  # the library has its own errors for every way in which data can be missing
             reason = cut(" ".join(str(error).split()), 300)
-            raise DataError(f"HFDataset.path={self.path!r} cannot be read: {reason}. Check the name.") from error
+            raise DataError(f"HFDataset.path={self.path!r} cannot be read: {reason}. Check the path.") from error
 
     def _parts_of(self, read: Any) -> dict[Split, Any]:
         there = dict(read) if isinstance(read, dict) else {"train": read}
@@ -158,7 +158,7 @@ class HFDataset(SharedDataModule):
         images = [name for name, kind in features.items() if isinstance(kind, Image)]
         if self.image is not None and self.image not in images:
             found = f"{self.path} has {listed(images) or 'no'} columns of images"
-            raise DataError(f"HFDataset.image={self.image!r}: {found}.")
+            raise DataError(f"HFDataset.image={self.image!r}: {found}; name one of them, or omit image.")
         if self.columns is not None:
             return None
         if self.image is None and len(images) > 1:

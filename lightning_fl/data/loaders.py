@@ -92,7 +92,8 @@ def as_loader(given: Any, split: Split, source: str) -> Loader | None:
     if not loader.flattened:
         return None
     if split == "train" and loader._mode == "sequential":
-        raise ConfigurationError(f"{source} a CombinedLoader in mode 'sequential': use another in training.")
+        remedy = "training needs min_size, max_size or max_size_cycle"
+        raise ConfigurationError(f"{source} a CombinedLoader in mode 'sequential': {remedy}.")
     for part in loader.flattened:
         _check_iterable(part, source if part is given else f"{source} a {type(given).__name__} with")
     return loader
@@ -175,10 +176,7 @@ def collate(samples: list[Any]) -> Any:
 def make_loader(
     dataset: Any, *, batch_size: int, shuffle: bool, drop_last: bool, collate_fn: Callable[..., Any], **options: Any
 ) -> DataLoader:
-    """A loader over a data set, with its own generator for the engine to seed; a stream is not shuffled.
-
-    ``drop_last`` never leaves out the only batch. Further options are those of ``DataLoader``.
-    """
+    """A loader over a data set with its own generator; streams are not shuffled, the only batch is never left out."""
     length = None if isinstance(dataset, IterableDataset) else len(dataset)
     known = length if length is not None else sized_len(dataset)
     return DataLoader(

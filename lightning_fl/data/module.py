@@ -199,5 +199,5 @@ def _count(data: Any) -> int:
     parts = data.flattened if isinstance(data, CombinedLoader) else [data]
     lengths = [sized_len(part if isinstance(part, Dataset) else getattr(part, "dataset", part)) for part in parts]
     if None in lengths:
-        raise DataError(f"a {type(data).__name__} has no number of samples: see trainer.num_samples in a run.")
+        raise DataError(f"a {type(data).__name__} has no number of samples: a run counts them.")
     return sum(length or 0 for length in lengths)

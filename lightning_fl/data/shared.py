@@ -88,10 +88,7 @@ class SharedDataModule(FederatedDataModule):
         """Find and read the data."""
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        """Convert the data sets of ``_open`` to those behind the clients' views; samples and order stay the same.
-
-        ``shares`` holds, for every client and split, the client's samples in the data set of :meth:`_part_of`.
-        """
+        """Convert the data sets of ``_open`` to those behind the clients' views; samples and order stay the same."""
         return datasets
 
     #: Whether a client's samples of one identity stay in one part.
@@ -121,7 +118,8 @@ class SharedDataModule(FederatedDataModule):
         self._settings.check_parts(parts)
         num_clients = len(parts["train"])
         if self.train_shares is not None and len(self.train_shares) != num_clients:
-            raise ConfigurationError(f"train_shares has {len(self.train_shares)} entries: give {num_clients}.")
+            what = f"train_shares has {len(self.train_shares)} entries for {num_clients} clients"
+            raise ConfigurationError(f"{what}: give one per client.")
         names = self.partitioner.names
         name_of = str if names is None else names.__getitem__
         if names is not None:

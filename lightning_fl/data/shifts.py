@@ -142,7 +142,8 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
-        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: must be 2 to half of it.")
+        most = num_classes // 2
+        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: must be 2 to {most}.")
     kept, moved = list(range(num_classes)), list(range(num_permuted))
     moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]
     moved += kept[num_permuted:]
@@ -169,7 +170,7 @@ class Inversion(Shift):
 
     def check(self, num_clients: int, num_classes: int) -> None:
         if max(self.clients) >= num_clients:
-            raise ConfigurationError(f"Inversion.clients={self.clients}: the clients are 0..{num_clients - 1}.")
+            raise ConfigurationError(f"Inversion.clients={self.clients}: must be in 0..{num_clients - 1}.")
 
 
 def _check_blocks(shift: Shift, num_blocks: int, size: int, num_clients: int) -> None:

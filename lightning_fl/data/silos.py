@@ -82,13 +82,14 @@ class Silos(FederatedDataModule):
         check_fractions(split)
         if not isinstance(datamodules, Mapping | list | tuple):
             kind = type(datamodules).__name__
-            raise ConfigurationError(f"datamodules is a {kind}: give one per client, or use Partitioned.")
+            raise ConfigurationError(f"datamodules is a {kind}: give a list, one entry per client, or use Partitioned.")
         if isinstance(datamodules, Mapping):
             if names is not None:
                 raise ConfigurationError(f"names={names}: leave them out, datamodules is a dict with names.")
             if is_splits(datamodules):
                 splits = ", ".join(datamodules)
-                raise ConfigurationError(f"datamodules is a dict of the splits {splits}: give clients by name.")
+                advice = "give clients by name, such as {'north': {'train': ..., 'val': ...}}"
+                raise ConfigurationError(f"datamodules is a dict of the splits {splits}: {advice}.")
             names = [str(name) for name in datamodules]
             datamodules = list(datamodules.values())
         if not datamodules:

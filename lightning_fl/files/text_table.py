@@ -150,8 +150,8 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
         if cells is None:
             break
         if width and any(cell.strip() for cell in cells[width:]):
-            fault = f"line {line} has {len(cells)} cells, the header {width}"
-            raise DataError(f"{place} cannot be read as a table: {fault}: correct it, or quote {separator!r}.")
+            fault = f"cannot be read as a table: line {line} has {len(cells)} cells, the header {width}"
+            raise DataError(f"{place} {fault}. Correct it, or quote texts with {separator!r}.")
         if width or any(cell.strip() for cell in cells):
             width = width or len(cells)
             if cells:
@@ -204,10 +204,7 @@ def read_numbers(column: "pd.Series") -> "tuple[pd.Series, pd.Series]":
 
 
 def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> None:
-    """Refuse wrong values of a column, if there are any, with a list of the first ones.
-
-    ``wrong`` has row numbers as its index; ``place`` is column and file, ``fault`` such as "are not finite numbers".
-    """
+    """Refuse wrong values of a column, by row number, if there are any; ``fault`` is such as "are not numbers"."""
     if len(wrong):
         rows = list_rows(list(map(int, wrong.index)), wrong.tolist())
         raise DataError(f"{place}: {len(wrong)} values {fault}: {rows}. {remedy}.")
@@ -216,5 +213,5 @@ def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> No
 def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     """``"row 3 'abc', row 9 'x' and 4 more"``: the first ten rows with their values, for messages."""
     pairs = zip(rows[:_LISTED_ROWS], values[:_LISTED_ROWS], strict=True)
-    text = ", ".join(f"row {row} {cut(repr(value))}" for row, value in pairs)
+    text = ", ".join(f"row {row} {cut(repr('' if value is None else value))}" for row, value in pairs)
     return text + (f" and {len(rows) - _LISTED_ROWS} more" if len(rows) > _LISTED_ROWS else "")

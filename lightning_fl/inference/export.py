@@ -98,10 +98,7 @@ def _strip_folders(value: Any) -> Any:
 
 
 def model_card(run: TrainedRun, model: str) -> str:
-    """Write the model card: results of each client, data, training and use of the model ``shared_K`` or of a client.
-
-    Values in the template are escaped for Markdown.
-    """
+    """Write the model card: results of each client, data, training and use of the model ``shared_K`` or of a client."""
     from markupsafe import Markup
 
     summary, recipe = run.summary, run.recipe

@@ -100,11 +100,7 @@ def best_client(run: TrainedRun) -> str:
 def load_models(
     run: TrainedRun, chosen: Mapping[str, Path], *, trust: bool = False, accelerator: str = "auto"
 ) -> tuple[list[LoadedModel], Made]:
-    """Load models, and instantiate the run's recipe.
-
-    Arguments that the recipe leaves to the data (``null``) are taken from the checkpoint. A foreign class without
-    ``trust`` is a ConfigurationError, a model that is damaged or belongs to another module a CheckpointError.
-    """
+    """Load models, and instantiate the run's recipe; arguments that it leaves to the data are the checkpoint's."""
     made: dict[str, Made] = {}
     loaded = []
     for name, path in chosen.items():

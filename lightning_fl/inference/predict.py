@@ -247,12 +247,7 @@ def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarr
 
 
 class _TrainingSimilarity:
-    """Tanimoto similarity of Morgan fingerprints to each client's nearest training molecule.
-
-    Rogers and Hahn 2010, https://doi.org/10.1021/ci100050t: 1 for equal fingerprints, 0 for no common bits. ``columns``
-    are ``similarity``, the maximum over clients, and ``similarity@CLIENT`` for several clients. ``data``, before
-    ``setup``, are read again.
-    """
+    """Tanimoto similarity (Morgan fingerprints, https://doi.org/10.1021/ci100050t) to the nearest training molecule."""
 
     def __init__(self, data: FederatedDataModule, seed: int) -> None:
         if not isinstance(data, MoleculeDataModule):

@@ -66,7 +66,8 @@ class TrainedRun(FinishedRun):
         folder, count = self.folder / "models", self.summary.get("num_models")
         found = {int(match[1]) for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
         if not found:
-            raise ConfigurationError(f"{folder} has no shared_*.ckpt: train with save_models.")
+            keep = "trainer.enable_checkpointing and ModelCheckpoint.save_models"
+            raise ConfigurationError(f"{folder} has no shared_*.ckpt: train with {keep}.")
         models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
         for path in models:
             if not path.is_file():
@@ -118,10 +119,7 @@ class TrainedRun(FinishedRun):
     def make(
         self, *, trust: bool = False, accelerator: str = "auto", model_arguments: Mapping[str, Any] | None = None
     ) -> Made:
-        """Instantiate the run's module and data module; ``model_arguments`` override the recipe's. Imports torch.
-
-        A class outside of this package without ``trust``, and invalid arguments, are a ConfigurationError.
-        """
+        """Instantiate the run's module and data module; ``model_arguments`` override the recipe's. Imports torch."""
         from lightning_fl.core.seeding import seeded_as
         from lightning_fl.recipe.instantiate import instantiate
         from lightning_fl.recipe.parser import make_parser

@@ -28,13 +28,10 @@ _DISTRIBUTION_FIELDS = frozenset(
 
 
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:
-    """Read the calibrations of a model's T targets from ``calibration.json``, for an option on targets of this kind.
-
-    A model without calibration and targets of another kind are a ConfigurationError.
-    """
+    """Read the calibrations of a model's T targets from ``calibration.json``, for an option on targets of this kind."""
     found = read_calibration(run.folder)
     if found is None:
-        raise ConfigurationError(f"{option}: {run.folder} has no calibration.json: train with Calibration.")
+        raise ConfigurationError(f"{option}: {run.folder} has no calibration.json: train with callback Calibration.")
     if model not in found:
         known = listed(list(found), most=8)
         raise ConfigurationError(f"{option}: {run.folder / 'calibration.json'} has {known}, not the model {model}.")

@@ -43,5 +43,6 @@ def require_pair(model: LightningModule, batch: Any, wanted: str) -> tuple[Any, 
     """Return the two parts of a batch; refuse other batches than pairs, named as ``wanted``."""
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, list | tuple) else "")
-        raise ConfigurationError(f"{type(model).__name__} needs batches {wanted}, not a {kind}: return pairs.")
+        what = f"{type(model).__name__} needs batches {wanted}, not a {kind}"
+        raise ConfigurationError(f"{what}: the data set must return pairs.")
     return batch[0], batch[1]

@@ -272,11 +272,11 @@ class MoleculeModel(MoleculeNetwork, Model):
         """Set the shift [T] and the scale [T] of the targets, in the data's units; a scale of 0 becomes 1."""
         mean, std = torch.as_tensor(mean).double(), torch.as_tensor(std).double()
         if mean.shape != self.target_mean.shape or std.shape != self.target_scale.shape:
-            shapes = f"means of shape {list(mean.shape)} and scales of shape {list(std.shape)}"
-            raise ConfigurationError(f"num_targets={self.num_targets}: the data give {shapes}; set their number.")
+            given = f"means of shape {list(mean.shape)} and scales of shape {list(std.shape)}"
+            raise ConfigurationError(f"num_targets={self.num_targets}: got {given}; set num_targets={mean.numel()}.")
         missing = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
         if missing:
-            raise DataError(f"targets {missing} (counted from 0) have no finite mean and scale: leave them out.")
+            raise DataError(f"targets {missing} (counted from 0) have no finite mean or scale: leave them out.")
         self.target_mean.copy_(mean)
         self.target_scale.copy_(torch.where(std > 0, std, 1.0))
         self.target_learned.fill_(1)
@@ -334,8 +334,9 @@ class MoleculeModel(MoleculeNetwork, Model):
     def _check_targets(self, batch: Any) -> None:
         expected = (batch.num_graphs, self.num_targets)
         if tuple(batch.y.shape) != expected:
-            shape = f"{list(batch.y.shape)} instead of {list(expected)}"
-            raise ConfigurationError(f"num_targets={expected[1]}: y has the shape {shape}; set the number of targets.")
+            what = f"the batch has y of shape {list(batch.y.shape)} instead of {list(expected)}"
+            remedy = "set num_targets to the number of target columns"
+            raise ConfigurationError(f"num_targets={expected[1]}: {what}; {remedy}.")
         if self._task.labelled and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
 

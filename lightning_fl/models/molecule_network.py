@@ -35,8 +35,8 @@ class MoleculeNetwork(nn.Module):
         given = self.hparams
         name, readout, hidden_dim, dropout = (given[key] for key in ("encoder", "readout", "hidden_dim", "dropout"))
         if name == "fingerprint" and (given["virtual_node"] or readout != "mean" or given["descriptor_dim"] == 0):
-            other = ", ".join(f"{key}={given[key]!r}" for key in ("virtual_node", "readout", "descriptor_dim"))
-            raise ConfigurationError(f"encoder='fingerprint' reads descriptors and no graph: omit {other}.")
+            others = ", ".join(f"{key}={given[key]!r}" for key in ("virtual_node", "readout", "descriptor_dim"))
+            raise ConfigurationError(f"encoder='fingerprint' reads descriptors and no graph: omit {others}.")
         self.encoder, self.readout = nn.Identity(), nn.Identity()
         if name != "fingerprint":
             more = int(given["virtual_node"])
@@ -73,7 +73,8 @@ class MoleculeNetwork(nn.Module):
         if not dim and self.hparams["encoder"] != "fingerprint":
             return
         if not dim:
-            raise ConfigurationError("encoder='fingerprint' reads descriptors: set the data's features: [morgan].")
+            remedy = "name the data's features, such as features: [morgan]"
+            raise ConfigurationError(f"encoder='fingerprint' reads descriptors, which the data lack: {remedy}.")
         hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
         assert isinstance(first, nn.Linear)
         device = first.weight.device
@@ -94,9 +95,13 @@ class MoleculeNetwork(nn.Module):
 
     def embed(self, batch: Any) -> Tensor:
         """Compute the readout's output, [G, D], with descriptors [G, D + F]."""
+        if isinstance(batch, list | tuple | dict | Tensor):
+            needed = f"needs batches of molecular graphs, not a {type(batch).__name__}"
+            raise ConfigurationError(f"{type(self).__name__} {needed}: use data of molecules, such as MoleculeCSV.")
         dim = self.hparams["descriptor_dim"] or 0
         if not dim and (given := getattr(batch, "descriptors", None)) is not None:
-            raise ConfigurationError(f"descriptor_dim={dim}: for these data set descriptor_dim={given.size(-1)}.")
+            remedy = f"set descriptor_dim={given.size(-1)}, or omit the data's features"
+            raise ConfigurationError(f"descriptor_dim={dim}, but the molecules have descriptors: {remedy}.")
         extra = {"descriptors": descriptors_of(batch, dim)} if dim else {}
         if self.hparams["encoder"] == "fingerprint":
             return self.readout(self.encoder(**extra))
@@ -126,11 +131,11 @@ class MoleculeNetwork(nn.Module):
         bonds = batch.edge_attr if given["encoder"] in EDGE_ENCODERS else None
         if given["encoder"] in EDGE_ENCODERS and (bonds is None or bonds.dim() != 2):
             found = "none" if bonds is None else f"some of shape {list(bonds.shape)}"
-            needed = "edge_attr of shape [bonds, features], unlike 'gcn'"
-            raise ConfigurationError(f"encoder={given['encoder']!r} needs {needed}, but the batch has {found}.")
-        for name, features, what in (("node_dim", batch.x, "atom"), ("edge_dim", bonds, "bond")):
+            what = f"encoder={given['encoder']!r} needs bond features, but the batch has {found}"
+            raise ConfigurationError(f"{what}: give edge_attr of shape [bonds, features], or use encoder='gcn'.")
+        for name, features in (("node_dim", batch.x), ("edge_dim", bonds)):
             if features is not None and (width := features.size(-1)) != given[name]:
-                raise ConfigurationError(f"{name}={given[name]}: {width} {what} features given; set {name}={width}.")
+                raise ConfigurationError(f"{name}={given[name]}: the data have {width}; set {name}={width}.")
 
 
 class VirtualNode(nn.Module):

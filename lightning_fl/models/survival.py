@@ -90,7 +90,7 @@ class SurvivalModel(Model):
         wanted = self.hparams["in_features"]
         if x.ndim != 2 or x.shape[1] != wanted or not x.is_floating_point():
             what = f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
-            raise ConfigurationError(f"in_features={wanted}: the batch has {what}; set it, and give floats.")
+            raise ConfigurationError(f"in_features={wanted}: the batch has {what}; give floats of this number.")
         return self.network(x).squeeze(1)
 
     def training_step(self, batch: SurvivalBatch, batch_idx: int) -> Tensor:

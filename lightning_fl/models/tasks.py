@@ -107,8 +107,8 @@ class Task:
         places = bounds.nonzero().tolist()
         cells = [f"{'<' if bounds[row, k] < 0 else '>'} {dataset.targets[row, k]:g}" for row, k in places]
         rows = list_rows([dataset.rows[row] for row, _ in places], cells)
-        bound = f"{len(cells)} targets are bounds (censored), which only a regression allows"
-        raise DataError(f"task={self.name!r}: {bound}: {rows}. Correct or empty these cells.")
+        what = f"{len(cells)} targets are bounds (censored), which only task='regression' allows"
+        raise DataError(f"task={self.name!r}: {what}: {rows}. Correct or empty these cells.")
 
 
 class _Regression(Task):
@@ -183,12 +183,13 @@ class _Multiclass(Task):
         low, high, whole = _extremes(ranges)
         if not (whole and low >= 0 and math.isfinite(high)):
             fractions = "" if whole else ", some of them fractional"
-            raise DataError(f"{_fault(self, ranges)}{fractions}, but must be class numbers from 0 on.")
+            raise DataError(f"{_fault(self, ranges)}{fractions}, but must be classes from 0 on. Renumber them.")
         found = int(high) + 1
         if num_classes is None and found > _MAX_INFERRED_CLASSES:
-            raise DataError(f"task='multiclass': targets up to {found - 1}: number from 0, or set num_classes={found}.")
+            remedy = f"number the classes from 0 on, or set num_classes={found}"
+            raise DataError(f"task='multiclass': the training targets go up to {found - 1}: {remedy}.")
         if num_classes is not None and found > num_classes:
-            raise DataError(f"num_classes={num_classes}: targets go up to {found - 1}; set num_classes={found}.")
+            raise DataError(f"num_classes={num_classes}: the targets go up to {found - 1}; set num_classes={found}.")
         taken = num_classes or max(2, found)
         return taken, f" of {taken} classes"
 

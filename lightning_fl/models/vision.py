@@ -88,9 +88,9 @@ class ClassificationModel(Model):
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits [B, C] of samples [B, *in_shape]."""
         if tuple(x.shape[1:]) != self.network.in_shape or not x.is_floating_point():
-            what = f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
-            shape = list(self.network.in_shape)
-            raise ConfigurationError(f"in_shape={shape}: the batch has {what}; set it, and give floating numbers.")
+            shape, what = list(self.network.in_shape), f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
+            remedy = "set in_shape to the data's shape, and give floating-point numbers"
+            raise ConfigurationError(f"in_shape={shape}: the batch has {what}; {remedy}.")
         return self.network(x)
 
     def on_fit_start(self) -> None:
@@ -98,8 +98,8 @@ class ClassificationModel(Model):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         names, shape = getattr(data, "class_names", None), getattr(data, "image_shape", None)
         if isinstance(names, list) and len(names) > self._num_classes:
-            found = f"{len(names)} classes, {listed(names)}"
-            raise ConfigurationError(f"num_classes={self._num_classes}: the data have {found}; set their number.")
+            what = f"num_classes={self._num_classes}: the data have {len(names)} classes, {listed(names)}"
+            raise ConfigurationError(f"{what}; set num_classes={len(names)}.")
         if isinstance(shape, tuple) and shape != self.network.in_shape:
             given = f"in_shape={list(self.network.in_shape)}"
             raise ConfigurationError(f"{given}: the data's images have the shape {list(shape)}; set in_shape to it.")
@@ -118,7 +118,8 @@ class ClassificationModel(Model):
         x, y = self._samples_and_labels(batch)
         if len(x) < self.network.min_batch_size:
             name = self.hparams["network"]
-            raise ConfigurationError(f"network={name!r} cannot train on one sample: change batch_size.")
+            remedy = "choose a batch_size that leaves no remainder of one, or drop the last batch"
+            raise ConfigurationError(f"network={name!r} cannot train on a batch of one sample: {remedy}.")
         loss = self._loss(self(x), y, self.hparams["label_smoothing"])
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(y))
         return loss
@@ -154,8 +155,8 @@ class ClassificationModel(Model):
 
     def _wrong_labels(self, labels: Tensor) -> ConfigurationError:
         wrong = sorted(set(labels[~_in_range(labels, self._num_classes)].tolist()))
-        count = self._num_classes
-        return ConfigurationError(f"num_classes={count}: the batch has the labels {wrong}, not only 0 to {count - 1}.")
+        what = f"num_classes={self._num_classes}: the batch has the labels {wrong}"
+        return ConfigurationError(f"{what}, not only 0 to {self._num_classes - 1}; raise it, or renumber the labels.")
 
 
 def _in_range(labels: Tensor, num_classes: int) -> Tensor:

@@ -51,14 +51,11 @@ def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it was written, with plain texts.
-
-    The parser reads 1.0 as 1+0j where an annotation (NumPy's ArrayLike) includes both.
-    """
+    """A value as it was written, with plain texts."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
-    if isinstance(value, complex) and value.imag == 0:
+    if isinstance(value, complex) and value.imag == 0:  # the parser's 1.0 for NumPy's ArrayLike
         return value.real
     return str(value) if isinstance(value, Quoted) else value

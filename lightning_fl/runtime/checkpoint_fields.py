@@ -123,7 +123,7 @@ def _complete(content: Mapping[str, Any], entries: Iterable[tuple[str, Any, Any]
 
 
 def _changed(path: Path, key: str, fault: str = "is of another type") -> CheckpointError:
-    remedy = "the file was changed or made by another version. Use another one, or start a new run"
+    remedy = "the file was changed or made by another version. Use another file, or start a new run"
     return CheckpointError(f"{path}: its field {key!r} {fault}: {remedy}.")
 
 

@@ -96,7 +96,7 @@ class FederatedStrategy(Learner, RankExchange):
         # Not passed to DDPStrategy, whose options a recipe would otherwise fill in with their defaults.
         if unknown:
             names = ", ".join(map(repr, unknown))
-            raise ConfigurationError(f"{type(self).__name__} has no argument {names}: omit it.")
+            raise ConfigurationError(f"{type(self).__name__} has no argument {names}: correct or omit it.")
         super().__init__(start_method=start_method, process_group_backend=process_group_backend)
         self._backward_sync_control = None
         self.timeout = timeout

@@ -27,16 +27,13 @@ def distance(rates: Sequence[float], momentum: float) -> float:
 
 
 def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
-    """The momentum of a client's SGD optimiser; ``who`` is the strategy, for messages.
-
-    Several optimisers, or one that is not SGD with one rate, one momentum below 1 and neither dampening nor Nesterov's
-    steps, are a ConfigurationError.
-    """
+    """The momentum of a client's SGD optimiser; others are refused with ``who``, the strategy."""
     groups = [group for one in optimizers for group in one.param_groups]
     bare = [getattr(one, "optimizer", one) for one in optimizers]  # out of Lightning's wrappers
     if len(bare) != 1 or not isinstance(bare[0], SGD):
         names = " and ".join(type(one).__name__ for one in bare)
-        raise ConfigurationError(f"{who} needs a single SGD optimiser, not {names}: use it, or another strategy.")
+        remedy = "use torch.optim.SGD (optimizer: sgd of this package's models), or another strategy"
+        raise ConfigurationError(f"{who} needs a single SGD optimiser, not {names}: {remedy}.")
     found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
     if len(found) > 1 or any(group["nesterov"] or group["dampening"] for group in groups) or groups[0]["momentum"] >= 1:
         needed = "SGD with one learning rate and one momentum, without dampening or Nesterov momentum"

@@ -254,7 +254,8 @@ def check_shared_devices(
         return
     if accelerator not in ("auto", "cuda", "gpu"):
         option = f"trainer.processes_per_device={processes_per_device}"
-        raise ConfigurationError(f"{option} is for GPUs, and the accelerator is {accelerator}: set trainer.devices.")
+        what = f"{option} is for processes that share a GPU, and the accelerator is {accelerator}"
+        raise ConfigurationError(f"{what}: set trainer.devices to the number of processes.")
     if backend is not None and backends_of(backend).get("cuda") == "nccl":
         given = f"trainer.processes_per_device={processes_per_device} with process_group_backend={backend!r}"
-        raise ConfigurationError(f"{given}: NCCL cannot connect two processes on one GPU. Leave one of them out.")
+        raise ConfigurationError(f"{given}: NCCL cannot connect two processes on one GPU. Use gloo, or one process.")

@@ -111,7 +111,7 @@ def test_it_changes_no_model() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigurationError, match="Calibration .*data.init_args.split"):
+    with pytest.raises(ConfigurationError, match="Calibration .*data.split"):
         _fit(TinyModule(), _NoValidation(), Calibration())
 
 

@@ -87,5 +87,5 @@ def test_a_failing_training_step_says_how_to_see_where(tiny, command, monkeypatc
 def test_a_loss_that_is_not_finite_needs_no_traceback(tiny, command):
     code, _, err = command("fit", "--config", "tiny.yaml", "--model.learning_rate", "1e30")
     assert code == 2
-    assert "TrainingError: the training loss is " in err
+    assert "failed in round 1: the training loss is " in err
     assert len(err.splitlines()) == 1

@@ -260,9 +260,7 @@ def test_what_a_skipped_client_did_to_the_module_is_undone() -> None:
                 self.linear.weight = torch.nn.Parameter(torch.zeros(1, 9))
 
     module, expected = Widens(), FailsAt(1, "nan")
-    with pytest.warns(
-        UserWarning, match=r"client 1 \(client_1\) is left out of round 3: TrainingError: 'linear.weight'"
-    ):
+    with pytest.warns(UserWarning, match=r"client 1 \(client_1\) is left out of round 3: 'linear.weight'"):
         trainer(on_client_error="skip").fit(module, TinyClients())
     with pytest.warns(UserWarning, match="left out of round 1"):
         trainer(on_client_error="skip").fit(expected, TinyClients())

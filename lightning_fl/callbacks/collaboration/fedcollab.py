@@ -333,7 +333,7 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
     known = ~torch.isnan(matrix)
     symmetric = torch.equal(known, known.T) and torch.allclose(matrix.nan_to_num(), matrix.T.nan_to_num())
     if not symmetric or not bool(matrix[known].isfinite().all()):
-        raise ConfigurationError(f"FedCollab: distances in {path} are not symmetric, or infinite (NaN where unknown).")
+        raise ConfigurationError(f"FedCollab: distances in {path} must be symmetric and finite (NaN: unknown).")
     return matrix
 
 
@@ -356,7 +356,7 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
         raise ConfigurationError(f"{place}: {path} cannot be read ({error}). Give a FedCollab run's folder.") from error
     missing = sorted(set(table.index) - set(names))
     if missing:
-        raise ConfigurationError(f"{place}: the data lack its clients {', '.join(missing)}. Give all of that run.")
+        raise ConfigurationError(f"{place}: the data lack its clients {', '.join(missing)}. Add them.")
     return {client: int(table[name]) for client, name in enumerate(names) if name in table.index}
 
 

@@ -75,7 +75,7 @@ class FeSEM(ClientClusters):
     def _first(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> Sequence[int]:
         if len(clients) < self.num_clusters:
             count = f"only {len(clients)} clients took part in the first round"
-            raise ConfigurationError(f"FeSEM.num_clusters={self.num_clusters}: {count}. Lower it.")
+            raise ConfigurationError(f"FeSEM.num_clusters={self.num_clusters}: {count}. Lower the number.")
         # All started from one model, so updates have the distances of weights.
         gram, seed = self.gram(trainer, weights, clients), derive_seed(trainer.seed, "first centres")
         return kmeans_from_gram(

@@ -208,7 +208,8 @@ class HCCT(ClientClusters):
         chosen = [span for span in spans if _layer(span.name) == self.compared_layer]
         if not chosen:
             layers = ", ".join(dict.fromkeys(_layer(span.name) for span in spans))
-            raise ConfigurationError(f"HCCT.layer={self.compared_layer!r}: choose a shared layer of {layers}, or auto.")
+            what = f"HCCT.layer={self.compared_layer!r}: no layer of this name has shared, trainable parameters"
+            raise ConfigurationError(f"{what}. Choose one of {layers}, or auto.")
         return chosen
 
     def _choose_layer(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> str:

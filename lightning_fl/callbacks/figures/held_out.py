@@ -86,10 +86,7 @@ class HeldOutFigure(FigureCallback):
         return [self.target]
 
     def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
-        """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, ``None`` without data.
-
-        Errors are returned as texts, so that every rank takes part in the exchange.
-        """
+        """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, or an error's text for all ranks."""
         batches = trainer.client_batches(client, self.split)
         if batches is None:
             return None

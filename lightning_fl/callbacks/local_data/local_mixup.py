@@ -31,6 +31,7 @@ from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
+from lightning_fl.engine.probes.layer_records import named_layer
 from lightning_fl.functional.drflm import mix, sample_gamma
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -57,6 +58,10 @@ class LocalMixup(Callback):
     layer: str | None = None
     per_sample: bool = False
 
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
+        if self.layer:
+            named_layer(trainer.module, self.layer, "LocalMixup.layer")
+
     def around_training_step(
         self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
@@ -69,7 +74,7 @@ class LocalMixup(Callback):
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
         if bool((drawn == 1.0).all()):
             return compute(batch)
-        submodule = self._submodule(trainer) if self.layer else None
+        submodule = trainer.module.get_submodule(self.layer) if self.layer else None
         if submodule is None:
             batch = self._mix_input(batch, partners, gamma)
 
@@ -84,19 +89,11 @@ class LocalMixup(Callback):
             return step(mix(targets, partners, gamma))
         return _weighted(step(targets), step(targets.index_select(0, partners)), float(gamma))
 
-    def _submodule(self, trainer: TrainerSurface) -> nn.Module:
-        assert self.layer is not None
-        try:
-            return trainer.module.get_submodule(self.layer)
-        except AttributeError as error:
-            names = [name for name, _ in trainer.module.named_modules() if name and name.count(".") < 2]
-            what = f"LocalMixup.layer={self.layer!r}: {type(trainer.module).__name__} has no such submodule"
-            raise ConfigurationError(f"{what}. Choose from {', '.join(names)}.") from error
-
     def _mix_input(self, batch: Any, partners: Tensor, gamma: float | Tensor) -> Any:
         if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
             return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
-        raise ConfigurationError(f"LocalMixup cannot mix the input of a {type(batch).__name__}: set LocalMixup.layer.")
+        what = f"LocalMixup cannot mix the input of a {type(batch).__name__}"
+        raise ConfigurationError(f"{what}: set LocalMixup.layer to a submodule, such as readout of a graph network.")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_b
 from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.federation import FINAL_MODELS
+from lightning_fl.engine.probes.on_hosts import check_validation_data
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -43,6 +44,7 @@ class BestClientModels(Callback):
         if not trainer.check_val_every_n_rounds or not trainer.loop.evaluator.evaluates("val"):
             needed = "trainer.check_val_every_n_rounds of at least 1, and a validation_step"
             raise ConfigurationError(f"BestClientModels needs {needed}.")
+        check_validation_data(trainer.loop, "BestClientModels")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Continue a resumed run with the models of the last round."""

@@ -55,9 +55,8 @@ class FineTuning(Callback):
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"FineTuning.epochs={self.epochs} and steps={self.steps}: remove one of them.")
         if self.best_epoch and (self.every_evaluation or self.steps is not None):
-            raise ConfigurationError(
-                "FineTuning.best_epoch=True compares epochs at the end of the fit: remove every_evaluation and steps."
-            )
+            what = "FineTuning.best_epoch=True compares epochs at the end of the fit"
+            raise ConfigurationError(f"{what}: remove every_evaluation and steps.")
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         if not (self.every_evaluation or trainer.federation.models_are_final):

@@ -60,7 +60,7 @@ class KNNPer(Callback):
         """Refuse compiled steps, which bypass the hooks of layers."""
         self._tried = False
         if trainer.settings.compile:
-            raise ConfigurationError("KNNPer replaces a layer's outputs, which trainer.compile does not allow.")
+            raise ConfigurationError("KNNPer cannot replace a layer's outputs in compiled steps: omit trainer.compile.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self._found(trainer)
@@ -112,8 +112,9 @@ class KNNPer(Callback):
         store = self._neighbors(trainer, weights, name, records)
         fault = layer_misses_targets(trainer.loop, client, weights, layer, store.task, store.target_scales)
         if fault:
-            remedy = "Set KNNPer.layer or KNNPer.task; scaled targets need buffers target_mean and target_scale"
-            raise ConfigurationError(f"KNNPer, of the layer {name!r}: {fault}. {remedy}.")
+            remedy = "Set KNNPer.layer to the layer whose outputs are logits or target values, or set KNNPer.task"
+            scaled = "a module with scaled targets needs the buffers target_mean and target_scale"
+            raise ConfigurationError(f"KNNPer, of the layer {name!r}: {fault}. {remedy}; {scaled}.")
 
     def _found(self, trainer: TrainerSurface) -> tuple[str, nn.Module]:
         module = trainer.module

@@ -187,7 +187,8 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
         data = summary["data"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path} is not the summary of a finished run ({type(error).__name__}: {error})"
-        raise ConfigurationError(f"LocalReference.run={str(run)!r}: {what}. Name a run's folder.") from error
+        place = f"LocalReference.run={str(run)!r}"
+        raise ConfigurationError(f"{place}: {what}. Name the folder of a run with LocalTraining.") from error
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
     if different := sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key)):
         what = f"its data differ from this run's in {', '.join(different)}"

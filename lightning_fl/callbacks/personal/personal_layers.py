@@ -98,7 +98,7 @@ class PrivateHeads(PersonalLayers):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         module = trainer.module
         if module.hparams.get("class_weights") == "balanced":
-            raise ConfigurationError("PrivateHeads: class_weights='balanced' counts over all clients: use numbers.")
+            raise ConfigurationError("PrivateHeads: class_weights='balanced' counts over all clients: omit it.")
         super().on_fit_start(trainer)
         personal, flat = trainer.federation.personal, trainer.loop.flat
         assert personal is not None

@@ -167,7 +167,8 @@ class TierBidding(PersonalMixtures):
             cohorts[tier] = schedule(bidders[tier], known, best, drawn, draws, available=available[tier])
         if present and not any(cohort.clients for cohort in cohorts.values()):
             number = trainer.federation.current_round + 1
-            raise TrainingError(f"no client bids for a tier in round {number}: lower TierBidding.threshold.")
+            remedy = "lower TierBidding.threshold, give clients more tokens, or set TierBidding.num_random=1"
+            raise TrainingError(f"no client bids for a tier in round {number}: {remedy}.")
         self._cohorts = {tier: cohort._asdict() for tier, cohort in cohorts.items()}
         for tier, cohort in cohorts.items():
             if self.ledger is not None:

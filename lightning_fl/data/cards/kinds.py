@@ -118,7 +118,8 @@ class TorchvisionData:
         for part, arguments in self.parts.items():
             plain = all(isinstance(value, bool | int | str) for value in arguments.values())
             if {"root", "download"} & set(arguments) or not plain:  # folder and download are this package's
-                raise ConfigurationError(f"{part}={arguments!r}: must be arguments of {self.dataset}.")
+                rule = f"must be arguments of {self.dataset}, without root and download"
+                raise ConfigurationError(f"{part}={arguments!r}: {rule}.")
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:

@@ -76,7 +76,7 @@ def real_or_standin(card: Card, source: Source, find: Callable[[], Found]) -> Fo
 
     if source == "standin":
         if card.standin is None:
-            raise ConfigurationError(f"source='standin': data set {card.name} has no stand-in for these; use real.")
+            raise ConfigurationError(f"source='standin': data set {card.name} has no stand-in; set source: real.")
         rank_zero_warn(_standin_warning(card))
         return None
     try:
@@ -205,7 +205,8 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DataError(f"{address} cannot be reached, or was silent for too long ({type(error).__name__}).") from error
     except OSError as error:
-        raise DataError(f"cannot write {destination} ({error}): free space, or set LIGHTNING_FL_CACHE.") from error
+        remedy = "free disk space, or set LIGHTNING_FL_CACHE to a writable folder"
+        raise DataError(f"cannot write {destination} ({error}): {remedy}.") from error
 
 
 def available_cards() -> dict[str, Path]:
@@ -224,11 +225,11 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
     if path.suffix not in (".yaml", ".yml"):
         cards = available_cards()
         if text not in cards:
-            known = f"{did_you_mean(text, cards)}. There are {', '.join(cards)}"
-            raise ConfigurationError(f"no card named {text!r}{known}; give your own by its path, ending in .yaml.")
+            names = f"{did_you_mean(text, cards)}. There are {', '.join(cards)}"
+            raise ConfigurationError(f"no card named {text!r}{names}; give your own by its path, ending in .yaml.")
         path = cards[text]
     elif not path.is_file():
-        raise ConfigurationError(f"no card at {path}: give a path, or one of {', '.join(available_cards())}.")
+        raise ConfigurationError(f"no card at {path}: give a .yaml file, or one of {', '.join(available_cards())}.")
     try:
         content = read_yaml(path)
     except ConfigurationError as error:

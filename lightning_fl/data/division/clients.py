@@ -73,7 +73,7 @@ class DivisionSettings:
 
     def check_parts(self, parts: Collection[Split]) -> None:
         if not self.is_default and len(parts) == len(SPLITS):
-            raise ConfigurationError("validation and test samples are given: leave out division, folds and fold.")
+            raise ConfigurationError("the data have validation and test samples: leave out division, folds and fold.")
 
     @property
     def is_default(self) -> bool:
@@ -155,5 +155,6 @@ def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, di
     seen = [copies[part].unique() for part in parts.values()]
     molecules, counts = torch.cat(seen).unique(return_counts=True)
     if divided := int((counts > 1).sum()):
-        what = f"{type(division).__name__} divides the copies of {divided} of {len(molecules)} molecules"
-        raise DataError(f"client {client}: {what}, against duplicates='together': correct the file, or merge copies.")
+        name = f"client {client}: {type(division).__name__}"
+        what = f"{name} separates the copies of {divided} of {len(molecules)} molecules, against duplicates='together'"
+        raise DataError(f"{what}: correct the file, merge the copies, or set duplicates: report.")

@@ -235,7 +235,7 @@ def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client
     check_fractions(fractions)
     total = len(indices)
     if total == 0:
-        raise DataError(f"client {client} has no samples to split: use fewer clients.")
+        raise DataError(f"client {client} has no samples to split: use fewer clients, or another partitioner.")
     sizes = split_sizes(total, fractions)
     # Nothing is drawn where all samples train. NumPy sorts a small client's samples many times faster than torch.
     drawn = None if sizes[0] == total else torch.randperm(total, generator=generator(seed, "split", client)).numpy()

@@ -34,13 +34,13 @@ class _GivenDivision(Division):
             parts[split] = torch.tensor([place for place, key in enumerate(keys) if key == split], dtype=torch.long)
             if len(parts[split]) and not cut.is_cut[split]:
                 what = f"{len(parts[split])} samples of client {cut.name} are for {split}"
-                raise DataError(f"{type(self).__name__}: {what}, but the data have a separate {split} part: join them.")
+                raise DataError(f"{type(self).__name__}: {what}, which the data give apart: leave the division out.")
         rest = torch.tensor([place for place, key in enumerate(keys) if key.startswith("train")], dtype=torch.long)
         check_train({"train": rest}, cut, "leave the client out, or use another division")
         missing = keys[int(rest[0])].split("+")[1:]
         if cut.folds is not None and not [split for split in missing if cut.is_cut[split]]:
             name = type(self).__name__
-            raise DataError(f"folds={cut.folds}: {name} has samples for both val and test. Leave folds out.")
+            raise DataError(f"folds={cut.folds}: {name} already has samples for both val and test. Leave folds out.")
         own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing or not cut.is_cut[split])]
         inner = replace(
             cut,
@@ -98,9 +98,9 @@ class ColumnDivision(_GivenDivision):
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
         unknown = sorted({text for text in texts if text.lower() not in self._part_of})
         if unknown:
-            values = listed(list(map(repr, unknown)), 10)
-            known = listed(list(filter(None, self._part_of)))
-            raise DataError(f"ColumnDivision.column={self.column!r} has unknown values {values}; known are {known}.")
+            values, known = listed(list(map(repr, unknown)), 10), listed(list(filter(None, self._part_of)))
+            what = f"ColumnDivision.column={self.column!r} has unknown values {values}; known are {known}"
+            raise DataError(f"{what}. Add the others to train, val, test or leave_out.")
         return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
@@ -134,7 +134,7 @@ class ListDivision(_GivenDivision):
         absent = sorted(set(ids) - set(part_of))
         if absent and (self.unlisted == "refuse" or len(absent) == len(set(ids))):
             count = f"{len(absent)} of the {what}, such as {listed(absent, 5)}"
-            raise DataError(f"{path} lacks {count}: add them, give an id_column, or set unlisted: leave_out.")
+            raise DataError(f"{path} lacks {count}: add them, give another id_column, or set unlisted: leave_out.")
         spare = sorted(set(part_of) - set(ids))
         if spare:
             rank_zero_warn(f"{path} has {len(spare)} entries that are not among the {what}: {listed(spare, 5)}.")

@@ -35,13 +35,14 @@ class ImageDataset(Dataset):
         images, targets, classes, place = self.images, self.targets, self.classes, self.place
         what = f"shape {list(images.shape)} and type {images.dtype}"
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
-            raise DataError(f"{place}: images of {what} must be uint8 of shape [n, C, H, W] with 1 or 3 channels.")
+            raise DataError(f"{place}: images have {what}, but must be uint8 of shape [n, C, H, W] with C = 1 or 3.")
         what = f"shape {list(targets.shape)} and type {targets.dtype}"
         if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(images):
-            raise DataError(f"{place}: labels of {what} must be integer classes of {len(images)} images.")
+            raise DataError(f"{place}: labels have {what}, but must be one integer for each of {len(images)} images.")
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
-            raise DataError(f"{place}: labels go from {lowest} to {highest}, but there are {len(classes)} classes.")
+            what = f"labels go from {lowest} to {highest}"
+            raise DataError(f"{place}: {what}, but with {len(classes)} classes must be in 0..{len(classes) - 1}.")
         for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")

@@ -90,7 +90,8 @@ class ImageDomains(SharedImages):
     ) -> None:
         counts = [clients_per_domain] * len(domains) if isinstance(clients_per_domain, int) else clients_per_domain
         if len(counts) != (count := len(domains)):
-            raise ConfigurationError(f"clients_per_domain={clients_per_domain}: give one number, or {count}.")
+            option = f"clients_per_domain={clients_per_domain}"
+            raise ConfigurationError(f"{option}: give one number, or one for each of the {count} domains.")
         origins = [ImageOrigin.of(name, data_root=None if name.endswith(".npz") else data_root) for name in domains]
         names = [origin.short_name for origin in origins]
         if len(names) < 2 or len(set(names)) < len(names):
@@ -157,7 +158,7 @@ class ImageDomains(SharedImages):
             wanted = self.samples_per_client * self.clients[domain]
             if wanted > len(part):
                 needed = f"clients with samples_per_client={self.samples_per_client} need {wanted:,}"
-                raise DataError(f"domain {domain} has {len(part):,} images, but {needed}: decrease it.")
+                raise DataError(f"domain {domain} has {len(part):,} images, but its {needed}: decrease it.")
             rng = generator(self.partition_seed, "samples_per_client", domain)
             (chosen,) = random_parts(len(part), [wanted], rng, part.targets if self.stratified else None)
             part = part.select(chosen)

@@ -44,10 +44,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, resize: bool) -> Tensor:
-    """Read files as bytes [n, channels, size, size], several at a time, for disks with high latency.
-
-    Images of another size are resized, or else refused. ``what`` names their data set in messages.
-    """
+    """Read files as bytes [n, channels, size, size], several at a time; ``what`` names their data set in messages."""
     images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
 
     def read(start: int) -> None:
@@ -55,7 +52,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
             image = read_image_file(path, channels, what)
             height, width = image.shape[1:]
             if not resize and (height, width) != (size, size):
-                raise DataError(f"{what}: {path} has {width} x {height} pixels: it must have {size} x {size}.")
+                raise DataError(f"{what}: {path} has {width} x {height} pixels, not {size} x {size}: replace it.")
             images[index] = resize_images(image[None], size)[0] if resize else image
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
@@ -65,11 +62,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
 
 
 def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
-    """Read an image in any format of Pillow as bytes [channels, H, W], upright according to its camera's note.
-
-    It is converted to colours (3 channels) or grey (1); ``what`` names its data set in messages. Refused are files that
-    are missing, damaged, not images, hold several, or have values that are not bytes.
-    """
+    """Read an image in any format of Pillow as bytes [channels, H, W], colours (3) or grey (1), upright."""
     from PIL import Image, ImageOps
     from torchvision.transforms.v2.functional import pil_to_tensor
 
@@ -196,7 +189,7 @@ def _read_arrays(
     found = read_numpy(path, ".npz", REMEDY, error=DataError, prefixes=("",))
     arrays = {name: read_npz_images(array, name, str(path)) for name, array in found.items() if name.endswith("images")}
     if not any(map(len, arrays.values())):
-        raise DataError(f"{path} has no images: name an array images, uint8 [N, H, W] or [N, H, W, C].")
+        raise DataError(f"{path} has no images: add an array 'images', uint8 [N, H, W] or [N, H, W, C].")
     done = 0
     for name, images in arrays.items():
         for start in range(0, len(images), rows):

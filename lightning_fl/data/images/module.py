@@ -116,7 +116,8 @@ class SharedImages(TransformedImages, SharedDataModule):
         images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
-            raise DataError(f"{path}: images have the shape {shape} (channels, height, width), the run's {expected}.")
+            shapes = f"images have the shape {shape} (channels, height, width), those of the run {expected}"
+            raise DataError(f"{path}: {shapes}: convert them first.")
         self._normalize_as(record)
         return images.tensors()
 
@@ -161,7 +162,8 @@ def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
         unseen = sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist()))
         if unseen:
             classes = listed([part.classes[label] for label in unseen])
-            rank_zero_warn(f"{part.place}: the train images have none of {classes}: join the parts (pooled: true).")
+            what = f"the train images have none of the classes {classes}, so no client learns them"
+            rank_zero_warn(f"{part.place}: {what}. Set pooled: true, or leave these images out.")
 
 
 class ImageData(SharedImages):

@@ -76,7 +76,7 @@ class ImageFolders(TransformedImages):
         if self._classes is None:
             self._classes = sorted(set().union(*map(self._class_folders, self._names)))
             if len(self._classes) < 2:
-                raise DataError(f"root={self.root!r}: class folders are {self._classes}: there must be two or more.")
+                raise DataError(f"root={self.root!r}: there must be two class folders or more, not {self._classes}.")
 
     def _class_folders(self, silo: str) -> set[str]:
         folder, what = Path(self.root).expanduser() / silo, f"silo {silo}"
@@ -147,7 +147,7 @@ class ImageFolders(TransformedImages):
         if not files:
             return {split: self._read_folder(part, what) for split, part in _parts(folder, what).items()}
         if len(files) > 1 or _folders(folder, what):
-            raise DataError(f"{what}: {folder} has several .npz files, or folders too: keep one file, or folders.")
+            raise DataError(f"{what}: {folder} has several .npz files, or folders too: keep one file or only folders.")
         read = read_npz(files[0], classes=self.class_names, place=f"{what}, {files[0].name}")
         return {split: part.converted(size=self.size, channels=self.channels) for split, part in read.items()}
 
@@ -191,8 +191,9 @@ def _parts(folder: Path, what: str) -> dict[Split, Path]:
     if not any(_folders(path, what) for path in found.values()):  # these are classes, whatever their names
         return {"train": folder}
     if "train" not in found or len(found) < len(folders):
-        names, must = ", ".join(path.name for path in folders), "train, and val and test if separate, or only classes"
-        raise DataError(f"{what}: {folder} has the folders {names}: it must have {must}.")
+        names = ", ".join(path.name for path in folders)
+        needed = "train, and val and test if separate, each once with class folders; or only class folders"
+        raise DataError(f"{what}: {folder} has the folders {names}, but must have {needed}.")
     return {split: found[split] for split in SPLITS if split in found}
 
 

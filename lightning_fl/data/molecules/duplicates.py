@@ -176,4 +176,4 @@ def _refuse_different_bounds(table: MoleculeTable, several: Sequence[tuple[int, 
     for _, rows in several:
         if len(table.bounds[rows].unique(dim=0)) > 1:
             named = ", ".join(str(table.rows[row]) for row in rows[:10])
-            raise DataError(f"{table.place}: rows {named} of one molecule have different bounds: use report.")
+            raise DataError(f"{table.place}: rows {named} of a molecule differ in bounds: set duplicates: report.")

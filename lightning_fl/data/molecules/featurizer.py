@@ -183,5 +183,6 @@ def _read_remotely(idle: "SimpleQueue[subprocess.Popen[bytes]]", block: list[str
     finally:
         idle.put(process)  # a dead one too, so that no thread waits for it forever
     if not answer.endswith(b"\n"):
-        raise DataError(f"a process that reads molecules ended with exit code {process.wait()}: allow fewer processes.")
+        what = f"a process that reads molecules ended with exit code {process.wait()}; see its output above"
+        raise DataError(f"{what}. If memory ran out, allow fewer processes (taskset, or the cores of the job).")
     return Codes.of_line(answer)

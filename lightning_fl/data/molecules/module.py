@@ -79,7 +79,8 @@ class MoleculeDataModule(SharedDataModule):
         if self.graphs == "chemprop":
             expect_extra("chemprop", "chemprop", "graphs='chemprop'")
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
-            raise ConfigurationError(f"duplicates={self.duplicates!r} with ListDivision: merge rows in the file.")
+            remedy = "use duplicates: together, or merge rows in the file"
+            raise ConfigurationError(f"duplicates={self.duplicates!r} with ListDivision: {remedy}.")
         self._copies_together = self.duplicates == "together"
         self._identity_of: dict[str, str] = {}
         self._duplicate_counts: dict[str, int] | None = None
@@ -228,7 +229,8 @@ class MoleculeCSV(MoleculeDataModule):
     ) -> None:
         if (group_column is None) == (partitioner is None):
             given = f"group_column={group_column!r} and partitioner={type(partitioner).__name__}"
-            raise ConfigurationError(f"{given}: give exactly one of them.")
+            remedy = "To deal groups to fewer clients use partitioner GroupBy with num_clients."
+            raise ConfigurationError(f"{given}: give exactly one of them. {remedy}")
         super().__init__(partitioner=partitioner or GroupBy(column=str(group_column)), **kwargs)
         if not target_columns:
             raise ConfigurationError("target_columns=[]: name at least one column to predict.")

@@ -36,7 +36,8 @@ class SizePartitioner(JointPartitioner):
             raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
-            raise DataError(f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}.")
+            what = f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}"
+            raise DataError(f"{what}: raise its ratio.")
         return sizes
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, Sequence[Tensor]]:

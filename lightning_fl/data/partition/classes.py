@@ -105,5 +105,5 @@ def random_parts(
 def check_classes(labels: Tensor) -> None:
     """Refuse labels that are not one integer class per sample."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        what = f"shape {list(labels.shape)} and type {labels.dtype}"
-        raise DataError(f"targets of {what} are not classes, integers [n], which stratified needs: leave it out.")
+        given = f"targets of shape {list(labels.shape)} and type {labels.dtype}"
+        raise DataError(f"stratified needs one integer class per sample, not {given}: leave it out.")

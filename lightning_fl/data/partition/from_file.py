@@ -69,7 +69,8 @@ def read_split_file(path: Path) -> SplitFile:
             clients=clients,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} is not the splits.json of a run, or is damaged ({error}): check the file.") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise DataError(f"{path} is not the splits.json of a run, or is damaged: {reason}. Copy it again.") from error
     _check_once(file)
     return file
 
@@ -145,7 +146,7 @@ def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) 
     absent = [str(row) for row in rows if row not in index_of]
     if absent:
         what = f"{len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have"
-        raise DataError(f"{file.place} names {what}: {listed(absent, 5)}. Give the data as in that run.")
+        raise DataError(f"{file.place} names {what}: {listed(absent, 5)}. Read the data as in that run.")
     return torch.tensor([index_of[row] for row in rows], dtype=torch.long).sort().values
 
 

@@ -148,8 +148,9 @@ class Pathological(LabelPartitioner):
         present = sizes.nonzero().squeeze(1)
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):
-            what = f"Pathological.classes_per_client={self.classes_per_client} of {len(present)} classes"
-            raise ConfigurationError(f"{what}: must be from {fewest_classes} to {len(present)}.")
+            option = f"Pathological.classes_per_client={self.classes_per_client} with {self.num_clients} clients"
+            allowed = f"from {fewest_classes} to {len(present)}, the number of classes"
+            raise ConfigurationError(f"{option}: must be {allowed}.")
         rng = generator(seed, "partition", "pathological")
         holders = torch.zeros(len(sizes), self.num_clients, dtype=torch.float64)
         num_holders = torch.zeros(len(sizes), dtype=torch.long)

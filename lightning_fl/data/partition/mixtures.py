@@ -174,7 +174,7 @@ def check_mixture(mixture: str) -> tuple[float, float] | None:
         p = q = -1.0
     if p >= 0 and q >= 0 and abs(p + q - 100) < _TOLERANCE:
         return p, q
-    raise ConfigurationError(f"mixture={mixture!r}: must be linear, random, or two percentages such as '10:90'.")
+    raise ConfigurationError(f"mixture={mixture!r}: must be linear, random, or two percentages of sum 100.")
 
 
 def mixture_counts(shares: Tensor, sizes: Sequence[int], inverted: Sequence[bool]) -> Tensor:

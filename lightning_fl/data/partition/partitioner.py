@@ -192,4 +192,4 @@ def draw_until_enough(
             return result
         smallest = max(smallest, fewest)
     what = f"none of {_MAX_DRAWS} draws with alpha={alpha} gave each of {num_clients} clients min_samples={min_samples}"
-    raise DataError(f"{what} samples (at best, one client had {smallest}): raise alpha, or use fewer clients.")
+    raise DataError(f"{what} samples (at best, one client had {smallest}): raise alpha, or lower num_clients.")

@@ -205,7 +205,8 @@ def _is_numeric(numbers: pd.Series, wrong: pd.Series) -> bool:
 def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) -> None:
     if len(texts) and numbers.notna().any():
         rows = list_rows(list(map(int, texts.index)), texts.tolist())
-        rank_zero_warn(f"{place} has numbers and {len(texts)} texts, {rows}: all become {what}. Correct wrong texts.")
+        kinds = f"numbers and {len(texts)} texts, {rows}: all its values become {what}"
+        rank_zero_warn(f"{place} has {kinds}. Correct the texts if they should be numbers.")
 
 
 def class_names(column: pd.Series, place: str) -> list[str]:
@@ -219,7 +220,7 @@ def class_names(column: pd.Series, place: str) -> list[str]:
         count = f"{len(values)} different values, such as {values[0]!r}"
         raise DataError(f"{place} has {count}, which are not classes: choose another, or put them into classes first.")
     if len(values) < 2:
-        raise DataError(f"{place} has {len(values)} different values: choose another column.")
+        raise DataError(f"{place} has fewer than two different values: choose another column.")
     _warn_of_texts(numbers[finite], given[~finite], place, "classes")
     return sorted(values, key=float) if finite.all() and whole else sorted(values)
 

@@ -81,7 +81,7 @@ class TableData(SharedDataModule):
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
         if columns is not None and (self.drop is not None or not columns or target in columns):
-            raise ConfigurationError(f"columns={columns}, drop={self.drop}: give either, and no target {target!r}.")
+            raise ConfigurationError(f"columns={columns}, drop={self.drop}: give one of them, and not the target.")
         self.card = None if name is None else load_card(name, TableCard)
         if self.card is not None and target in (None, self.card.target):
             self.target, self.event = self.card.target, self.event or self.card.event
@@ -181,7 +181,8 @@ class TableData(SharedDataModule):
             return read
         frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
         if any(frame.empty for frame in frames.values()):
-            raise DataError(f"{place}: incomplete=leave_out leaves no row with a value in each of {listed(columns)}.")
+            what = f"incomplete=leave_out leaves no row with a value in each of {listed(columns)}"
+            raise DataError(f"{place}: {what}. Drop columns with few values, or keep the rows.")
         left_out = {split: len(read.datasets[split]) - len(frame) for split, frame in frames.items()}
         return OpenedData(frames, read.source, read.record | {"incomplete_rows_left_out": left_out})
 

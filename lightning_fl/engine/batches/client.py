@@ -82,7 +82,8 @@ class ClientBatches(ABC):
         found = [getattr(batch, name, None) for batch, _ in self.once(seed_path)]
         parts = [part for part in found if isinstance(part, Tensor)]
         if not parts or len(parts) < len(found):
-            raise ConfigurationError(f"the training batches have no {name}: add it to every graph.")
+            remedy = "name them in the data's features" if name == "descriptors" else "add it to every graph"
+            raise ConfigurationError(f"the training batches have no {name}: {remedy}.")
         return torch.cat(parts)
 
     @property

@@ -23,7 +23,7 @@ def named_layer(module: nn.Module, name: str, option: str = "layer") -> nn.Modul
     layers = {other: part for other, part in module.named_modules(remove_duplicate=False) if other}
     if name not in layers:
         known = listed([*layers], near=name)
-        raise ConfigurationError(f"{option}={name!r}: {type(module).__name__} has no such submodule, but {known}.")
+        raise ConfigurationError(f"{option}={name!r}: {type(module).__name__} has no such submodule. It has {known}.")
     return layers[name]
 
 

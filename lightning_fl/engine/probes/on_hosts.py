@@ -48,6 +48,12 @@ def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> 
     return [names[client] for client, has in have.items() if not has]
 
 
+def check_validation_data(loop: LocalLoop, owner: str) -> None:
+    """Refuse data without validation samples at any client. Every rank must call it."""
+    if len(clients_without(loop, "val", range(count := loop.processes.num_clients))) == count:
+        raise ConfigurationError(f"{owner} needs validation data, and no client has any: set data.split.")
+
+
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
     """Refuse data with a client without samples in a split. Every rank must call it."""
     count = loop.processes.num_clients

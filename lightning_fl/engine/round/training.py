@@ -233,8 +233,10 @@ def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientRepo
         return
     place, reason = next(iter(failed.items()))
     if loop.settings.on_client_error == "fail":
-        remedy = "Set trainer.on_client_error=skip to leave failing clients out of a round."
-        raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST} {remedy}") from own
+        text = f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST}"
+        if not isinstance(own, ConfigurationError):  # whose message says what to change
+            text += " Set trainer.on_client_error=skip to leave failing clients out of a round."
+        raise TrainingError(text) from own
     if len(failed) == len(reports):
         raise TrainingError(f"every client of the round failed; the first: {_describe(loop, cohort, place, reason)}")
     done = loop.federation.current_round + 1
@@ -259,7 +261,7 @@ def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:
 
 def _format_error(loop: LocalLoop, error: Exception) -> str:
     own = isinstance(error, FederatedError)
-    text = (None if own else refusal(error)) or f"{type(error).__name__}: {error}"
+    text = str(error) if own else refusal(error) or f"{type(error).__name__}: {error}"
     place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
     if place:
         text = f"{text.removesuffix('.')}{place}."

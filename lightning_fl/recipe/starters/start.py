@@ -149,10 +149,8 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     smiles = smiles_name(there, answers.smiles or "smiles")
     for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
         if column not in there and (option != "smiles" or answers.data == "molecules"):
-            raise ConfigurationError(
-                f"--{option} {column}: {path} has no such column{did_you_mean(str(column), there)}; it has"
-                f" {', '.join(there)}. Name yours with --{option}."
-            )
+            hint = f"{did_you_mean(str(column), there)}; it has {', '.join(there)}"
+            raise ConfigurationError(f"--{option} {column}: {path} has no such column{hint}. Name one of these.")
     return max(2, table[answers.target].dropna().nunique()), smiles
 
 

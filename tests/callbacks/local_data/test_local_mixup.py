@@ -228,7 +228,7 @@ def test_partners_are_of_the_same_client() -> None:
 def test_errors_name_the_layer() -> None:
     module, batch = GraphModule(), graphs()
     with pytest.raises(ConfigurationError, match="layer='readuot'.* readout"):
-        around(LocalMixup(alpha=1.0, layer="readuot"), module, batch)
+        LocalMixup(alpha=1.0, layer="readuot").on_fit_start(Holder(module))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"DataBatch: .*LocalMixup\.layer"):
         around(LocalMixup(alpha=1.0), module, batch)
 

@@ -259,7 +259,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("body", "match"), REFUSED.values(), ids=REFUSED)
 def test_a_step_that_would_mix_clients(body, match, tmp_path):
-    with pytest.raises(TrainingError, match=f"ConfigurationError: Plain.*{match}") as raised:
+    with pytest.raises(TrainingError, match=f"Plain.*{match}") as raised:
         fit(tmp_path, 3, step(body))
     assert "trainer.stacked_clients=1" in str(raised.value)
     assert isinstance(raised.value.__cause__, ConfigurationError)

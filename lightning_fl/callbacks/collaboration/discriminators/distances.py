@@ -163,7 +163,7 @@ def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[
     for client, size in enumerate(sizes):
         if size < _MIN_SAMPLES:
             what = f"client {client} has {size} training samples"
-            raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave it out.")
+            raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave the client out.")
     return sizes, int(table[:, 1].max())
 
 
