@@ -149,8 +149,8 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     smiles = smiles_name(there, answers.smiles or "smiles")
     for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
         if column not in there and (option != "smiles" or answers.data == "molecules"):
-            hint = f"{did_you_mean(str(column), there)}; it has {', '.join(there)}"
-            raise ConfigurationError(f"--{option} {column}: {path} has no such column{hint}. Name one of these.")
+            hint = f"{did_you_mean(str(column), there)}; it has {', '.join(there)}. Name yours with --{option}"
+            raise ConfigurationError(f"--{option} {column}: {path} has no such column{hint}.")
     return max(2, table[answers.target].dropna().nunique()), smiles
 
 
