@@ -9,10 +9,12 @@ regression targets are standardised (classes are one-hot), and molecules enter a
 of the discriminators are in the module named above.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal
 
 import torch
@@ -41,6 +43,8 @@ from lightning_fl.runtime.surface import TrainerSurface
 
 #: Share of draws with the same coalitions below which a run warns.
 _STABLE = 0.8
+#: The paper's C, for clients with hundreds of samples or more.
+_CAPACITY = 10.0
 
 
 class FedCollab(ClientClusters):
@@ -58,8 +62,9 @@ class FedCollab(ClientClusters):
 
     Args:
         capacity: C of the model class: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the paper; 0 leaves
-            clients with different data alone. C / √m is the excess error of a model of m samples. The study
-            ``fedcollab_capacity`` chooses it by validation.
+            clients with different data alone. C / √m is the excess error of a model of m samples, which 1 bounds.
+            ``None`` for 10, but at most √m for the clients' mean m. The study ``fedcollab_capacity`` chooses it by
+            validation.
         num_restarts: starts of the search for coalitions.
         distances: file of known distances: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
             [N, N] in the clients' order. Missing pairs and NaN are measured.
@@ -88,7 +93,7 @@ class FedCollab(ClientClusters):
     def __init__(
         self,
         *,
-        capacity: Annotated[float, Ge(0), doc("10 in the paper")] = 10.0,
+        capacity: Annotated[float, Ge(0), doc("10 in the paper")] | None = None,
         num_restarts: Count = 20,
         distances: str | None = None,
         structure: str | None = None,
@@ -147,7 +152,6 @@ class FedCollab(ClientClusters):
             return
         labels = solve_coalitions(
             *self._objective_inputs(trainer, present),
-            self.capacity,
             num_restarts=self.num_restarts,
             seed=derive_seed(trainer.seed, "coalitions"),
         )
@@ -226,8 +230,8 @@ class FedCollab(ClientClusters):
             self.distance_errors[i, j] = self.distance_errors[j, i] = error
         return measured
 
-    def _objective_inputs(self, trainer: TrainerSurface, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The distances [n, n] and numbers of samples [n] of some clients for the objective."""
+    def _objective_inputs(self, trainer: TrainerSurface, clients: Sequence[int]) -> tuple[Tensor, Tensor, float]:
+        """The distances [n, n] and numbers of samples [n] of some clients for the objective, and its C."""
         distances = self.distances[clients][:, clients]
         samples = torch.tensor([trainer.federation.num_samples[client] for client in clients], dtype=torch.float64)
         if self.ignore == "quantities":
@@ -235,7 +239,9 @@ class FedCollab(ClientClusters):
         if self.ignore == "distances" and len(clients) > 1:
             pairs = ~torch.eye(len(clients), dtype=torch.bool)
             distances = torch.where(pairs, distances[pairs].mean(), distances)
-        return distances, samples
+        if self.capacity is not None:
+            return distances, samples, self.capacity
+        return distances, samples, min(_CAPACITY, math.sqrt(fmean(trainer.federation.num_samples)))
 
     def _join(self, trainer: TrainerSurface, labels: dict[int, int], newcomers: list[int]) -> dict[int, int]:
         """Labels of clients, with newcomers where the objective is least."""
@@ -244,7 +250,6 @@ class FedCollab(ClientClusters):
         joined = join_coalitions(
             [labels.get(client, 0) for client in clients],
             *self._objective_inputs(trainer, clients),
-            self.capacity,
             [places[client] for client in newcomers],
         )
         return dict(zip(clients, joined, strict=True))
@@ -253,12 +258,13 @@ class FedCollab(ClientClusters):
         self.clusters = [labels.get(client, -1) for client in range(trainer.num_clients)]
         trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
-        objective = coalition_objective(
-            [labels[client] for client in clients], *self._objective_inputs(trainer, clients), self.capacity
-        )
+        inputs = self._objective_inputs(trainer, clients)
+        objective = coalition_objective([labels[client] for client in clients], *inputs)
         names = trainer.datamodule.client_names()
         coalitions = [[names[i] for i in clients if labels[i] == label] for label in sorted(set(labels.values()))]
-        trainer.run_log.summary.setdefault("fedcollab", {}).update({"coalitions": coalitions, "objective": objective})
+        trainer.run_log.summary.setdefault("fedcollab", {}).update(
+            {"coalitions": coalitions, "capacity": inputs[-1], "objective": objective}
+        )
         rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
         self._write(trainer)
 
@@ -266,9 +272,9 @@ class FedCollab(ClientClusters):
         errors = self.distance_errors[clients][:, clients].nan_to_num(0.0)
         if self.ignore == "distances" or not errors.any():
             return
-        distances, samples = self._objective_inputs(trainer, clients)
+        distances, samples, capacity = self._objective_inputs(trainer, clients)
         seed = derive_seed(trainer.seed, "coalition stability")
-        share = same_coalitions_share(labels, distances, errors, samples, self.capacity, seed=seed)
+        share = same_coalitions_share(labels, distances, errors, samples, capacity, seed=seed)
         trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
         rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
         if share < _STABLE:

@@ -134,6 +134,22 @@ def test_ablations_ignore_quantities_or_distances(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_default_capacity_keeps_small_clients_that_differ_apart(tmp_path):
+    """C is 4, the root of the mean of 16 samples. Apart (4 / sqrt(72) + 4 / sqrt(24)) / 2 = 0.64, together 0.41 + 0.4.
+
+    The paper's 10, with an error of 10 / sqrt(24) = 2 for three small clients, would merge all: 1.61, 1.02 + 0.4.
+    """
+    matrix = np.kron([[0, 0.8], [0.8, 0]], np.ones((3, 3)))
+    coalitions = {}
+    for capacity in (None, 10.0):
+        callback = quick(capacity=capacity, distances=given(tmp_path, matrix))
+        run = trainer(callback, rounds=1, root=tmp_path)
+        run.fit(TinyModule(), clients((24, 24, 24, 8, 8, 8)))
+        coalitions[run.run_log.summary["fedcollab"]["capacity"]] = callback.assignment
+    assert coalitions == {4.0: [0, 0, 0, 1, 1, 1], 10.0: [0] * 6}
+
+
+@pytest.mark.slow
 def test_distances_of_another_run_are_read_and_only_the_missing_ones_measured(measured, tmp_path):
     again = trainer(fedcollab := quick(distances=distances_of(measured)), root=tmp_path / "again")
     again.fit(TinyModule(), clients())
