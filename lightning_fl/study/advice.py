@@ -8,14 +8,14 @@ that its interval does not support.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pandas as pd
 from scipy.sparse.csgraph import connected_components
 
 from lightning_fl.core.errors import listed
-from lightning_fl.study.intervals import Interval, paired_interval
+from lightning_fl.study.intervals import Interval, paired_interval, ratio_interval
 
 LOCAL, SHARED, POOLED = "local", "fedavg", "pooled"
 #: Prefix of an arm that averages all clients but one.
@@ -47,9 +47,13 @@ class Results:
         return list(map(str, self.test.columns))
 
     @property
+    def arms(self) -> list[str]:
+        """All but training alone."""
+        return [arm for arm in dict.fromkeys(self.test.index.get_level_values(0)) if arm != LOCAL]
+
+    @property
     def federated(self) -> list[str]:
-        arms = dict.fromkeys(self.test.index.get_level_values(0))
-        return [arm for arm in arms if arm not in (LOCAL, POOLED)]
+        return [arm for arm in self.arms if arm != POOLED]
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Advice:
     metric: str
     sentences: list[str]
     arms: dict[str, Interval]  #: gain, mean over clients
+    shares: dict[str, Interval]  #: of pooling's gain that a federated arm reaches; empty if pooling is not better
     clients: dict[str, Interval]  #: gain of each client with the recommended arm
     partners: dict[str, dict[str, float]]  #: client -> those it is put together with, and the share of seeds
     avoid: list[str]  #: clients without which the others do better
@@ -68,7 +73,7 @@ class Advice:
     def as_dict(self) -> dict[str, Any]:
         """Content of ``advice.json``."""
         content = asdict(self)
-        for name in ("arms", "clients"):
+        for name in ("arms", "shares", "clients"):
             for key, interval in getattr(self, name).items():
                 numbers = {part: None if math.isnan(value) else value for part, value in asdict(interval).items()}
                 content[name][key] = numbers | {"verdict": verdict(interval)}
@@ -83,29 +88,19 @@ class Advice:
 
 def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: Sequence[str] = ()) -> Advice:
     """Choose an arm and answer the questions; ``settings`` are those of each arm, ``notes`` further sentences."""
-    chosen = choose(results)
-    clients = {str(name): paired_interval(of.dropna().tolist()) for name, of in results.test.loc[chosen].items()}
+    test, chosen = results.test, choose(results)
+    clients = {str(name): paired_interval(of.dropna().tolist()) for name, of in test.loc[chosen].items()}
     partners, with_whom = _with_whom(results, chosen)
     avoid, about_avoiding = _to_avoid(results)
-    sentences = [_worth(results, chosen), *_others(results, chosen), *with_whom, *about_avoiding]
-    if chosen != LOCAL:
-        sentences.insert(1, _of_clients(clients))
-    arms = {arm: gain(results.test, arm) for arm in results.federated}
-    if POOLED in results.test.index:
-        arms[POOLED] = gain(results.test, POOLED)
-        found = gain(results.test, POOLED, over=chosen)
-        said = {"better": "Pooling the data would still add", "worse": "Pooling the data would be worse:"}
-        said["undecided"] = "Undecided whether pooling the data would add anything:"
-        sentences.append(f"{said[verdict(found)]} {shown(found)} over {title(chosen)}.")
-    return Advice(chosen, results.metric, [*sentences, *notes], arms, clients, partners, avoid, settings[chosen])
+    shares, about_pooling = _pooling(results, chosen)
+    sentences = [*_worth(results, chosen, clients), *with_whom, *about_avoiding, *about_pooling, *notes]
+    arms = {arm: gain(test, arm) for arm in results.arms}
+    return Advice(chosen, results.metric, sentences, arms, shares, clients, partners, avoid, settings[chosen])
 
 
 def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL, without: str | None = None) -> Interval:
     """Difference of two arms' gains, mean over clients (or all but one), paired by seed."""
-    kept = gains.drop(columns=[] if without is None else [without])
-    # By seed; a client without one of both values does not count.
-    differences = cast(pd.DataFrame, kept.loc[arm]) - cast(pd.DataFrame, kept.loc[over])
-    return paired_interval(differences.mean(axis="columns").dropna().tolist())
+    return paired_interval(_differences(gains.drop(columns=[] if without is None else [without]), arm, over).tolist())
 
 
 def verdict(interval: Interval) -> Verdict:
@@ -140,59 +135,56 @@ def title(arm: str) -> str:
 
 
 def shown(interval: Interval) -> str:
-    """ "+0.031 [+0.01, +0.052]"; without an interval for one seed."""
-    bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.3g}, {interval.high:+.3g}]"
-    return f"{interval.mean:+.3g}{bounds}"
+    """ "+0.031 [+0.010, +0.052]", with two digits of half its width; without an interval for one seed."""
+    half = (interval.high - interval.low) / 2
+    form = f"+.{max(1 - math.floor(math.log10(half)), 0)}f" if half > 0 else "+.3g"  # False for NaN
+    bounds = "" if math.isnan(half) else f" [{interval.low:{form}}, {interval.high:{form}}]"
+    return f"{interval.mean:{form}}{bounds}"
 
 
-def _worth(results: Results, chosen: str) -> str:
-    if chosen == LOCAL:
-        others = ", ".join(f"{title(arm)} {shown(gain(results.test, arm))}" for arm in results.federated)
-        return f"Train alone: no federated arm is clearly better on validation data. On test data they gain: {others}."
-    found, way = gain(results.test, chosen), title(chosen)
-    text = (
-        f"{shown(found)} {results.metric} over training alone (mean over clients, {found.n} seed{'s' * (found.n > 1)})"
-    )
-    match verdict(found):
-        case "better":
-            return f"Federating is worth it: with {way} clients gain {text}."
-        case "worse":
-            return f"Federating is not worth it: {way}, best on validation data, loses on test data: {text}."
-    more = "" if found.n > 1 else " One seed has no interval: run more."
-    return f"Undecided whether federating is worth it: {way}, best on validation data, has {text}.{more}"
+def _differences(gains: pd.DataFrame, arm: str, over: str = LOCAL) -> "pd.Series[float]":
+    """By seed, mean over clients; a client without one of both values does not count."""
+    differences = cast(pd.DataFrame, gains.loc[arm]) - cast(pd.DataFrame, gains.loc[over])
+    return differences.mean(axis="columns").dropna()
 
 
-def _of_clients(gains: Mapping[str, Interval]) -> str:
-    names: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-    for client, interval in gains.items():
-        names[verdict(interval)].append(client)
-    words = {"better": "gain", "worse": "lose and are better off alone"}
-    texts = [f"{len(of)} {words[key]} ({listed(of, _MOST_NAMES)})" for key, of in names.items() if of and key in words]
-    texts += [f"{len(names['undecided'])} are undecided"] if names["undecided"] else []
-    return f"Of {len(gains)} clients, each by its own interval, {'; '.join(texts)}."
+def _by_verdict(found: Mapping[str, Interval]) -> dict[Verdict, list[str]]:
+    """Verdict -> names of the intervals with it; verdicts without any are left out."""
+    names = {key: [name for name, of in found.items() if verdict(of) == key] for key in get_args(Verdict)}
+    return {key: of for key, of in names.items() if of}
 
 
-def _others(results: Results, chosen: str) -> list[str]:
-    """What is decided between the recommended arm and the other federated ones."""
+def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> list[str]:
+    """Whether federating is worth it: overall, for each client, and against the other federated arms."""
     others = {arm: gain(results.test, arm, over=chosen) for arm in results.federated if arm != chosen}
-    if chosen == LOCAL or not others:
-        return []
-    texts: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-    for arm, found in others.items():
-        texts[verdict(found)].append(f"{title(arm)} {shown(found)}")
-    words = {"better": "Better on test data", "worse": "Worse", "undecided": "Undecided"}
-    if len(texts["undecided"]) == len(others):
-        words["undecided"] = "Nothing is decided between the federated arms"
-    return [f"{words[key]}, against {title(chosen)}: {', '.join(of)}." for key, of in texts.items() if of]
+    of_others = {arm: f"{title(arm)} {shown(found)}" for arm, found in others.items()}
+    if chosen == LOCAL:
+        gains = ", ".join(of_others.values())
+        return [f"Train alone: no federated arm is clearly better on validation data. On test data they gain: {gains}."]
+    found, way = gain(results.test, chosen), title(chosen)
+    seeds = f"{found.n} seeds" if found.n > 1 else "1 seed, which has no interval: run more"
+    text = f"{shown(found)} {results.metric} over training alone (mean over clients, {seeds})."
+    worth = {
+        "better": f"Federating is worth it. Use {way}: it gains {text}",
+        "worse": f"Federating is not worth it. {way}, best on validation data, loses on test data: {text}",
+        "undecided": f"Undecided whether federating is worth it. {way}, best on validation data, has {text}",
+    }
+    words = {"better": "gain", "worse": "are better off alone", "undecided": "are undecided"}
+    parts = [f"{len(of)} {words[key]} ({listed(of, _MOST_NAMES)})" for key, of in _by_verdict(clients).items()]
+    sentences = [worth[verdict(found)], f"Of {len(clients)} clients, each by its own interval, {'; '.join(parts)}."]
+    against = {"better": "Better than", "worse": "Worse than", "undecided": "Not clearly different from"}
+    for key, arms in _by_verdict(others).items():
+        sentences.append(f"{against[key]} {way} on test data: {', '.join(of_others[arm] for arm in arms)}.")
+    return sentences
 
 
 def _with_whom(results: Results, chosen: str) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Each client's partners in the best structure with their shares of seeds, and sentences about structures."""
     arms = [arm for arm in results.federated if results.structures.get(arm)]
+    arms.sort(key=lambda arm: (arm == chosen, gain(results.validation, arm).mean), reverse=True)
     if not arms:
         return {}, []
-    best, names = max(arms, key=lambda arm: (arm == chosen, gain(results.validation, arm).mean)), results.clients
-    shares = np.mean(results.structures[best], axis=0)
+    names, shares = results.clients, np.mean(results.structures[arms[0]], axis=0)
     partners = {
         name: {names[other]: float(row[other]) for other in np.argsort(-row, kind="stable") if row[other]}
         for name, row in zip(names, shares, strict=True)
@@ -205,19 +197,18 @@ def _about_structure(results: Results, arm: str) -> str:
     together = np.mean(matrices, axis=0) > 0.5
     if (together == together.T).all():
         count, labels = connected_components(together, directed=False)
-        groups = [
-            listed([names[client] for client in np.flatnonzero(labels == group)], _MOST_NAMES) for group in range(count)
-        ]
         same = (labels[:, None] == labels) & ~np.eye(len(names), dtype=bool)
-        exact = sum((matrix == same).all() for matrix in matrices)
-        found = f"{{{'}, {'.join(groups)}}}, exactly so in {exact} of {len(matrices)}"
+        groups = [[names[client] for client in np.flatnonzero(labels == group)] for group in range(count)]
+        found = " and ".join(f"{{{listed(group, _MOST_NAMES)}}}" for group in groups)
+        found = {1: "all clients together", len(names): "every client alone"}.get(count, found)
+        found += f", exactly so in {sum((matrix == same).all() for matrix in matrices)} of {len(matrices)} seeds"
     else:
         rows = list(zip(names, together, strict=True))[:_MOST_NAMES]
         texts = [listed([names[other] for other in np.flatnonzero(row)], 4) or "nobody" for _, row in rows]
         found = "; ".join(f"{name} with {text}" for (name, _), text in zip(rows, texts, strict=True))
     over = gain(results.test, arm, over=SHARED) if SHARED in results.federated else None
-    against = "" if over is None else f" That is {verdict(over)} against all together (FedAvg): {shown(over)}."
-    return f"With whom, by {title(arm)} in most seeds: {found}.{against}"
+    against = "" if over is None else f" Against all together (FedAvg), that is {verdict(over)}: {shown(over)}."
+    return f"With whom, by {title(arm)}: {found}.{against}"
 
 
 def _to_avoid(results: Results) -> tuple[list[str], list[str]]:
@@ -233,3 +224,28 @@ def _to_avoid(results: Results) -> tuple[list[str], list[str]]:
         sentences.append(f"{said[verdict(found)]}: FedAvg without it gives them {shown(found)}.")
         avoid += [client] * (verdict(found) == "better")
     return avoid, sentences
+
+
+def _pooling(results: Results, chosen: str) -> tuple[dict[str, Interval], list[str]]:
+    """Shares of pooling's gain over training alone that federated arms reach, if it has one; what it would add."""
+    if POOLED not in results.arms:
+        return {}, []
+    found = gain(results.test, POOLED, over=chosen)
+    said = {"better": "Pooling the data would still add", "worse": "Pooling the data would be worse:"}
+    said["undecided"] = "Undecided whether pooling the data would add anything:"
+    sentences = [f"{said[verdict(found)]} {shown(found)} over {title(chosen)}."]
+    over_alone, shares = gain(results.test, POOLED), {}
+    if verdict(over_alone) == "better":
+        gap = _differences(results.test, POOLED)
+        for arm in results.federated:
+            of_arm, of_pooling = _differences(results.test, arm).align(gap, join="inner")
+            shares[arm] = ratio_interval(of_arm.tolist(), of_pooling.tolist())
+        texts = [
+            f"{title(arm)} {share.mean:.0%} [{share.low:.0%}, {share.high:.0%}]"
+            for arm, share in shares.items()
+            if not math.isnan(share.mean)
+        ]
+        reached = ", ".join(texts) or "undecided"
+        alone = f"training alone ({shown(over_alone)})"
+        sentences.append(f"Share of pooling's gain over {alone} that each way reaches: {reached}.")
+    return shares, sentences

@@ -57,28 +57,26 @@ class ThisProcess:
 
     def __init__(self, module: LightningModule, data: Any, arguments: Mapping[str, Any]) -> None:
         self._module, self._data, self._arguments = module, data, arguments
-        self._codes: dict[Cell, int] = {}
 
-    def start(self, cell: Cell) -> Cell:
+    def start(self, cell: Cell) -> tuple[Cell, int]:
         own = {key.removeprefix("trainer."): value for layer in cell.layers for key, value in layer.items()}
         own |= {"callbacks": make_callbacks(own["callbacks"]), "default_root_dir": str(cell.folder)}
         own |= {"enable_progress_bar": False, "ckpt_path": "last" if cell.resumable() else None}
         seed_everything(cell.seed, verbose=False)
-        self._codes[cell] = 0
         try:
             federate(*deepcopy((self._module, self._data)), **{**self._arguments, **own})
         except FederatedError as error:
             cell.log.write_text(f"error: {error_text(error)}\n", encoding="utf-8")
-            self._codes[cell] = 2
+            return cell, 2
         except BaseException:  # a later call in this process goes on with it
             cell.lock.release()
             raise
-        return cell
+        return cell, 0
 
-    def ended(self, jobs: Collection[Cell]) -> dict[Cell, int]:
-        return {job: self._codes[job] for job in jobs}
+    def ended(self, jobs: Collection[tuple[Cell, int]]) -> dict[tuple[Cell, int], int]:
+        return {job: job[1] for job in jobs}
 
-    def ask_to_stop(self, jobs: Collection[Cell]) -> None:
+    def ask_to_stop(self, jobs: Collection[tuple[Cell, int]]) -> None:
         """Nothing runs while it is asked."""
 
     kill = close = ask_to_stop

@@ -105,11 +105,11 @@ class Advisor:
         if len(self.clients) > _MOST_PAIRED:
             left_out = dict.fromkeys(_PAIRED, f"it compares all pairs of {len(self.clients)} clients.")
         arms = {arm: how for arm, how in _ARMS.items() if arm not in left_out and (self.pooled or arm != POOLED)}
-        results = self._run(arms)
-        if without := self._without_suspects(_finished(results, self.out)):
+        results, runs = self._run(arms)
+        if without := self._without_suspects(runs):
             arms |= without
-            results = self._run(arms)
-        return self._conclude(results, arms, left_out)
+            results, runs = self._run(arms)
+        return self._conclude(results, runs, arms, left_out)
 
     def recommended(self, advice: Advice) -> str:
         """The recipe with the recommended strategy and callbacks."""
@@ -182,11 +182,18 @@ class Advisor:
             settings["local_steps"] = self.trainer["local_steps"] * len(self.clients)
         return settings
 
-    def _run(self, arms: Mapping[str, _How]) -> StudyResults:
+    def _run(self, arms: Mapping[str, _How]) -> tuple[StudyResults, dict[str, list[FinishedRun]]]:
+        """Run what is not finished; returns results, and arm -> runs with seeds of which training alone has one too."""
         study = self._study(arms)
         cells = make_cells(study, self.out)
         self._run_cells(cells)
-        return StudyResults.of(study, cells, self.out, self.environment)
+        done = [(cell, run) for cell in cells if (run := cell.finished()) is not None]
+        seeds = {cell.seed for cell, _ in done if cell.arm == LOCAL}
+        runs: dict[str, list[FinishedRun]] = {}
+        for cell, run in done:
+            if cell.seed in seeds:
+                runs.setdefault(cell.arm, []).append(run)
+        return StudyResults.of(study, cells, self.out, self.environment), runs
 
     def _run_cells(self, cells: Sequence[Cell]) -> None:
         waiting = [cell for cell in cells if cell.finished() is None]
@@ -207,11 +214,16 @@ class Advisor:
             arms[WITHOUT + left] = ("fedavg", [{"class_path": "CollaborationGraph", "init_args": {"graph": str(path)}}])
         return arms
 
-    def _conclude(self, results: StudyResults, arms: Mapping[str, _How], left_out: dict[str, str]) -> Advice | None:
+    def _conclude(
+        self,
+        results: StudyResults,
+        runs: Mapping[str, list[FinishedRun]],
+        arms: Mapping[str, _How],
+        left_out: dict[str, str],
+    ) -> Advice | None:
         """Write the results and, if there is something to compare, the advice."""
         results.write(self.out)
         write_markdown(results, self.out)
-        runs = _finished(results, self.out)
         for arm in arms:
             if arm not in runs:
                 failures = (cell.failure for cell in results.cells if cell.arm == arm and cell.failure)
@@ -231,38 +243,37 @@ class Advisor:
             notes.append(
                 f"{late} of {len(every)} runs were best in round {self.max_rounds}, the last: raise max_rounds."
             )
-        frames = {
+        of_clients = {
             split: client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test")
         }
-        validation, test = gains_table(frames["val"], self.clients), gains_table(frames["test"], self.clients)
-        found = Results(self._metric, validation, test, _structures(runs))
+        gains = (_gains(values, list(runs), self.clients) for values in of_clients.values())
+        found = Results(self._metric, *gains, _structures(runs))
         advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, notes)
         write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
-        write_study_page(results, self.out, {"Advice": self._answers(advice, results, frames["test"])})
+        write_study_page(results, self.out, {"Advice": self._answers(advice, results, of_clients["test"])})
         return advice
 
     def _answers(self, advice: Advice, results: StudyResults, clients: pd.DataFrame) -> list[Part]:
         """Sentences, a figure for each question, and a table of clients."""
         from lightning_fl.callbacks.figures.plots.run import draw_matrix
 
-        partners, of_clients = advice.partners, advice.clients
+        partners, gains = advice.partners, advice.clients
         shares = np.array([[partners.get(i, {}).get(j, 0.0) for j in self.clients] for i in self.clients])
-        federated = clients[clients["label"] != LOCAL]
+        federated, title_of = clients[clients["label"] != LOCAL], "Share of seeds with both together"
         pictures = draw_pictures(
             {
                 "which way to train": lambda: draw_claims(results),
                 "each client's gain": lambda: draw_client_values(federated, gain_over="training alone"),
-                "with whom": lambda: draw_matrix(shares, self.clients, "Share of seeds") if shares.any() else None,
+                "with whom": lambda: draw_matrix(shares, self.clients, title_of) if shares.any() else None,
             }
         )
-        table = [
-            label_column("client", list(of_clients)),
-            label_column(
-                f"gain in {self._metric} by {title(advice.recommended)}", list(map(shown, of_clients.values()))
-            ),
-            label_column("answer", list(map(verdict, of_clients.values()))),
-            label_column("with", [listed(partners.get(client, {}), 8) for client in of_clients]),
-        ]
+        columns = {
+            "client": gains,
+            f"gain in {self._metric} by {title(advice.recommended)}": map(shown, gains.values()),
+            "answer": map(verdict, gains.values()),
+            "with": [listed(partners.get(client, {}), 8) for client in gains],
+        }
+        table = [label_column(name, list(texts)) for name, texts in columns.items()]
         return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
 
 
@@ -274,22 +285,11 @@ def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def gains_table(clients: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Gains from a :func:`.client_comparison`: index (arm, seed), a column for every client."""
+def _gains(clients: pd.DataFrame, arms: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+    """Gains from a :func:`.client_comparison` as in :class:`.Results`."""
     clients = clients.assign(gain=clients["gain"].where(clients["label"] != LOCAL, 0.0))
-    table = clients.pivot(index=["label", "seed"], columns="client", values="gain").reindex(columns=list(names))
-    return pd.concat({arm: table.loc[arm] for arm in dict.fromkeys(clients["label"])})
-
-
-def _finished(results: StudyResults, out: Path) -> dict[str, list[FinishedRun]]:
-    """Arm -> its finished runs with seeds of which training alone has finished too."""
-    done = [cell for cell in results.cells if cell.status == "done"]
-    known = {cell.seed for cell in done if cell.arm == LOCAL}
-    runs: dict[str, list[FinishedRun]] = {}
-    for cell in done:
-        if cell.seed in known:
-            runs.setdefault(cell.arm, []).append(FinishedRun.read(out / cell.run_folder))
-    return runs
+    table = clients.pivot(index=["label", "seed"], columns="client", values="gain")
+    return table.reindex(arms, level=0).reindex(columns=names)
 
 
 def _structures(runs: Mapping[str, Sequence[FinishedRun]]) -> dict[str, list[np.ndarray]]:

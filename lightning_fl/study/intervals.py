@@ -54,6 +54,24 @@ def paired_interval(
     return Interval(mean, mean - half, mean + half, n, p_value, deviation)
 
 
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Fieller's confidence interval of a ratio of means, paired (Journal of the Royal Statistical Society B, 1954).
+
+    It has the ratios r for which the interval of the mean of numerator - r denominator contains 0: exact for few normal
+    values, where the delta method is not, and bounded only if the interval of the denominators' mean [n] excludes 0;
+    NaN otherwise.
+    """
+    if not (of := paired_interval(denominators, confidence)).low * of.high > 0:
+        return Interval(math.nan, math.nan, math.nan, of.n)
+    pairs = np.array([numerators, denominators], dtype=float)
+    top, bottom = pairs.mean(axis=1)
+    errors = np.cov(pairs) / of.n * stdtrit(of.n - 1, 0.5 + confidence / 2) ** 2
+    # low and high solve scale r^2 - 2 centre r + constant = 0
+    scale, centre, constant = bottom**2 - errors[1, 1], top * bottom - errors[0, 1], top**2 - errors[0, 0]
+    half = math.sqrt(max(centre**2 - scale * constant, 0.0))
+    return Interval(float(top / bottom), float((centre - half) / scale), float((centre + half) / scale), of.n)
+
+
 def seeds_needed(interval: Interval, power: float = 0.8, confidence: float = 0.95) -> int | None:
     """Number of seeds with which a two-sided t test detects a difference of this mean and deviation.
 

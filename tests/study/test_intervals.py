@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed, share_interval
+from lightning_fl.study.intervals import Interval, holm, paired_interval, ratio_interval, seeds_needed, share_interval
 
 numbers = st.floats(-100, 100)
 
@@ -32,6 +32,35 @@ def test_it_is_scipys_paired_t_interval(pairs, confidence):
     expected = stats.ttest_rel(ours, theirs).confidence_interval(confidence)
     assert found.low == pytest.approx(expected.low, rel=1e-9, abs=1e-9)
     assert found.high == pytest.approx(expected.high, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_ratio_to_equal_values_has_the_interval_of_its_numerators(sign):
+    found, expected = ratio_interval([1.0, 2.0, 3.0], [4.0 * sign] * 3), paired_interval([1.0, 2.0, 3.0])
+    bounds = sorted([expected.low * sign / 4, expected.high * sign / 4])
+    assert [found.mean, found.low, found.high] == pytest.approx([sign / 2, *bounds])
+    assert found.n == 3
+
+
+def test_equal_ratios_have_an_interval_of_no_width():
+    found = ratio_interval([0.3, 0.36, 0.42], [0.5, 0.6, 0.7])
+    assert [found.mean, found.low, found.high] == pytest.approx([0.6] * 3, abs=1e-6)
+
+
+@given(st.lists(st.tuples(numbers, st.floats(80, 100)), min_size=3, max_size=8))
+def test_the_bounds_of_a_ratio_are_those_at_which_a_difference_is_not_decided(pairs):
+    tops, bottoms = map(np.array, zip(*pairs, strict=True))
+    found = ratio_interval(tops.tolist(), bottoms.tolist())
+    assert found.mean == pytest.approx(tops.mean() / bottoms.mean())
+    for ratio in (found.low, found.high):
+        at = paired_interval((tops - ratio * bottoms).tolist())
+        assert min(abs(at.low), abs(at.high)) < 1e-5
+
+
+@pytest.mark.parametrize("bottoms", [[-1.0, 2.0, 3.0], [1.0], [], [0.0] * 3])
+def test_a_ratio_to_what_may_be_zero_has_no_interval(bottoms):
+    found = ratio_interval([1.0] * len(bottoms), bottoms)
+    assert [found.mean, found.low, found.high] == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
 @pytest.mark.parametrize(("values", "mean"), [([], math.nan), ([2.0], 2.0), ([1.0, math.nan, 2.0], math.nan)])
