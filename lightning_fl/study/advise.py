@@ -246,8 +246,8 @@ class Advisor:
         of_clients = {
             split: client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test")
         }
-        gains = (_gains(values, list(runs), self.clients) for values in of_clients.values())
-        found = Results(self._metric, *gains, _structures(runs))
+        validation, test = (_gains(values, list(runs), self.clients) for values in of_clients.values())
+        found = Results(self._metric, validation, test, _structures(runs))
         advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, notes)
         write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
         write_study_page(results, self.out, {"Advice": self._answers(advice, results, of_clients["test"])})
@@ -285,7 +285,7 @@ def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _gains(clients: pd.DataFrame, arms: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+def _gains(clients: pd.DataFrame, arms: list[str], names: list[str]) -> pd.DataFrame:
     """Gains from a :func:`.client_comparison` as in :class:`.Results`."""
     clients = clients.assign(gain=clients["gain"].where(clients["label"] != LOCAL, 0.0))
     table = clients.pivot(index=["label", "seed"], columns="client", values="gain")
