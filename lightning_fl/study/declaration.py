@@ -12,7 +12,8 @@ from lightning_fl.study.claims import Claim
 FULL = "full"
 
 #: Keys of a written study that hold a field as it is.
-_WRITTEN = ("title", "scale", "metric", "split", "seeds", "overrides", "arms", "grid", "exclude", "table", "chosen")
+_WRITTEN = ("title", "scale", "metric", "split", "seeds", "overrides", "arms", "grid", "cells", "exclude", "table")
+_WRITTEN += ("chosen",)
 #: Settings of a recipe, nested as in its file, or by dotted key as on the command line.
 Overrides = dict[str, Any]
 
@@ -82,6 +83,7 @@ class Study:
     arms: dict[str, Arm]
     claims: tuple[Claim, ...] = ()
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)  #: axis -> label -> overrides
+    cells: tuple[dict[str, Any], ...] = ()  #: arms or labels, and the "overrides" of the cells that match all of them
     exclude: tuple[dict[str, str], ...] = ()  #: arms or labels; cells that match all of an entry are not run
     overrides: Overrides = field(default_factory=dict)
     table: TableLayout = TableLayout()
@@ -124,12 +126,14 @@ class Study:
                     yield arm, place
 
     def layers(self, arm: str, place: Mapping[str, str]) -> list[Overrides]:
-        """Overrides of the recipe in increasing precedence: the study's, each axis's, the arm's, the scale's.
+        """Overrides of the recipe in increasing precedence: the study's, each axis's, the arm's, the cell's, the scale's.
 
         An addition to a list (``trainer.callbacks+``) also applies to a list that a later layer sets.
         """
         of_axes = [self.grid[axis][label] for axis, label in place.items()]
-        layers = [self.overrides, *of_axes, self.arms[arm].overrides, self.scales[self.scale].overrides]
+        keys = {"arm": arm, **place}
+        own = [one["overrides"] for one in self.cells if all(one.get(key, keys[key]) == keys[key] for key in keys)]
+        layers = [self.overrides, *of_axes, self.arms[arm].overrides, *own, self.scales[self.scale].overrides]
         return [layer for layer in _additions_last(layers) if layer]
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
