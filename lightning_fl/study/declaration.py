@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ from lightning_fl.study.claims import Claim
 #: Default scale: everything declared outside of ``scales``.
 FULL = "full"
 
-#: Keys of a written study that hold a field as it is.
-_WRITTEN = ("title", "scale", "metric", "split", "seeds", "overrides", "arms", "grid", "cells", "exclude", "table")
-_WRITTEN += ("chosen",)
+#: Fields that a written study has in another form, or not at all.
+_OTHERS = ("path", "claims", "published", "scales")
 #: Settings of a recipe, nested as in its file, or by dotted key as on the command line.
 Overrides = dict[str, Any]
 
@@ -126,7 +125,7 @@ class Study:
                     yield arm, place
 
     def layers(self, arm: str, place: Mapping[str, str]) -> list[Overrides]:
-        """Overrides of the recipe in increasing precedence: the study's, each axis's, the arm's, the cell's, the scale's.
+        """Overrides of the recipe in increasing precedence: the study's, axes', the arm's, the cell's, the scale's.
 
         An addition to a list (``trainer.callbacks+``) also applies to a list that a later layer sets.
         """
@@ -148,7 +147,8 @@ class Study:
             cell = published.setdefault(row, {})
             cell = cell.setdefault(column, {}) if self.table.columns else cell
             cell[statistic] = value if spread is None else [value, spread]
-        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _WRITTEN}
+        names = [one.name for one in fields(self) if one.name not in _OTHERS]
+        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
         content["claims"] = [claim.text for claim in self.claims]
         content["scales"] = {name: _plain(scale) for name, scale in self.scales.items() if name != FULL}
         if published:

@@ -75,7 +75,7 @@ class _Reader:
             seeds=self._seeds(content.get("seeds"), "seeds"),
             arms=self.arms,
             grid=self.grid,
-            cells=tuple(self._matches("cells", "overrides")),
+            cells=tuple(self._matches("cells")),
             exclude=tuple(self._matches("exclude")),
             overrides=self._overrides(content.get("overrides"), "overrides"),
             table=table,
@@ -105,19 +105,20 @@ class _Reader:
             recipe = os.path.abspath(self.path.parent / Path(recipe).expanduser())
         return Arm(recipe, self._overrides(entry.get("overrides"), f"{where}.overrides"))
 
-    def _matches(self, section: str, settings: str = "") -> Iterator[dict[str, Any]]:
-        """Entries of arms or labels, each with settings of the cells that match it."""
+    def _matches(self, section: str) -> Iterator[dict[str, Any]]:
+        """Entries that name arms or labels; those of ``cells`` have overrides as well."""
         known = {"arm": list(self.arms), **{axis: list(labels) for axis, labels in self.grid.items()}}
         for number, entry in enumerate(self._list(section)):
             where = f"{section}[{number}]"
-            if not isinstance(entry, dict) or not entry or (settings and not entry.get(settings)):
-                extra = f" and {settings}" if settings else ""
-                self.faults.append(f"{where}: name an arm or labels, such as {{arm: fedavg}}{extra}.")
+            if not isinstance(entry, dict) or not entry:
+                self.faults.append(f"{where}: name an arm or labels, such as {{arm: fedavg}}.")
                 continue
+            if section == "cells" and not self._overrides(entry.get("overrides"), f"{where}.overrides"):
+                self.faults.append(f"{where}.overrides: set what these cells have, such as {{trainer.max_rounds: 20}}.")
             for key, label in entry.items():
-                if key == settings:
-                    self._overrides(label, f"{where}.{key}")
-                elif key not in known:
+                if key == "overrides" and section == "cells":
+                    continue
+                if key not in known:
                     self.faults.append(f"{where}.{key}: {_missing(str(key), known, 'axis')}")
                 elif label not in known[key]:
                     self.faults.append(f"{where}.{key}={label!r}: {_missing(str(label), known[key], 'value')}")

@@ -19,6 +19,7 @@ arms:
 grid:
   data: {esol: {}, hiv: {data.source: real}}
   rate: {"0.1": {model.learning_rate: 0.1}, "1": null}
+cells: [{arm: mine, rate: "0.1", overrides: {model.momentum: 0.9}}]
 exclude: [{arm: mine, data: hiv}]
 table: {rows: [arm, rate], columns: data, statistics: [worst, ipr], percent: true, digits: 2}
 published: {source: A paper, values: {"fedavg, 0.1": {esol: {worst: [3, 0.5]}, hiv: {ipr: 90}}}}
@@ -56,6 +57,7 @@ def test_a_whole_file(write, tmp_path):
         {"data.source": "real"},
         {"model.learning_rate": 0.1},
         {"trainer.local_steps": 2},
+        {"model.momentum": 0.9},
     ]
     assert (study.table.rows, study.table.columns) == (("arm", "rate"), ("data",))
     assert (study.table.percent, study.table.digits) == (True, 2)
