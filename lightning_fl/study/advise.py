@@ -89,7 +89,8 @@ class Advisor:
 
     def __post_init__(self) -> None:
         self.content = load_recipe(self.recipe)
-        self.trainer: dict[str, Any] = self.content.get("trainer") or {}
+        trainer = self.content.get("trainer")  # what is not a mapping is refused by the first run
+        self.trainer: dict[str, Any] = trainer if isinstance(trainer, dict) else {}
         self._of_data = _with_validation(self.content)
         self.clients: list[str] = []
         self.environment = describe_environment()
