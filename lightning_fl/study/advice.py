@@ -18,15 +18,17 @@ from lightning_fl.core.errors import listed
 from lightning_fl.study.intervals import Interval, paired_interval, ratio_interval
 
 LOCAL, SHARED, POOLED = "local", "fedavg", "pooled"
-#: Prefix of an arm that averages all clients but one.
+#: Arms that find coalitions, and the prefix of one that averages all clients but one.
+COALITIONS = ("hcct", "fedcollab")
 WITHOUT = "fedavg-without-"
-TITLES = {LOCAL: "training alone", SHARED: "FedAvg", "fine-tuning": "FedAvg with fine-tuning", "ditto": "Ditto"}
-TITLES |= {"hcct": "HCCT's coalitions", "fedcollab": "FedCollab's coalitions", "dpfl": "DPFL's graph"}
-TITLES |= {POOLED: "pooled training"}
+_TITLES = {LOCAL: "training alone", SHARED: "FedAvg", "fine-tuning": "FedAvg with fine-tuning", "ditto": "Ditto"}
+_TITLES |= {"hcct": "HCCT's coalitions", "fedcollab": "FedCollab's coalitions", "dpfl": "DPFL's graph"}
+_TITLES |= {POOLED: "pooled training"}
 #: Clients that are tried as one to avoid, and names in one sentence.
 _MOST_SUSPECTS, _MOST_NAMES = 3, 12
 
 Verdict = Literal["better", "worse", "undecided"]
+_ANSWERS: dict[Verdict, str] = {"better": "Yes", "worse": "No", "undecided": "Undecided"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,6 @@ class Results:
     validation: pd.DataFrame
     test: pd.DataFrame
     structures: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
-
-    @property
-    def clients(self) -> list[str]:
-        return list(map(str, self.test.columns))
 
     @property
     def arms(self) -> list[str]:
@@ -66,6 +64,7 @@ class Advice:
     arms: dict[str, Interval]  #: gain, mean over clients
     shares: dict[str, Interval]  #: of pooling's gain that a federated arm reaches; empty if pooling is not better
     clients: dict[str, Interval]  #: gain of each client with the recommended arm
+    structure: str  #: arm whose coalitions or graph are in ``partners``; "" for none
     partners: dict[str, dict[str, float]]  #: client -> those it is put together with, and the share of seeds
     avoid: list[str]  #: clients without which the others do better
     settings: dict[str, Any]  #: of the trainer, for the recommended arm
@@ -90,12 +89,37 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
     """Choose an arm and answer the questions; ``settings`` are those of each arm, ``notes`` further sentences."""
     test, chosen = results.test, choose(results)
     clients = {str(name): paired_interval(of.dropna().tolist()) for name, of in test.loc[chosen].items()}
-    partners, with_whom = _with_whom(results, chosen)
-    avoid, about_avoiding = _to_avoid(results)
-    shares, about_pooling = _pooling(results, chosen)
-    sentences = [*_worth(results, chosen, clients), *with_whom, *about_avoiding, *about_pooling, *notes]
-    arms = {arm: gain(test, arm) for arm in results.arms}
-    return Advice(chosen, results.metric, sentences, arms, shares, clients, partners, avoid, settings[chosen])
+    # A graph has a model for each client: it says little about other methods.
+    structures = [arm for arm in results.federated if results.structures.get(arm) and arm in (chosen, *COALITIONS)]
+    structures.sort(key=lambda arm: (arm == chosen, gain(results.validation, arm).mean), reverse=True)
+    others = {
+        arm.removeprefix(WITHOUT): arm
+        for arm in results.federated
+        if arm.startswith(WITHOUT) and SHARED in results.arms
+    }
+    without = {client: gain(test, arm, over=SHARED, without=client) for client, arm in others.items()}
+    shares = _shares_of_pooling(results)
+    return Advice(
+        recommended=chosen,
+        metric=results.metric,
+        sentences=[
+            *_worth(results, chosen, clients),
+            *(_with_whom(results, arm) for arm in structures),
+            *(
+                f"Should the others avoid client {client}? {_answer(of)} by FedAvg without it."
+                for client, of in without.items()
+            ),
+            *_pooling(results, chosen, shares),
+            *notes,
+        ],
+        arms={arm: gain(test, arm) for arm in results.arms},
+        shares=shares,
+        clients=clients,
+        structure=structures[0] if structures else "",
+        partners=_partners(list(clients), results.structures[structures[0]]) if structures else {},
+        avoid=[client for client, of in without.items() if verdict(of) == "better"],
+        settings=settings[chosen],
+    )
 
 
 def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL, without: str | None = None) -> Interval:
@@ -131,13 +155,14 @@ def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
 
 def title(arm: str) -> str:
     """An arm in a sentence."""
-    return TITLES.get(arm) or f"FedAvg without {arm.removeprefix(WITHOUT)}"
+    return _TITLES.get(arm) or f"FedAvg without client {arm.removeprefix(WITHOUT)}"
 
 
 def shown(interval: Interval) -> str:
-    """ "+0.031 [+0.010, +0.052]", with two digits of half its width; without an interval for one seed."""
+    """ "+0.031 [+0.010, +0.052]", to two digits of half its width, at most four of the mean."""
     half = (interval.high - interval.low) / 2
-    form = f"+.{max(1 - math.floor(math.log10(half)), 0)}f" if half > 0 else "+.3g"  # False for NaN
+    size = max(half, abs(interval.mean) / 100)  # NaN if half is
+    form = f"+.{max(1 - math.floor(math.log10(size)), 0)}f" if size > 0 else "+.3g"
     bounds = "" if math.isnan(half) else f" [{interval.low:{form}}, {interval.high:{form}}]"
     return f"{interval.mean:{form}}{bounds}"
 
@@ -148,52 +173,44 @@ def _differences(gains: pd.DataFrame, arm: str, over: str = LOCAL) -> "pd.Series
     return differences.mean(axis="columns").dropna()
 
 
-def _by_verdict(found: Mapping[str, Interval]) -> dict[Verdict, list[str]]:
-    """Verdict -> names of the intervals with it; verdicts without any are left out."""
-    names = {key: [name for name, of in found.items() if verdict(of) == key] for key in get_args(Verdict)}
-    return {key: of for key, of in names.items() if of}
+def _answer(found: Interval) -> str:
+    """ "Yes: +0.031 [+0.010, +0.052]"."""
+    return f"{_ANSWERS[verdict(found)]}: {shown(found)}"
+
+
+def _by_verdict(found: Mapping[str, Interval], texts: Mapping[str, str], most: int = _MOST_NAMES) -> str:
+    """ "2 better (north, south); 1 undecided (west)"."""
+    names = {key: [texts[name] for name, of in found.items() if verdict(of) == key] for key in get_args(Verdict)}
+    return "; ".join(f"{len(of)} {key} ({listed(of, most)})" for key, of in names.items() if of)
 
 
 def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> list[str]:
     """Whether federating is worth it: overall, for each client, and against the other federated arms."""
     others = {arm: gain(results.test, arm, over=chosen) for arm in results.federated if arm != chosen}
-    of_others = {arm: f"{title(arm)} {shown(found)}" for arm, found in others.items()}
+    against = _by_verdict(others, {arm: f"{title(arm)} {shown(found)}" for arm, found in others.items()})
+    how = [f"Other ways against {title(chosen)}, on test data: {against}."] if others else []
     if chosen == LOCAL:
-        gains = ", ".join(of_others.values())
-        return [f"Train alone: no federated arm is clearly better on validation data. On test data they gain: {gains}."]
-    found, way = gain(results.test, chosen), title(chosen)
+        return ["Is federating worth it? No: no federated way is clearly better on validation data.", *how]
+    found = gain(results.test, chosen)
     seeds = f"{found.n} seeds" if found.n > 1 else "1 seed, which has no interval: run more"
-    text = f"{shown(found)} {results.metric} over training alone (mean over clients, {seeds})."
-    worth = {
-        "better": f"Federating is worth it. Use {way}: it gains {text}",
-        "worse": f"Federating is not worth it. {way}, best on validation data, loses on test data: {text}",
-        "undecided": f"Undecided whether federating is worth it. {way}, best on validation data, has {text}",
-    }
-    words = {"better": "gain", "worse": "are better off alone", "undecided": "are undecided"}
-    parts = [f"{len(of)} {words[key]} ({listed(of, _MOST_NAMES)})" for key, of in _by_verdict(clients).items()]
-    sentences = [worth[verdict(found)], f"Of {len(clients)} clients, each by its own interval, {'; '.join(parts)}."]
-    against = {"better": "Better than", "worse": "Worse than", "undecided": "Not clearly different from"}
-    for key, arms in _by_verdict(others).items():
-        sentences.append(f"{against[key]} {way} on test data: {', '.join(of_others[arm] for arm in arms)}.")
-    return sentences
+    return [
+        f"Is federating worth it? {_answer(found)} {results.metric} over training alone by {title(chosen)}, the best"
+        f" way on validation data (here on test data, mean over clients, {seeds}).",
+        f"For which clients? Each by its own interval: {_by_verdict(clients, {name: name for name in clients})}.",
+        *how,
+    ]
 
 
-def _with_whom(results: Results, chosen: str) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Each client's partners in the best structure with their shares of seeds, and sentences about structures."""
-    arms = [arm for arm in results.federated if results.structures.get(arm)]
-    arms.sort(key=lambda arm: (arm == chosen, gain(results.validation, arm).mean), reverse=True)
-    if not arms:
-        return {}, []
-    names, shares = results.clients, np.mean(results.structures[arms[0]], axis=0)
-    partners = {
+def _partners(names: Sequence[str], matrices: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+    """Client -> those it is put together with, the most frequent first, and the share of seeds."""
+    return {
         name: {names[other]: float(row[other]) for other in np.argsort(-row, kind="stable") if row[other]}
-        for name, row in zip(names, shares, strict=True)
+        for name, row in zip(names, np.mean(matrices, axis=0), strict=True)
     }
-    return partners, [_about_structure(results, arm) for arm in arms if arm == chosen or arm != "dpfl"]
 
 
-def _about_structure(results: Results, arm: str) -> str:
-    names, matrices = results.clients, results.structures[arm]
+def _with_whom(results: Results, arm: str) -> str:
+    names, matrices = list(map(str, results.test)), results.structures[arm]
     together = np.mean(matrices, axis=0) > 0.5
     if (together == together.T).all():
         count, labels = connected_components(together, directed=False)
@@ -207,45 +224,31 @@ def _about_structure(results: Results, arm: str) -> str:
         texts = [listed([names[other] for other in np.flatnonzero(row)], 4) or "nobody" for _, row in rows]
         found = "; ".join(f"{name} with {text}" for (name, _), text in zip(rows, texts, strict=True))
     over = gain(results.test, arm, over=SHARED) if SHARED in results.federated else None
-    against = "" if over is None else f" Against all together (FedAvg), that is {verdict(over)}: {shown(over)}."
-    return f"With whom, by {title(arm)}: {found}.{against}"
+    against = "" if over is None else f" Better than all together (FedAvg)? {_answer(over)}."
+    return f"With whom? By {title(arm)}: {found}.{against}"
 
 
-def _to_avoid(results: Results) -> tuple[list[str], list[str]]:
-    """Clients without which the others do better, by training without them."""
-    avoid, sentences = [], []
-    for arm in results.federated:
-        client = arm.removeprefix(WITHOUT)
-        if client == arm or SHARED not in results.federated:
-            continue
-        found = gain(results.test, arm, over=SHARED, without=client)
-        said = {"better": f"The others should avoid {client}", "worse": f"{client} helps the others"}
-        said["undecided"] = f"Undecided whether the others should avoid {client}"
-        sentences.append(f"{said[verdict(found)]}: FedAvg without it gives them {shown(found)}.")
-        avoid += [client] * (verdict(found) == "better")
-    return avoid, sentences
+def _shares_of_pooling(results: Results) -> dict[str, Interval]:
+    """Federated arm -> share of pooling's gain over training alone; none if pooling is not better."""
+    if POOLED not in results.arms or verdict(gain(results.test, POOLED)) != "better":
+        return {}
+    pairs = {
+        arm: _differences(results.test, arm).align(_differences(results.test, POOLED), join="inner")
+        for arm in results.federated
+    }
+    return {arm: ratio_interval(own.tolist(), pooled.tolist()) for arm, (own, pooled) in pairs.items()}
 
 
-def _pooling(results: Results, chosen: str) -> tuple[dict[str, Interval], list[str]]:
-    """Shares of pooling's gain over training alone that federated arms reach, if it has one; what it would add."""
+def _pooling(results: Results, chosen: str, shares: Mapping[str, Interval]) -> list[str]:
     if POOLED not in results.arms:
-        return {}, []
+        return []
     found = gain(results.test, POOLED, over=chosen)
-    said = {"better": "Pooling the data would still add", "worse": "Pooling the data would be worse:"}
-    said["undecided"] = "Undecided whether pooling the data would add anything:"
-    sentences = [f"{said[verdict(found)]} {shown(found)} over {title(chosen)}."]
-    over_alone, shares = gain(results.test, POOLED), {}
-    if verdict(over_alone) == "better":
-        gap = _differences(results.test, POOLED)
-        for arm in results.federated:
-            of_arm, of_pooling = _differences(results.test, arm).align(gap, join="inner")
-            shares[arm] = ratio_interval(of_arm.tolist(), of_pooling.tolist())
-        texts = [
-            f"{title(arm)} {share.mean:.0%} [{share.low:.0%}, {share.high:.0%}]"
-            for arm, share in shares.items()
-            if not math.isnan(share.mean)
-        ]
-        reached = ", ".join(texts) or "undecided"
-        alone = f"training alone ({shown(over_alone)})"
-        sentences.append(f"Share of pooling's gain over {alone} that each way reaches: {reached}.")
-    return shares, sentences
+    sentences = [f"Would pooling the data add anything? {_answer(found)} over {title(chosen)}."]
+    if reached := [
+        f"{title(arm)} {share.mean:.0%} [{share.low:.0%}, {share.high:.0%}]"
+        for arm, share in shares.items()
+        if not math.isnan(share.mean)
+    ]:
+        alone = f"training alone ({shown(gain(results.test, POOLED))})"
+        sentences.append(f"Share of pooling's gain over {alone} that each way reaches: {', '.join(reached)}.")
+    return sentences

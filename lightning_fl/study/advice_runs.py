@@ -13,6 +13,7 @@ from lightning_fl.core.errors import FederatedError
 from lightning_fl.core.metrics import ClientMetrics, default_metric
 from lightning_fl.data.module import Split
 from lightning_fl.recipe.error_messages import error_text
+from lightning_fl.recipe.file import class_name
 from lightning_fl.study.cells import Cell
 from lightning_fl.trainer.federate import federate
 from lightning_fl.trainer.trainer import FederatedTrainer
@@ -39,12 +40,9 @@ class AdviceRecord(Callback):
 def make_callbacks(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Callbacks from the entries of a recipe."""
     packages = [import_module(name) for name in ("lightning_fl.callbacks", "lightning.pytorch.callbacks", __name__)]
-    made = []
-    for entry in entries:
-        name = entry["class_path"].rpartition(".")[2]
-        kind = next(getattr(package, name) for package in packages if name in dir(package))
-        made.append(kind(**entry.get("init_args", {})))
-    return made
+    names = map(class_name, entries)
+    kinds = [next(getattr(package, name) for package in packages if name in dir(package)) for name in names]
+    return [kind(**entry.get("init_args", {})) for kind, entry in zip(kinds, entries, strict=True)]
 
 
 class ThisProcess:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lightning_fl.core.environment import describe_environment
-from lightning_fl.core.errors import ConfigurationError, did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.files.atomic import write_whole
@@ -18,6 +18,7 @@ from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import class_name, load_recipe
 from lightning_fl.runtime.table import label_column
 from lightning_fl.study.advice import (
+    COALITIONS,
     LOCAL,
     POOLED,
     SHARED,
@@ -34,7 +35,7 @@ from lightning_fl.study.cells import Cell, make_cells
 from lightning_fl.study.claims import parse_claim
 from lightning_fl.study.comparison_table import client_comparison
 from lightning_fl.study.declaration import Arm, Study
-from lightning_fl.study.figures import draw_claims, draw_client_values
+from lightning_fl.study.figures import draw_client_values, draw_intervals
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.html_pages import write_study_page
 from lightning_fl.study.page import Part, draw_pictures
@@ -55,8 +56,6 @@ _PATIENCE = 10
 _MOST_PAIRED, _MOST_CLIENTS = 50, 1000
 #: Callbacks of a recipe that belong to its data and model.
 _KEPT = ("LabelNoise", "LocalMixup", "PretrainedWeights")
-_NO_MODELS: _Entry = {"class_path": "ModelCheckpoint", "init_args": {"save_models": False}}
-_RECORD: _Entry = {"class_path": "lightning_fl.study.advice_runs.AdviceRecord"}
 _OWN_BEST: _Entry = {"class_path": "BestClientModels"}
 #: From simple and cheap to complex. Clients with a model of their own keep it as of their own best round; a shared one
 #: is that of the best round for all.
@@ -70,8 +69,13 @@ _ARMS: dict[str, _How] = {
     "dpfl": ("fedavg", [{"class_path": "CollaborationGraph", "init_args": {"every_n_rounds": 5}}, _OWN_BEST]),
     POOLED: ("fedavg", [{"class_path": "PooledTraining"}]),
 }
-#: Arms that find out who trains with whom, and of these the ones that compare every pair of clients.
-_STRUCTURES, _PAIRED = ("hcct", "fedcollab", "dpfl"), ("fedcollab", "dpfl")
+#: Arms that compare every pair of clients.
+_PAIRED = ("fedcollab", "dpfl")
+#: Callbacks of every run, not of the recommended recipe.
+_RECORDING: list[_Entry] = [
+    {"class_path": "ModelCheckpoint", "init_args": {"save_models": False}},
+    {"class_path": "lightning_fl.study.advice_runs.AdviceRecord"},
+]
 
 
 @checked_fields
@@ -92,11 +96,11 @@ class Advisor:
         trainer = self.content.get("trainer")  # what is not a mapping is refused by the first run
         self.trainer: dict[str, Any] = trainer if isinstance(trainer, dict) else {}
         self._of_data = _with_validation(self.content)
-        self.clients: list[str] = []
         self.environment = describe_environment()
         self.signal_number: int | None = None  #: that interrupted it
+        self.clients: list[str] = []
+        self._metric, self._relation = "", ">"  #: the relation of a better value to a worse one
         self._stop: list[_Entry] = []
-        self._metric, self._relation = self.metric or "", ">"  #: the relation of a better value to a worse one
 
     def advise(self) -> Advice | None:
         """Run what is not finished, write the results, and return the advice if there is something to compare."""
@@ -110,7 +114,22 @@ class Advisor:
         if without := self._without_suspects(runs):
             arms |= without
             results, runs = self._run(arms)
-        return self._conclude(results, runs, arms, left_out)
+        results.write(self.out)
+        write_markdown(results, self.out)
+        failures = {cell.arm: cell.failure for cell in results.cells if cell.failure}
+        left_out |= {arm: failures.get(arm, "it was not finished in time.") for arm in arms if arm not in runs}
+        notes = self._notes(left_out, [run for of_arm in runs.values() for run in of_arm])
+        if len(runs.keys() - {POOLED}) < 2:
+            if results.failed:
+                raise ConfigurationError("\n".join(notes))
+            return None
+        val, test = (client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test"))
+        gains_val, gains_test = (_gains(values, list(runs), self.clients) for values in (val, test))
+        settings = {arm: self._settings(arm, how) for arm, how in arms.items()}
+        advice = advise_on(Results(self._metric, gains_val, gains_test, _structures(runs)), settings, notes)
+        write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
+        write_study_page(results, self.out, {"Advice": _answers(advice, test, self.clients)})
+        return advice
 
     def recommended(self, advice: Advice) -> str:
         """The recipe with the recommended strategy and callbacks."""
@@ -124,13 +143,14 @@ class Advisor:
 
     def _look(self) -> bool:
         """Train a round to see clients and metrics; refuse what cannot be advised on. False if it was stopped."""
-        study = self._study({"first-look": ("fedavg", [])}, max_rounds=1)
-        cell, name = make_cells(study, self.out)[0], self.recipe.name
+        cell, name = (
+            make_cells(self._study({"first-look": ("fedavg", [])}, max_rounds=1), self.out)[0],
+            self.recipe.name,
+        )
         self._run_cells([cell])
-        run = cell.finished()
-        if run is None:
-            if (reason := cell.failure()) is not None:
-                raise ConfigurationError(f"{name}: {reason}")
+        if (reason := cell.failure()) is not None:
+            raise ConfigurationError(f"{name}: {reason}")
+        if (run := cell.finished()) is None:
             return False
         self.clients, monitor = run.client_names, run.summary.get("monitor")
         if not 2 <= len(self.clients) <= _MOST_CLIENTS:
@@ -141,16 +161,12 @@ class Advisor:
                 " validation data (in a recipe: data.split: [0.7, 0.15, 0.15]), and the model a validation step that"
                 " logs a metric."
             )
-        validation, test = run.metric_names("val"), run.metric_names("test")
-        names = [one for one in test if one in validation]
-        if not names or self._metric not in ("", *names):
-            wanted = f"metric {self._metric}{did_you_mean(self._metric, names)}" if self._metric else "common metric"
-            raise ConfigurationError(
-                f"{name}: no {wanted}: validation logs {listed(validation)}, test {listed(test)}."
-                " Choose one that both log under the same name."
-            )
-        self._metric = self._metric or next((one for one in names if "loss" not in one), names[0])
-        self._relation = ">" if run.metric(self._metric).higher_is_better else "<"
+        common = [one for one in run.metric_names("test") if one in run.metric_names("val")]
+        ordered = sorted(common or run.metric_names("test"), key=lambda one: "loss" in one)
+        self._metric = self.metric or ordered[0]
+        for split in ("test", "val"):
+            found = run.metric(self._metric, split)  # refuses one that is not there
+        self._relation = ">" if found.higher_is_better else "<"
         stop = {"monitor": monitor["name"], "mode": monitor["mode"], "patience": _PATIENCE}
         self._stop = [{"class_path": "EarlyStopping", "init_args": stop}]
         return True
@@ -158,25 +174,25 @@ class Advisor:
     def _study(self, arms: Mapping[str, _How], **more: Any) -> Study:
         """A study that claims that arms are better than training alone."""
         claims = [f"mean({arm}) {self._relation} mean({LOCAL})" for arm in _ARMS if arm in arms and arm != LOCAL]
-        overrides = {arm: self._settings(arm, how, [_NO_MODELS, _RECORD]) | more for arm, how in arms.items()}
         of_data = {f"data.{name}": value for name, value in self._of_data.items()}
+        overrides = {
+            arm: {f"trainer.{name}": value for name, value in (self._settings(arm, how, _RECORDING) | more).items()}
+            for arm, how in arms.items()
+        }
         return Study(
             path=self.out / "study.yaml",
             title=f"Ways to train {self.recipe.stem}",
             metric=self._metric,
             split="test",
             seeds=tuple(range(self.seeds)),
-            arms={
-                arm: Arm(str(self.recipe), {f"trainer.{name}": value for name, value in of_arm.items()} | of_data)
-                for arm, of_arm in overrides.items()
-            },
+            arms={arm: Arm(str(self.recipe), of_trainer | of_data) for arm, of_trainer in overrides.items()},
             claims=tuple(parse_claim(claim, list(arms), {}) for claim in claims),
         )
 
     def _settings(self, arm: str, how: _How, extra: Sequence[_Entry] = ()) -> dict[str, Any]:
         """An arm's settings of the trainer, in place of the recipe's."""
-        given = [entry for key in ("callbacks", "callbacks+") for entry in self.trainer.get(key) or []]
-        kept = [entry for entry in given if isinstance(entry, Mapping) and class_name(entry) in _KEPT]
+        given = [entry for key in ("callbacks", "callbacks+") for entry in _entries(self.trainer.get(key))]
+        kept = [entry for entry in given if class_name(entry) in _KEPT]
         settings: dict[str, Any] = {"strategy": how[0], "callbacks": [*kept, *how[1], *self._stop, *extra]}
         settings |= {"max_rounds": self.max_rounds, "check_val_every_n_rounds": 1, "enable_checkpointing": True}
         if arm == POOLED and self.trainer.get("local_steps"):  # as many samples as all clients see
@@ -207,75 +223,57 @@ class Advisor:
         """Arms that average all clients but one that the others' coalitions and graphs leave aside."""
         arms: dict[str, _How] = {}
         names = self.clients
-        for number in suspects(_structures(runs)):
-            left = names[number]
+        for left in (names[number] for number in suspects(_structures(runs))):
             path = self.out.absolute() / f"{file_names([WITHOUT + left])[0]}.csv"
-            graph = pd.DataFrame([[int(j not in (i, left)) for j in names] for i in names], columns=names)
-            write_whole(path, csv_table(graph.assign(client=names)[["client", *names]]))
+            graph = pd.DataFrame(1, index=pd.Index(names, name="client"), columns=names).assign(**{left: 0})
+            write_whole(path, csv_table(graph.reset_index()))
             arms[WITHOUT + left] = ("fedavg", [{"class_path": "CollaborationGraph", "init_args": {"graph": str(path)}}])
         return arms
 
-    def _conclude(
-        self,
-        results: StudyResults,
-        runs: Mapping[str, list[FinishedRun]],
-        arms: Mapping[str, _How],
-        left_out: dict[str, str],
-    ) -> Advice | None:
-        """Write the results and, if there is something to compare, the advice."""
-        results.write(self.out)
-        write_markdown(results, self.out)
-        for arm in arms:
-            if arm not in runs:
-                failures = (cell.failure for cell in results.cells if cell.arm == arm and cell.failure)
-                left_out[arm] = next(failures, "it was not finished in time.")
+    def _notes(self, left_out: Mapping[str, str], runs: Sequence[FinishedRun]) -> list[str]:
         notes = [f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items()]
         if self._of_data:
+            split = [round(share, 3) for share in self._of_data["split"]]
             notes.append(
                 f"{self.recipe.name} has no validation data: all runs and recommended.yaml validate on a fifth of each"
-                f" client's training data (data.split: {self._of_data['split']})."
+                f" client's training data (data.split: {split})."
             )
-        if len(runs.keys() - {POOLED}) < 2:
-            if results.failed:
-                raise ConfigurationError("\n".join(notes))
-            return None
-        every = [run for of_arm in runs.values() for run in of_arm]
-        if late := sum(run.summary.get("best_round") == self.max_rounds for run in every):
-            notes.append(
-                f"{late} of {len(every)} runs were best in round {self.max_rounds}, the last: raise max_rounds."
-            )
-        of_clients = {
-            split: client_comparison(runs, [self._metric], split, reference=runs[LOCAL]) for split in ("val", "test")
-        }
-        validation, test = (_gains(values, list(runs), self.clients) for values in of_clients.values())
-        found = Results(self._metric, validation, test, _structures(runs))
-        advice = advise_on(found, {arm: self._settings(arm, how) for arm, how in arms.items()}, notes)
-        write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
-        write_study_page(results, self.out, {"Advice": self._answers(advice, results, of_clients["test"])})
-        return advice
+        if late := sum(run.summary.get("best_round") == self.max_rounds for run in runs):
+            text = f"{late} of {len(runs)} runs were best in round {self.max_rounds}, the last: raise max_rounds."
+            notes.append(text)
+        return notes
 
-    def _answers(self, advice: Advice, results: StudyResults, clients: pd.DataFrame) -> list[Part]:
-        """Sentences, a figure for each question, and a table of clients."""
-        from lightning_fl.callbacks.figures.plots.run import draw_matrix
 
-        partners, gains = advice.partners, advice.clients
-        shares = np.array([[partners.get(i, {}).get(j, 0.0) for j in self.clients] for i in self.clients])
-        federated, title_of = clients[clients["label"] != LOCAL], "Share of seeds with both together"
-        pictures = draw_pictures(
-            {
-                "which way to train": lambda: draw_claims(results),
-                "each client's gain": lambda: draw_client_values(federated, gain_over="training alone"),
-                "with whom": lambda: draw_matrix(shares, self.clients, title_of) if shares.any() else None,
-            }
-        )
-        columns = {
-            "client": gains,
-            f"gain in {self._metric} by {title(advice.recommended)}": map(shown, gains.values()),
-            "answer": map(verdict, gains.values()),
-            "with": [listed(partners.get(client, {}), 8) for client in gains],
+def _answers(advice: Advice, gains: pd.DataFrame, names: Sequence[str]) -> list[Part]:
+    """Sentences, a figure for each question, and a table of clients; ``gains`` by :func:`.client_comparison`."""
+    from lightning_fl.callbacks.figures.plots.run import draw_matrix
+
+    over, by, partners = "training alone", title(advice.structure), advice.partners
+    federated = gains[gains["label"] != LOCAL]
+    shares = np.array([[partners.get(i, {}).get(j, 0.0) for j in names] for i in names])
+    pictures = draw_pictures(
+        {
+            "which way to train": lambda: draw_intervals(
+                {title(arm): (interval, verdict(interval)) for arm, interval in advice.arms.items()},
+                f"gain in {advice.metric} over {over}, positive is better; mean over clients, 95 % interval",
+            ),
+            "each client's gain": lambda: draw_client_values(
+                federated.assign(label=federated["label"].map(title)), gain_over=over
+            ),
+            "with whom": lambda: (
+                draw_matrix(shares, names, f"Together by {by}", "share of seeds") if shares.any() else None
+            ),
         }
-        table = [label_column(name, list(texts)) for name, texts in columns.items()]
-        return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
+    )
+    table = [
+        label_column("client", names),
+        label_column(
+            f"gain in {advice.metric} by {title(advice.recommended)}", list(map(shown, advice.clients.values()))
+        ),
+        label_column("answer", list(map(verdict, advice.clients.values()))),
+        *([label_column(f"with, by {by}", [listed(partners[client], 8) for client in names])] if partners else []),
+    ]
+    return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
 
 
 def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,6 +282,12 @@ def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
         case {"data": {"init_args": {"split": [int() | float() as train, 0, rest]}}}:
             return {"split": [0.8 * train, 0.2 * train, rest]}
     return {}
+
+
+def _entries(callbacks: Any) -> list[_Entry]:
+    """A recipe's callbacks, one or a list, where a name stands for an entry without arguments."""
+    found = callbacks if isinstance(callbacks, list) else [callbacks]
+    return [{"class_path": one} if isinstance(one, str) else one for one in found if isinstance(one, str | dict)]
 
 
 def _gains(clients: pd.DataFrame, arms: list[str], names: list[str]) -> pd.DataFrame:
@@ -296,7 +300,7 @@ def _gains(clients: pd.DataFrame, arms: list[str], names: list[str]) -> pd.DataF
 def _structures(runs: Mapping[str, Sequence[FinishedRun]]) -> dict[str, list[np.ndarray]]:
     """Arm -> who uses whose data, for every seed, as in :class:`.Results`."""
     found = {}
-    for arm in _STRUCTURES:
+    for arm in (*COALITIONS, "dpfl"):
         shares = [np.array(run.summary["collaboration"]) for run in runs.get(arm, []) if "collaboration" in run.summary]
         found[arm] = [(matrix > 0) & ~np.eye(len(matrix), dtype=bool) for matrix in shares]
     return found
@@ -330,7 +334,7 @@ def advise(
     plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | None)}
     recipe, runner = Path(out, "module_and_data.yaml"), ThisProcess(module, data, arguments)
     write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": type(data).__name__}))
-    advice = Advisor(
+    advisor = Advisor(
         recipe=recipe,
         out=Path(out),
         runner=lambda _: runner,
@@ -338,6 +342,8 @@ def advise(
         seeds=seeds,
         max_rounds=max_rounds,
         pooled=pooled,
-    ).advise()
-    assert advice is not None  # nothing limits its time
+    )
+    advice = advisor.advise()
+    if advice is None:  # nothing limits its time
+        raise KeyboardInterrupt
     return advice

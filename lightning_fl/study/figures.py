@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, plot_curve, plot_distribution, show_source
 from lightning_fl.study.claims import Answer, cell_name
 from lightning_fl.study.finished_run import FinishedRun
-from lightning_fl.study.intervals import paired_interval
+from lightning_fl.study.intervals import Interval, paired_interval
 from lightning_fl.study.page import add_tooltips
 from lightning_fl.study.render import DIRECTIONS, direction_text
 from lightning_fl.study.results import StudyResults
@@ -28,6 +28,7 @@ _LABEL_WIDTH = 28
 #: Tooltips of a line.
 _MAX_TOOLTIPS = 40
 _VERDICTS = {"holds": ("o", GOOD), "does not hold": ("X", BAD), "undecided": ("D", "#999933")}
+_VERDICTS |= {"better": _VERDICTS["holds"], "worse": _VERDICTS["does not hold"]}
 _PUBLISHED = "0.35"
 _LABEL_LENGTH = 60
 
@@ -192,24 +193,29 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
 
 def draw_claims(results: StudyResults) -> Figure | None:
     """Draw the difference of every claim with its 95 % interval; ``None`` without a difference."""
-    answers = [answer for answer in results.answers if not math.isnan(answer.interval.mean)]
-    if not answers:
+    unit = " in percentage points" if results.study.table.percent else ""
+    answers = {_claim_label(answer): (answer.interval, answer.verdict) for answer in results.answers}
+    return draw_intervals(answers, f"left side minus right side{unit}, paired by seed, 95 % interval")
+
+
+def draw_intervals(found: Mapping[str, tuple[Interval, str]], xlabel: str) -> Figure | None:
+    """Draw label -> interval and verdict, those without a mean left out; ``None`` if that leaves none."""
+    found = {label: of for label, of in found.items() if not math.isnan(of[0].mean)}
+    if not found:
         return None
-    figure = Figure(figsize=(9.0, 0.42 * len(answers) + 1.0), layout="constrained")
+    figure = Figure(figsize=(9.0, 0.42 * len(found) + 1.0), layout="constrained")
     axes = figure.add_subplot()
-    for place, answer in enumerate(answers):
-        interval, (marker, color) = answer.interval, _VERDICTS[answer.verdict]
+    for place, (label, (interval, verdict)) in enumerate(found.items()):
+        marker, color = _VERDICTS[verdict]
         if not math.isnan(interval.low):
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
         axes.plot(interval.mean, place, marker, color=color)
         bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.4g}, {interval.high:+.4g}]"
-        text = f"{_claim_label(answer)}: {interval.mean:+.4g}{bounds}, {answer.verdict} ({_seeds(interval.n)})"
+        text = f"{label}: {interval.mean:+.4g}{bounds}, {verdict} ({_seeds(interval.n)})"
         add_tooltips(axes, [interval.mean], [place], [text])
     axes.axvline(0.0, color="0.4", linewidth=1)
-    axes.set_yticks(range(len(answers)), [_short(_claim_label(answer)) for answer in answers], fontsize=9)
-    unit = " in percentage points" if results.study.table.percent else ""
-    axes.set(ylim=(len(answers) - 0.5, -0.5))
-    axes.set_xlabel(f"left side minus right side{unit}, paired by seed, 95 % interval")
+    axes.set_yticks(range(len(found)), list(map(_short, found)), fontsize=9)
+    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=xlabel)
     axes.grid(axis="x", alpha=0.3)
     return figure
 

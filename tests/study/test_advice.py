@@ -7,11 +7,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from tiny import TinyClients, TinyModule
 
 import lightning_fl
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.study.advice import Results, advise_on, choose, gain, suspects, verdict
+from lightning_fl.recipe.file import class_name
+from lightning_fl.study.advice import Results, advise_on, choose, gain, shown, suspects, verdict
+from lightning_fl.study.advise import Advisor
 from lightning_fl.study.intervals import paired_interval
 
 CLIENTS = ("north", "south", "west")
@@ -63,14 +66,19 @@ def test_verdicts_follow_intervals(values, expected):
             {"fedavg": UP},
             None,
             "fedavg",
-            "Federating is worth it. Use FedAvg: it gains +0.110 [+0.085, +0.135] acc",
+            "Is federating worth it? Yes: +0.110 [+0.085, +0.135] acc over training alone by FedAvg",
         ),
-        ({"fedavg": AROUND}, {"fedavg": UP}, "fedavg", "Undecided whether federating is worth it"),
-        ({"fedavg": DOWN}, {"fedavg": UP}, "fedavg", "Federating is not worth it"),
-        ({"fedavg": DOWN}, None, "local", "Train alone"),
-        ({"fedavg": UP}, {"fedavg": DOWN}, "local", "Train alone"),
-        ({"fedavg": (0.1,)}, None, "fedavg", "Undecided whether federating is worth it"),
-        ({"fedavg": UP, "pooled": (9.0, 9.0, 9.1)}, {"fedavg": UP, "pooled": (9.0, 9.0, 9.1)}, "fedavg", "Federating"),
+        ({"fedavg": AROUND}, {"fedavg": UP}, "fedavg", "Is federating worth it? Undecided"),
+        ({"fedavg": DOWN}, {"fedavg": UP}, "fedavg", "Is federating worth it? No: -0.1"),
+        ({"fedavg": DOWN}, None, "local", "Is federating worth it? No: no federated way"),
+        ({"fedavg": UP}, {"fedavg": DOWN}, "local", "Is federating worth it? No: no federated way"),
+        ({"fedavg": (0.1,)}, None, "fedavg", "Is federating worth it? Undecided"),
+        (
+            {"fedavg": UP, "pooled": (9.0, 9.0, 9.1)},
+            {"fedavg": UP, "pooled": (9.0, 9.0, 9.1)},
+            "fedavg",
+            "Is federating worth it? Yes",
+        ),
     ],
 )
 def test_the_arm_is_chosen_on_validation_data_and_reported_on_test_data(test, validation, recommended, first):
@@ -95,6 +103,19 @@ def test_the_simplest_arm_near_the_best_is_chosen(validation, expected):
     assert choose(Results("acc", table, table)) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (UP, "+0.110 [+0.085, +0.135]"),
+        ((0.5,), "+0.5"),
+        ((0.009708742, 0.009708741, 0.009708743), "+0.009709 [+0.009709, +0.009709]"),  # equal but for rounding
+        ((200.0, 300.0, 400.0), "+300 [+52, +548]"),
+    ],
+)
+def test_numbers_have_as_many_digits_as_they_support(values, expected):
+    assert shown(paired_interval(values)) == expected
+
+
 def test_differences_are_paired_by_seed_and_one_client_can_be_left_out():
     table = gains({"fedavg": {"north": UP, "south": UP, "west": DOWN}, "ditto": (0.2, 0.3)})
     assert gain(table, "ditto", over="fedavg").n == 2
@@ -104,21 +125,21 @@ def test_differences_are_paired_by_seed_and_one_client_can_be_left_out():
 @pytest.mark.parametrize(
     ("ditto", "said"),
     [
-        (UP, "Not clearly different from FedAvg on test data: Ditto +0 [+0, +0]."),
-        ((0.0, 0.02, 0.01), "Worse than FedAvg on test data: Ditto"),
-        ((0.31, 0.33, 0.34), "Better than FedAvg on test data: Ditto"),
+        (UP, "1 undecided (Ditto +0 [+0, +0])."),
+        ((0.0, 0.02, 0.01), "1 worse (Ditto -0.1"),
+        ((0.31, 0.33, 0.34), "1 better (Ditto +0.2"),
     ],
 )
 def test_what_is_decided_between_federated_arms(ditto, said):
     found = advice({"fedavg": UP, "ditto": ditto}, {"fedavg": UP, "ditto": UP})
     assert found.recommended == "fedavg"
-    assert any(sentence.startswith(said) for sentence in found.sentences), found.sentences
+    assert f"Other ways against FedAvg, on test data: {said}" in found.sentences[2]
 
 
 def test_each_client_has_an_answer_of_its_own():
     found = advice({"fedavg": {"north": UP, "south": AROUND, "west": DOWN}}, {"fedavg": UP})
     assert [verdict(interval) for interval in found.clients.values()] == ["better", "undecided", "worse"]
-    assert "1 gain (north); 1 are better off alone (west); 1 are undecided (south)." in found.sentences[1]
+    assert "1 better (north); 1 worse (west); 1 undecided (south)." in found.sentences[1]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +154,14 @@ def test_each_client_has_an_answer_of_its_own():
 def test_with_whom(matrices, said):
     found = advice({"fedavg": UP, "hcct": UP}, structures={"hcct": matrices})
     assert any(said in sentence for sentence in found.sentences), found.sentences
-    assert any("Against all together (FedAvg), that is undecided: +0 [+0, +0]." in one for one in found.sentences)
-    assert found.partners["north"].get("south", 0.0) == np.mean(matrices, axis=0)[0, 1]
+    assert any("Better than all together (FedAvg)? Undecided: +0 [+0, +0]." in one for one in found.sentences)
+    assert (found.structure, found.partners["north"].get("south", 0.0)) == ("hcct", np.mean(matrices, axis=0)[0, 1])
+
+
+def test_a_graph_says_with_whom_only_if_it_is_recommended():
+    structures = {"hcct": [PAIR] * 3, "dpfl": [TOGETHER] * 3}
+    for dpfl, expected in ((DOWN, "hcct"), ((0.31, 0.33, 0.34), "dpfl")):
+        assert advice({"fedavg": UP, "hcct": UP, "dpfl": dpfl}, structures=structures).structure == expected
 
 
 @pytest.mark.parametrize(
@@ -154,9 +181,9 @@ def test_clients_that_are_left_aside(structures, expected):
 @pytest.mark.parametrize(
     ("others", "avoid", "said"),
     [
-        ((0.20, 0.22, 0.23), ["west"], "The others should avoid west"),
-        (UP, [], "Undecided whether the others should avoid west"),
-        ((0.0, 0.01, 0.0), [], "west helps the others"),
+        ((0.20, 0.22, 0.23), ["west"], "Should the others avoid client west? Yes: +0.1"),
+        (UP, [], "Should the others avoid client west? Undecided: +0"),
+        ((0.0, 0.01, 0.0), [], "Should the others avoid client west? No: -0.1"),
     ],
 )
 def test_a_client_to_avoid_is_one_without_which_the_others_are_better(others, avoid, said):
@@ -169,9 +196,9 @@ def test_a_client_to_avoid_is_one_without_which_the_others_are_better(others, av
 @pytest.mark.parametrize(
     ("pooled", "said"),
     [
-        ((0.3, 0.31, 0.31), "Pooling the data would still add +0.1"),
-        (UP, "Undecided whether pooling"),
-        (DOWN, "Pooling the data would be worse"),
+        ((0.3, 0.31, 0.31), "Would pooling the data add anything? Yes: +0.1"),
+        (UP, "Would pooling the data add anything? Undecided"),
+        (DOWN, "Would pooling the data add anything? No"),
     ],
 )
 def test_what_pooling_adds(pooled, said):
@@ -218,6 +245,27 @@ def test_from_python(tmp_path, capsys):
     assert "started" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("callbacks", "kept"),
+    [
+        (["LabelNoise", "HCCT"], ["LabelNoise"]),
+        ("LocalMixup", ["LocalMixup"]),
+        ({"class_path": "lightning_fl.callbacks.LabelNoise", "init_args": {"share": 0.2}}, ["LabelNoise"]),
+        ([{"class_path": "FineTuning"}, {"class_path": "PretrainedWeights"}], ["PretrainedWeights"]),
+        (None, []),
+    ],
+)
+@pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
+def test_callbacks_of_data_and_model_stay(tmp_path, key, callbacks, kept):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"trainer": {key: callbacks}, "model": {}, "data": {}}))
+    advisor = Advisor(
+        recipe=recipe, out=tmp_path, runner=lambda _: None, metric=None, seeds=1, max_rounds=1, pooled=False
+    )
+    settings = advisor._settings("ditto", ("ditto", [{"class_path": "BestClientModels"}]))
+    assert list(map(class_name, settings["callbacks"])) == [*kept, "BestClientModels"]
+
+
 def without_validation():
     data = TinyClients()
     data.sets |= {(client, "val"): None for client in range(3)}
@@ -230,7 +278,7 @@ def without_validation():
     [
         (without_validation, {}, "Give each client validation data"),
         (lambda: TinyClients(sizes=(24,)), {}, "2 to 1000 clients"),
-        (TinyClients, {"metric": "los"}, "los (did you mean 'loss'?)"),
+        (TinyClients, {"metric": "los"}, "'los' (did you mean 'loss'?)"),
         (TinyClients, {"seeds": 0}, "seeds=0"),
         (TinyClients, {"local_epochs": 0}, "local_epochs=0"),
     ],

@@ -20,12 +20,12 @@ _CHOICES = {"white": "", "#f6d55c": "may be chosen", "#20639b": "chosen", "0.6":
 _MOST_ROUNDS, _MOST_NAMED = 6, 30
 
 
-def draw_matrix(matrix: ArrayLike, names: Sequence[str], title: str) -> Figure:
+def draw_matrix(matrix: ArrayLike, names: Sequence[str], title: str, unit: str = "weight") -> Figure:
     """Draw a matrix [N, N] as a heat map; row i has the share of each client's update in client i's model."""
     values = np.asarray(matrix)
     side = min(5.0 + 0.2 * len(names), 10.0)
     highest = float(values.max())
-    figure, axes = canvas.heat_map(values, title, (side + 1.0, side), "weight", cmap="viridis", vmin=0.0, vmax=highest)
+    figure, axes = canvas.heat_map(values, title, (side + 1.0, side), unit, cmap="viridis", vmin=0.0, vmax=highest)
     canvas.name_clients(axes, "x", range(len(names)), names)
     canvas.name_clients(axes, "y", range(len(names)), names)
     axes.set_xlabel("client whose update is used")
