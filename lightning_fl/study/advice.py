@@ -92,12 +92,11 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
     # A graph has a model for each client: it says little about other methods.
     structures = [arm for arm in results.federated if results.structures.get(arm) and arm in (chosen, *COALITIONS)]
     structures.sort(key=lambda arm: (arm == chosen, gain(results.validation, arm).mean), reverse=True)
-    others = {
-        arm.removeprefix(WITHOUT): arm
-        for arm in results.federated
-        if arm.startswith(WITHOUT) and SHARED in results.arms
+    without = {
+        client: gain(test, WITHOUT + client, over=SHARED, without=client)
+        for client in clients
+        if {SHARED, WITHOUT + client} <= set(results.arms)
     }
-    without = {client: gain(test, arm, over=SHARED, without=client) for client, arm in others.items()}
     shares = _shares_of_pooling(results)
     return Advice(
         recommended=chosen,

@@ -95,7 +95,10 @@ class Advisor:
         self.content = load_recipe(self.recipe)
         trainer = self.content.get("trainer")  # what is not a mapping is refused by the first run
         self.trainer: dict[str, Any] = trainer if isinstance(trainer, dict) else {}
-        self._of_data = _with_validation(self.content)
+        self._of_data: dict[str, Any] = {}  #: clients without validation data get a fifth of their training data
+        match self.content:
+            case {"data": {"init_args": {"split": [int() | float() as train, 0, rest]}}}:
+                self._of_data = {"split": [0.8 * train, 0.2 * train, rest]}
         self.environment = describe_environment()
         self.signal_number: int | None = None  #: that interrupted it
         self.clients: list[str] = []
@@ -143,10 +146,8 @@ class Advisor:
 
     def _look(self) -> bool:
         """Train a round to see clients and metrics; refuse what cannot be advised on. False if it was stopped."""
-        cell, name = (
-            make_cells(self._study({"first-look": ("fedavg", [])}, max_rounds=1), self.out)[0],
-            self.recipe.name,
-        )
+        name, study = self.recipe.name, self._study({"first-look": ("fedavg", [])}, max_rounds=1)
+        cell = make_cells(study, self.out)[0]
         self._run_cells([cell])
         if (reason := cell.failure()) is not None:
             raise ConfigurationError(f"{name}: {reason}")
@@ -206,11 +207,8 @@ class Advisor:
         self._run_cells(cells)
         done = [(cell, run) for cell in cells if (run := cell.finished()) is not None]
         seeds = {cell.seed for cell, _ in done if cell.arm == LOCAL}
-        runs: dict[str, list[FinishedRun]] = {}
-        for cell, run in done:
-            if cell.seed in seeds:
-                runs.setdefault(cell.arm, []).append(run)
-        return StudyResults.of(study, cells, self.out, self.environment), runs
+        runs = {arm: [run for cell, run in done if cell.arm == arm and cell.seed in seeds] for arm in arms}
+        return StudyResults.of(study, cells, self.out, self.environment), {arm: of for arm, of in runs.items() if of}
 
     def _run_cells(self, cells: Sequence[Cell]) -> None:
         waiting = [cell for cell in cells if cell.finished() is None]
@@ -239,8 +237,8 @@ class Advisor:
                 f" client's training data (data.split: {split})."
             )
         if late := sum(run.summary.get("best_round") == self.max_rounds for run in runs):
-            text = f"{late} of {len(runs)} runs were best in round {self.max_rounds}, the last: raise max_rounds."
-            notes.append(text)
+            where = f"round {self.max_rounds}, the last"
+            notes.append(f"{late} of {len(runs)} runs were best in {where}: raise max_rounds.")
         return notes
 
 
@@ -249,7 +247,7 @@ def _answers(advice: Advice, gains: pd.DataFrame, names: Sequence[str]) -> list[
     from lightning_fl.callbacks.figures.plots.run import draw_matrix
 
     over, by, partners = "training alone", title(advice.structure), advice.partners
-    federated = gains[gains["label"] != LOCAL]
+    gains = gains[gains["label"] != LOCAL].assign(label=gains["label"].map(title))
     shares = np.array([[partners.get(i, {}).get(j, 0.0) for j in names] for i in names])
     pictures = draw_pictures(
         {
@@ -257,31 +255,19 @@ def _answers(advice: Advice, gains: pd.DataFrame, names: Sequence[str]) -> list[
                 {title(arm): (interval, verdict(interval)) for arm, interval in advice.arms.items()},
                 f"gain in {advice.metric} over {over}, positive is better; mean over clients, 95 % interval",
             ),
-            "each client's gain": lambda: draw_client_values(
-                federated.assign(label=federated["label"].map(title)), gain_over=over
-            ),
-            "with whom": lambda: (
-                draw_matrix(shares, names, f"Together by {by}", "share of seeds") if shares.any() else None
-            ),
+            "each client's gain": lambda: draw_client_values(gains, gain_over=over),
+            "with whom": lambda: draw_matrix(shares, names, f"By {by}", "share of seeds") if shares.any() else None,
         }
     )
+    intervals, way = list(advice.clients.values()), title(advice.recommended)
     table = [
         label_column("client", names),
-        label_column(
-            f"gain in {advice.metric} by {title(advice.recommended)}", list(map(shown, advice.clients.values()))
-        ),
-        label_column("answer", list(map(verdict, advice.clients.values()))),
-        *([label_column(f"with, by {by}", [listed(partners[client], 8) for client in names])] if partners else []),
+        label_column(f"gain in {advice.metric} by {way}", list(map(shown, intervals))),
+        label_column("answer", list(map(verdict, intervals))),
     ]
+    if partners:
+        table.append(label_column(f"with, by {by}", [listed(partners[client], 8) for client in names]))
     return [*map(Part, advice.sentences), Part(pictures=pictures), Part(table=table)]
-
-
-def _with_validation(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the recipe's data by which clients without validation data get a fifth of their training data."""
-    match recipe:
-        case {"data": {"init_args": {"split": [int() | float() as train, 0, rest]}}}:
-            return {"split": [0.8 * train, 0.2 * train, rest]}
-    return {}
 
 
 def _entries(callbacks: Any) -> list[_Entry]:
@@ -299,11 +285,11 @@ def _gains(clients: pd.DataFrame, arms: list[str], names: list[str]) -> pd.DataF
 
 def _structures(runs: Mapping[str, Sequence[FinishedRun]]) -> dict[str, list[np.ndarray]]:
     """Arm -> who uses whose data, for every seed, as in :class:`.Results`."""
-    found = {}
-    for arm in (*COALITIONS, "dpfl"):
-        shares = [np.array(run.summary["collaboration"]) for run in runs.get(arm, []) if "collaboration" in run.summary]
-        found[arm] = [(matrix > 0) & ~np.eye(len(matrix), dtype=bool) for matrix in shares]
-    return found
+    recorded = {
+        arm: [np.array(run.summary["collaboration"]) for run in runs.get(arm, []) if "collaboration" in run.summary]
+        for arm in (*COALITIONS, "dpfl")
+    }
+    return {arm: [(of > 0) & ~np.eye(len(of), dtype=bool) for of in found] for arm, found in recorded.items()}
 
 
 def advise(
