@@ -13,14 +13,7 @@ from lightning.pytorch.core.optimizer import _MockOptimizer as NoOptimizer
 from lightning.pytorch.utilities.model_helpers import _ModuleMode as ModuleModes
 from torch import nn
 
-__all__ = [
-    "ModuleModes",
-    "NoOptimizer",
-    "collect_rng_states",
-    "destroy_process_group",
-    "eval_mode",
-    "set_rng_states",
-]
+__all__ = ["ModuleModes", "NoOptimizer", "collect_rng_states", "destroy_process_group", "eval_mode", "set_rng_states"]
 
 
 @contextmanager

@@ -126,6 +126,13 @@ def is_shuffled(loader: DataLoader) -> bool:
     return isinstance(loader.sampler, RandomSampler | SubsetRandomSampler)
 
 
+def has_plain_order(loader: DataLoader) -> bool:
+    """Whether the loader visits each sample of its data set once, in order or shuffled, by torch's own sampler."""
+    sampler = loader.sampler
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    return shuffled or type(sampler) is SequentialSampler
+
+
 def has_plain_batches(loader: DataLoader) -> bool:
     """Whether the loader uses torch's or PyG's default collation, without worker processes."""
     collate = loader.collate_fn
@@ -153,10 +160,7 @@ def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, re
     sampler = loader.sampler
     if type(sampler) is SubsetRandomSampler:
         return Subset(dataset, [int(index) for index in sampler.indices])
-    plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
-    )
-    if not plain and not replace_order:
+    if not has_plain_order(loader) and not replace_order:
         remedy = "set shuffle to replace it" if split == "train" else "use a Subset without a sampler"
         raise ConfigurationError(f"{where} has a custom {type(sampler).__name__}, which cannot be divided: {remedy}.")
     return dataset

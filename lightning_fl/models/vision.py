@@ -73,13 +73,7 @@ class ClassificationModel(Model):
         check_optimizer(optimizer, momentum)
         self.save_hyperparameters()
         self.network = build_network(
-            network,
-            in_shape,
-            num_classes,
-            channels=channels,
-            hidden_sizes=hidden_sizes,
-            dropout=dropout,
-            stem=stem,
+            network, in_shape, num_classes, channels=channels, hidden_sizes=hidden_sizes, dropout=dropout, stem=stem
         )
         # Not validated here: the loss checks the labels first.
         self.val_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)

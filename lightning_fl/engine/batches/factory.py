@@ -9,16 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.graphs import is_graph, is_graph_dataset
@@ -27,8 +18,10 @@ from lightning_fl.data.loaders import (
     collate,
     combined,
     has_plain_batches,
+    has_plain_order,
     holds_several,
     is_dataset,
+    is_shuffled,
     make_loader,
 )
 from lightning_fl.data.module import FederatedDataModule, Split
@@ -182,23 +175,19 @@ def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
 
 def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
     """Batch size, order and drop_last of a plain loader; ``None`` for any other."""
-    sampler = loader.sampler
-    plain_order = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
-    )
     if (
         isinstance(loader.dataset, IterableDataset)
         or type(loader).__iter__ is not DataLoader.__iter__
         or type(loader.batch_sampler) is not BatchSampler
         or not has_plain_batches(loader)
-        or not plain_order
-        or len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
+        or not has_plain_order(loader)
+        or len(loader.sampler) != len(loader.dataset)  # type: ignore[arg-type]
         or loader.batch_size is None
     ):
         return None
     return {
         "batch_size": loader.batch_size,
-        "shuffle": type(sampler) is RandomSampler,
+        "shuffle": is_shuffled(loader),
         "drop_last": bool(loader.drop_last),
     }
 

@@ -260,10 +260,8 @@ def next_model(
     )
     result = loop.learner.aggregate(update)
     if not isinstance(result, Weights):
-        raise ConfigurationError(
-            f"{type(loop.learner).__name__}.aggregate returned {type(result).__name__}: return the next shared model,"
-            " such as update.average."
-        )
+        what = f"{type(loop.learner).__name__}.aggregate returned {type(result).__name__}"
+        raise ConfigurationError(f"{what}: return the next shared model, such as update.average.")
     if update.state:
         packed(update.state)  # raises if a checkpoint could not hold it
         federation.model_states[model] = {**update.state, IDENTITY: federation.identities()[model]}
@@ -275,16 +273,13 @@ class ClientModels:
 
     def __init__(self, loop: LocalLoop, cohort: Cohort, chooser: Hook) -> None:
         if loop.learner.extra_vectors:
-            raise ConfigurationError(
-                f"the strategy {type(loop.learner).__name__} averages further vectors"
-                f" ({', '.join(loop.learner.extra_vectors)}), which is impossible with the models of single clients"
-                f" that {chooser.owner} creates. Keep one of the two."
-            )
+            vectors = f"further vectors ({', '.join(loop.learner.extra_vectors)})"
+            what = f"the strategy {type(loop.learner).__name__} averages {vectors}, which is impossible with the models"
+            raise ConfigurationError(f"{what} of single clients that {chooser.owner} creates. Keep one of the two.")
         if loop.settings.optimizer_state == "average":
-            raise ConfigurationError(
-                f"trainer.optimizer_state=average averages over the clients of a model, and {chooser.owner} gives every"
-                " client a model of its own: set it to keep."
-            )
+            what = "trainer.optimizer_state=average averages over the clients of a model"
+            own = f"{chooser.owner} gives every client a model of its own"
+            raise ConfigurationError(f"{what}, and {own}: set it to keep.")
         self._loop = loop
         self._chooser = chooser
         _assign_own_models(loop.federation, cohort.clients)
@@ -315,10 +310,9 @@ class ClientModels:
                     processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])
         collaboration = self._chooser({client: federation.models[client] for client in clients})
         if collaboration is None or collaboration.num_models != processes.num_clients:
-            raise ConfigurationError(
-                f"{self._chooser.owner}.select_collaboration must return a Collaboration with {processes.num_clients}"
-                " models, one for each client, because its traits have model_per_client."
-            )
+            must = f"must return a Collaboration with {processes.num_clients} models, one for each client"
+            hook = f"{self._chooser.owner}.select_collaboration"
+            raise ConfigurationError(f"{hook} {must}, because its traits have model_per_client.")
         average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
         if self._starts is not None:
             for client in clients:

@@ -37,10 +37,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
         now.trained = {one: loop.identity_of(loop.model_of(one)) for one in cohort.participants}
     chooser = next(iter(loop.hooks.of("select_collaboration")), None)
     if chooser is not None and any(participant.model is not None for participant in cohort.participants):
-        raise ConfigurationError(
-            f"{chooser.owner} decides who trains which model, but the callback that selects clients assigns models to"
-            " them. Keep one of the two in trainer.callbacks."
-        )
+        other = "the callback that selects clients assigns models to them"
+        what = f"{chooser.owner} decides who trains which model, but {other}"
+        raise ConfigurationError(f"{what}. Keep one of the two in trainer.callbacks.")
     if chooser is not None and "model_per_client" in getattr(chooser.listener, "traits", ()):
         models: SharedModels | ClientModels = ClientModels(loop, cohort, chooser)
     else:
@@ -171,11 +170,9 @@ def _check_update(learner: Learner, update: ClientUpdate) -> None:
     for kind, factor in (("scale", update.scale), ("weight", update.weight)):
         if factor is not None and not (math.isfinite(factor) and factor >= 0):
             raise TrainingError(f"{name} returned {kind}={factor}: must be finite and at least 0.")
-    if sorted(update.vectors) != sorted(learner.extra_vectors):
-        raise ConfigurationError(
-            f"{name} returned the vectors {sorted(update.vectors)}, and extra_vectors names"
-            f" {sorted(learner.extra_vectors)}: return exactly these."
-        )
+    if (given := sorted(update.vectors)) != (named := sorted(learner.extra_vectors)):
+        what = f"{name} returned the vectors {given}, and extra_vectors names {named}"
+        raise ConfigurationError(f"{what}: return exactly these.")
 
 
 def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:

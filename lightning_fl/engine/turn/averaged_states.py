@@ -54,10 +54,9 @@ class AveragedStates:
                 for key, value in (present | {_SHARE: 1.0} if present else {}).items():
                     kind = _kind(value, parameters[index])
                     if place is None or not kind:
-                        raise ConfigurationError(
-                            f"trainer.optimizer_state=average cannot average {key!r} of {type(optimizer).__name__},"
-                            " which is neither a number nor of the shape of a parameter of the module: use keep."
-                        )
+                        what = f"trainer.optimizer_state=average cannot average {key!r} of {type(optimizer).__name__}"
+                        why = "which is neither a number nor of the shape of a parameter of the module"
+                        raise ConfigurationError(f"{what}, {why}: use keep.")
                     name = f"{which} {kind} {key}"
                     if name not in vectors:
                         vectors[name] = self.zeros(name)

@@ -259,10 +259,8 @@ class SecondOptimizer:
         who: str,
     ) -> None:
         if len(optimizers) != 1:
-            raise ConfigurationError(
-                f"{who} trains two models with one optimiser each, and the module has {len(optimizers)}: return one"
-                " from configure_optimizers, with automatic optimisation."
-            )
+            what = f"{who} trains two models with one optimiser each, and the module has {len(optimizers)}"
+            raise ConfigurationError(f"{what}: return one from configure_optimizers, with automatic optimisation.")
         self._first = optimizers[0]
         self._settings = settings
         shared = {(span.dtype, span.begin): span for span in spans}
@@ -351,10 +349,9 @@ class GradientCorrection:
             place = self._flat.place(parameter)
             if place is not None and (place.dtype, place.begin) in averaged:
                 if place in taken:
-                    raise ConfigurationError(
-                        "two parameters of the optimiser are different objects that share memory, and the strategy"
-                        " changes their gradients: tie them as one object (b.weight = a.weight)."
-                    )
+                    what = "two parameters of the optimiser are different objects that share memory"
+                    remedy = "tie them as one object (b.weight = a.weight)"
+                    raise ConfigurationError(f"{what}, and the strategy changes their gradients: {remedy}.")
                 taken.add(place)
                 vector = self._gradient.vectors[place.dtype]
                 parameters.append(parameter)

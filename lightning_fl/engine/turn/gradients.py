@@ -40,44 +40,41 @@ class TurnGradients:
             raise ConfigurationError(f"{what}: call it in correct_gradient_.")
         refuse_manual_steps(services.module, self._who)
         flat, trainer, now = services.flat, services.module_trainer, training.draws.read()
-        present = flat.collect().clone()
-        gradient = self._flat_gradient(turn)
-        copy_spans_(flat.weights, weights, turn.spans)
-        if buffers is not None:
-            copy_spans_(flat.weights, buffers, turn.buffers)
-        collector, trainer.collector = trainer.collector, LogCollector()  # drops what is logged meanwhile
-        try:
-            with preserve_metrics(services.module) if services.metric_states.metrics else nullcontext():
-                losses = self._losses(training.step_batches, part)
-                found = gradient.of(losses, 1 / services.module_trainer.accumulate_grad_batches)
+        gradient, collector = self._flat_gradient(turn), trainer.collector
+        metrics = preserve_metrics(services.module) if services.metric_states.metrics else nullcontext()
+        with flat.preserved(), metrics:
+            copy_spans_(flat.weights, weights, turn.spans)
+            if buffers is not None:
+                copy_spans_(flat.weights, buffers, turn.buffers)
+            trainer.collector = LogCollector()  # drops what is logged meanwhile
+            try:
+                found = gradient.of(self._losses(training.step_batches, part), 1 / trainer.accumulate_grad_batches)
+            finally:
+                training.draws.set(now)
+                trainer.collector = collector
             if buffers is not None:
                 copy_spans_(buffers, flat.collect(), turn.buffers)
             return found
-        finally:
-            training.draws.set(now)
-            trainer.collector = collector
-            flat.load(present)
 
     def of_batch(self, turn: ClientTurn, weights: Weights, purpose: str) -> Weights:
         """:meth:`ClientTurn.batch_gradient`; ``weights`` include the client's personal layers."""
         services, training, client = self._services, self._training, turn.client
         refuse_manual_steps(services.module, self._who)
         trainer, path = services.module_trainer, services.path(client, purpose)
-        present = services.flat.collect().clone()
         batches = services.batches(client, "train")
-        services.flat.load(weights)
-        services.metric_states.begin(client)
-        training.generators = training.seed(*path)
-        trainer.set_stage(*STAGES["fit"])
-        trainer.begin_turn(client, services.global_step(client))
-        try:
-            batch, size = next(iter(batches.shuffled(path, 1)))
-            moved = StepBatch([(services.move(batch, batches.on_device, client), size)], 0)
-            return self._flat_gradient(turn).of(self._losses([moved], 0), 1.0)
-        finally:
-            trainer.end_turn()
-            trainer.collector.begin()
-            services.flat.load(present)
+        with services.flat.preserved():
+            services.flat.load(weights)
+            services.metric_states.begin(client)
+            training.generators = training.seed(*path)
+            trainer.set_stage(*STAGES["fit"])
+            trainer.begin_turn(client, services.global_step(client))
+            try:
+                batch, size = next(iter(batches.shuffled(path, 1)))
+                moved = StepBatch([(services.move(batch, batches.on_device, client), size)], 0)
+                return self._flat_gradient(turn).of(self._losses([moved], 0), 1.0)
+            finally:
+                trainer.end_turn()
+                trainer.collector.begin()
 
     def _flat_gradient(self, turn: ClientTurn) -> "FlatGradient":
         if self._gradient is None or self._gradient.spans is not turn.spans:

@@ -278,10 +278,8 @@ class LocalLoop(TurnServices):
 
     def metrics_at(self, turn: ClientTurn, weights: Weights) -> dict[str, LoggedValue]:
         if not self.evaluator.evaluates("val"):
-            raise ConfigurationError(
-                f"{type(self.learner).__name__} measures models by what validation_step logs: define it in"
-                f" {type(self.module).__name__}."
-            )
+            what = f"{type(self.learner).__name__} measures models by what validation_step logs"
+            raise ConfigurationError(f"{what}: define it in {type(self.module).__name__}.")
         weights, path = self.with_personal_layers(turn, weights), self.path(turn.client, "training metrics")
         with self.flat.preserved(), preserve_metrics(self.module):
             report = self.evaluator.evaluate(turn.client, weights, "train", lambda loader: loader.some(path, None))

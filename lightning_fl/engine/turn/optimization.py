@@ -85,10 +85,9 @@ class Optimization:
             neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1, "fused_optimizers": False}
             for name, neutral in neutrals.items():
                 if getattr(settings, name) not in (neutral, "auto"):
-                    raise ConfigurationError(
-                        f"trainer.{name}={getattr(settings, name)} needs automatic optimisation:"
-                        f" {type(module).__name__} optimises manually, so do this in its training_step."
-                    )
+                    what = f"trainer.{name}={getattr(settings, name)} needs automatic optimisation"
+                    manual = f"{type(module).__name__} optimises manually, so do this in its training_step"
+                    raise ConfigurationError(f"{what}: {manual}.")
 
     def index_parameters(self) -> None:
         """Record the module's parameters; call it again if hooks create others before the first turn."""
@@ -184,10 +183,8 @@ class Optimization:
                 continue
             missing = [name for names in groups for name in names if name not in own]
             if missing:
-                raise ConfigurationError(
-                    f"the client's optimiser has a state of the parameter '{missing[0]}', which the module lacks:"
-                    " create it before training starts, in every run."
-                )
+                what = f"the client's optimiser has a state of the parameter '{missing[0]}', which the module lacks"
+                raise ConfigurationError(f"{what}: create it before training starts, in every run.")
             optimizer.param_groups.clear()
             for names, saved in zip(groups, values, strict=True):
                 hyper_parameters = made.get(tuple(names), saved)
@@ -263,10 +260,9 @@ class Optimization:
         else:
             self._trainer.strategy.optimizer_step(optimizer, closure)
         if not result:
-            raise TrainingError(
-                f"{type(self._module).__name__}.optimizer_step did not run its closure: call"
-                " optimizer.step(closure=optimizer_closure), or optimizer_closure() to skip the step."
-            )
+            what = f"{type(self._module).__name__}.optimizer_step did not run its closure"
+            remedy = "call optimizer.step(closure=optimizer_closure), or optimizer_closure() to skip the step"
+            raise TrainingError(f"{what}: {remedy}.")
         if stepping:  # counted without a loss too, as in Lightning, for schedulers
             self._trainer.count_step()
             if self._trainer.lr_scheduler_configs:

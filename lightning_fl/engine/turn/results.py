@@ -139,10 +139,10 @@ class LogCollector:
         if entry is None:
             entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step, on_epoch, self._loader)
         elif entry.loader != self._loader and self._loader is not None:
-            raise ConfigurationError(
-                f"self.log({name!r}, add_dataloader_idx=False) is called for loaders {entry.loader} and {self._loader}:"
-                " use different names, or leave add_dataloader_idx out."
+            what = (
+                f"self.log({name!r}, add_dataloader_idx=False) is called for loaders {entry.loader} and {self._loader}"
             )
+            raise ConfigurationError(f"{what}: use different names, or leave add_dataloader_idx out.")
         if isinstance(value, Metric):
             entry.metric, entry.last = value, value._forward_cache
             keeps = on_step and self._every_n_steps > 0 and self.step % self._every_n_steps == 0
@@ -252,10 +252,9 @@ class EarlyLog:
 def _single(name: str, value: Any) -> Tensor:
     """A single number as a tensor; Python numbers become double precision."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise ConfigurationError(
-            f"self.log({name!r}): the value has shape {tuple(value.shape)} and must be one number: log its entries"
-            " under different names, or their mean (for a torchmetrics metric: average='macro')."
-        )
+        what = f"self.log({name!r}): the value has shape {tuple(value.shape)} and must be one number"
+        remedy = "log its entries under different names, or their mean (for a torchmetrics metric: average='macro')"
+        raise ConfigurationError(f"{what}: {remedy}.")
     if isinstance(value, Tensor) and not value.is_complex():
         return value
     return torch.tensor(float(value), dtype=torch.float64)

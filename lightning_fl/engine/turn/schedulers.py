@@ -104,10 +104,10 @@ class PristineOptimizers:
             known = {id(one): self._snapshots[id(one)] for one in made if id(one) in self._snapshots}
             for one in made:
                 if id(one) not in known and one in self._seen:
+                    what = f"configure_optimizers returned the {type(one).__name__} of an earlier turn"
+                    why = "which it had not returned at first: it holds what another client has learned"
                     raise ConfigurationError(
-                        f"configure_optimizers returned the {type(one).__name__} of an earlier turn, which it had not"
-                        " returned at first: it holds what another client has learned. Return new ones in every turn,"
-                        " or the same from the first."
+                        f"{what}, {why}. Return new ones in every turn, or the same from the first."
                     )
             self._snapshots = known
         self._seen.update(made)

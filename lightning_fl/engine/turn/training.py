@@ -67,10 +67,8 @@ class TrainingLoop:
         flat, processes = services.flat, services.processes
         new = processes.of_ranks(flat.new_tensors())
         if any(of_rank != new[0] for of_rank in new):
-            raise ConfigurationError(
-                f"on_train_start created different parameters on different processes ({'; '.join(map(str, new))}):"
-                " create the same on all of them."
-            )
+            what = f"on_train_start created different parameters on different processes ({'; '.join(map(str, new))})"
+            raise ConfigurationError(f"{what}: create the same on all of them.")
         if new[0]:
             moved = flat.add_late_parameters()
             if processes.several:
@@ -81,10 +79,8 @@ class TrainingLoop:
         services.read_module()
         missing = flat.missing()
         if missing:
-            raise ConfigurationError(
-                f"the checkpoint has '{missing[0]}', which the module lacks after on_train_start: use the checkpoint of"
-                " a run with the same model."
-            )
+            what = f"the checkpoint has '{missing[0]}', which the module lacks after on_train_start"
+            raise ConfigurationError(f"{what}: use the checkpoint of a run with the same model.")
         if "check_optimizers" in self.own_steps:
             self._check_optimizers()
 
@@ -314,10 +310,9 @@ class TrainingLoop:
         for value, size in zip(values, sizes, strict=True):
             total += value * size
         if not samples:
-            raise TrainingError(
-                f"training_step returned no loss for client {client}, and a callback that weighs clients by their loss"
-                " (DROClientSampling) needs one: return a loss."
-            )
+            what = f"training_step returned no loss for client {client}"
+            who = "a callback that weighs clients by their loss (DROClientSampling)"
+            raise TrainingError(f"{what}, and {who} needs one: return a loss.")
         return total / samples
 
 

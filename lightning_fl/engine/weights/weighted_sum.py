@@ -22,6 +22,7 @@ _CACHED = 1 << 17
 _ON_DEVICE = 1 << 22
 #: Most entries that processes send before they know whether the sums are exact.
 _SENT_TOGETHER = 1 << 20
+_DIVERGES = "training diverges; lower the learning rate or set trainer.gradient_clip_val."
 
 
 class _Block:
@@ -203,10 +204,8 @@ class WeightedSum:
     def value(self, total: float) -> Weights:
         """The average, in the weights' own dtypes; ``total`` is the sum of all a_i, over all processes."""
         if not self._magnitude < self.LARGEST:
-            raise TrainingError(
-                f"the weights changed by {self._magnitude:.3g} in total, more than {self.LARGEST:.3g}: training"
-                " diverges; lower the learning rate or set trainer.gradient_clip_val."
-            )
+            what = f"changed by {self._magnitude:.3g} in total, more than {self.LARGEST:.3g}"
+            raise TrainingError(f"the weights {what}: {_DIVERGES}")
         vectors = {dtype: vector.clone() for dtype, vector in self._largest.items()}
         rows = torch.empty(2, self._size, dtype=torch.float64, device=self._device)
         for dtype, blocks in self._blocks.items():
@@ -255,10 +254,7 @@ def check_finite(weights: Weights, reference: Weights) -> None:
     """Refuse weights with an entry that became NaN or infinite."""
     for dtype, vector in weights.floating():
         if largest_magnitude(vector) == inf and not ((vector == reference.vectors[dtype]) | vector.isfinite()).all():
-            raise TrainingError(
-                "the weights are not finite: training diverges; lower the learning rate or set"
-                " trainer.gradient_clip_val."
-            )
+            raise TrainingError(f"the weights are not finite: {_DIVERGES}")
 
 
 def largest_magnitude(vector: Tensor) -> float:
@@ -278,10 +274,7 @@ def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> 
         largest = max(largest, _largest_change(change, vector, before))
     if not largest * abs(weight) < WeightedSum.LARGEST:
         bound = f"changed by {largest:.3g}, more than {WeightedSum.LARGEST:.3g}"
-        raise TrainingError(
-            f"the weights {'are not finite' if largest == inf else bound}: training diverges; lower the learning rate"
-            " or set trainer.gradient_clip_val."
-        )
+        raise TrainingError(f"the weights {'are not finite' if largest == inf else bound}: {_DIVERGES}")
 
 
 def mixture(weights: Sequence[float] | Tensor, models: Sequence[Weights]) -> Weights:
