@@ -36,19 +36,17 @@ def build_encoder(
       https://arxiv.org/abs/1710.10903).
     - ``gin``: graph isomorphism network (Xu et al. 2019, https://arxiv.org/abs/1810.00826) with a learned epsilon:
       PyG's ``GIN``, without batch normalisation; ignores ``edge_dim``.
-    - ``gine``: :class:`~lightning_fl.models.gine.GINE`.
-    - ``mpnn``: :class:`~lightning_fl.models.mpnn.MPNN`.
-    - ``dmpnn``: :class:`~lightning_fl.models.dmpnn.DMPNN`.
+    - ``gine``: :class:`~lightning_fl.models.bond_encoders.GINE`.
+    - ``mpnn``: :class:`~lightning_fl.models.bond_encoders.MPNN`.
+    - ``dmpnn``: :class:`~lightning_fl.models.bond_encoders.DMPNN`.
     - ``attentivefp``: :class:`~lightning_fl.models.attentive_fp.AttentiveFPEncoder`.
     """
     # Imported here: PyG loads slowly, and recipes without graphs name no encoder.
     from torch_geometric.nn import GAT, GIN
 
     from lightning_fl.models.attentive_fp import AttentiveFPEncoder
-    from lightning_fl.models.dmpnn import DMPNN
+    from lightning_fl.models.bond_encoders import DMPNN, GINE, MPNN
     from lightning_fl.models.gcn import GCN
-    from lightning_fl.models.gine import GINE
-    from lightning_fl.models.mpnn import MPNN
 
     if name == "gcn":
         return GCN(node_dim, hidden_dim, num_layers, dropout=dropout)

@@ -47,10 +47,8 @@ def find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | 
 
     if (found := registered_strategy(name)) and issubclass(found[0], tuple(bases)):
         return found[0]
-    return (
-        f"there is no such class{did_you_mean(name, known)}; give a class of your own with its module, as in"
-        " my_package.MyClass"
-    )
+    remedy = "give a class of your own with its module, as in my_package.MyClass"
+    return f"there is no such class{did_you_mean(name, known)}; {remedy}"
 
 
 @cache

@@ -90,10 +90,9 @@ def choose_processes(
         return None
     strategy.fork_processes(processes)
     whom = "" if clients is None else f" for {clients} clients"
-    return (
-        f"{processes} processes of one thread each{whom}: there are {cores} cores and the model is small"
-        f" ({size:,} parameters). --trainer.devices 1 keeps to one; the results are the same."
-    )
+    why = f"there are {cores} cores and the model is small ({size:,} parameters)"
+    advice = "--trainer.devices 1 keeps to one; the results are the same."
+    return f"{processes} processes of one thread each{whom}: {why}. {advice}"
 
 
 def _owns_process(words: Sequence[str]) -> bool:

@@ -80,7 +80,5 @@ def _denied(error: BaseException | None) -> str | None:
 
 
 def _refusal(place: str, name: str) -> str:
-    return (
-        f"{place} names {name}, which is not part of lightning_fl; loading it would run its code. Check the file and"
-        " add --trust if you trust its author."
-    )
+    what = f"{place} names {name}, which is not part of lightning_fl; loading it would run its code"
+    return f"{what}. Check the file and add --trust if you trust its author."

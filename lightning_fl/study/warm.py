@@ -21,7 +21,7 @@ for _name in (
     "lightning_fl.data.molecules.standin",
     "lightning_fl.data.tables.dataset",
     "lightning_fl.engine.batches.graph_packs",
-    "lightning_fl.models.mpnn",
+    "lightning_fl.models.bond_encoders",
     "lightning_fl.recipe.run",
     "lightning_fl.trainer.report",
     "sklearn.datasets",

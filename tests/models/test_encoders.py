@@ -10,9 +10,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import AttentiveFP, GINEConv
 
 from lightning_fl.models.attentive_fp import AttentiveFPEncoder, AttentiveFPReadout
-from lightning_fl.models.dmpnn import DMPNN, reverse_edges
+from lightning_fl.models.bond_encoders import DMPNN, GINE, reverse_edges
 from lightning_fl.models.encoders import build_encoder
-from lightning_fl.models.gine import GINE
 
 DIM = 8
 SIZES = {"node_dim": ATOM, "edge_dim": BOND, "hidden_dim": DIM, "dropout": 0.0}

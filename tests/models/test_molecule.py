@@ -10,8 +10,8 @@ from torch_geometric.nn import NNConv
 
 from lightning_fl.core.errors import DataError
 from lightning_fl.models import MoleculeModel
+from lightning_fl.models.bond_encoders import EdgeNetworkConv
 from lightning_fl.models.encoders import EDGE_ENCODERS, build_encoder
-from lightning_fl.models.mpnn import EdgeNetworkConv
 from lightning_fl.models.training_targets import gather_statistics, target_moments
 
 ENCODERS = ("gcn", "gat", "gin", "gine", "mpnn", "dmpnn", "attentivefp")

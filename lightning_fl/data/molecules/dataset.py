@@ -131,10 +131,8 @@ class MoleculeDataset(InMemoryDataset):
 def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) -> None:
     texts = [table.smiles[index] for index in wrong]
     shown = [explain_unreadable(text) if len(text) > MAX_ATOMS else text for text in texts]
-    found = (
-        f"{len(wrong)} of {len(table.smiles)} SMILES in {table.place} cannot be read:"
-        f" {list_rows([table.rows[index] for index in wrong], shown)}"
-    )
+    rows = list_rows([table.rows[index] for index in wrong], shown)
+    found = f"{len(wrong)} of {len(table.smiles)} SMILES in {table.place} cannot be read: {rows}"
     if len(wrong) == len(table.smiles):
         raise DataError(f"{found}. No molecule is left: check the column of SMILES.")
     if invalid == "refuse":

@@ -126,11 +126,9 @@ def layer_misses_targets(
     others = [found[1] for answer in wrong if (found := logged(answer)) is not None]
     if best is None or not others or not min(others) < best[1]:  # also where nothing, or NaN, is logged
         return ""
-    return (
-        f"with the targets instead of its output (as {task}) {type(loop.module).__name__} logs {best[0]} ="
-        f" {abs(best[1]):.4g}, and with wrong ones {abs(min(others)):.4g}, which is better: validation_step does not"
-        " use this output as its predictions"
-    )
+    what = f"with the targets instead of its output (as {task}) {type(loop.module).__name__} logs {best[0]}"
+    values = f"{abs(best[1]):.4g}, and with wrong ones {abs(min(others)):.4g}, which is better"
+    return f"{what} = {values}: validation_step does not use this output as its predictions"
 
 
 def _answers(targets: Tensor, outputs: Tensor, task: Task, target_scales: tuple[Tensor, Tensor] | None) -> list[Tensor]:

@@ -101,11 +101,9 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
 def explain(what: str, error: Exception) -> str:
     """Explain an error that ``torch.vmap`` or its gradient raised in a step."""
     text = str(error).strip().split("\n")[0]
-    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
-    return (
-        f"{what} cannot be run for several clients at once{f': {meaning}' if meaning else ''}. Set"
-        f" trainer.stacked_clients=1. The cause: {type(error).__name__}: {text}"
-    )
+    meaning = next((f": {meaning}" for words, meaning in _MEANINGS.items() if words in text), "")
+    advice = f"cannot be run for several clients at once{meaning}. Set trainer.stacked_clients=1."
+    return f"{what} {advice} The cause: {type(error).__name__}: {text}"
 
 
 def outside_draws() -> tuple[Any, ...]:

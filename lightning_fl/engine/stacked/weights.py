@@ -27,10 +27,8 @@ from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights
 def why_not_stackable(optimizer: Optimizer, flat: FlatModule) -> str | None:
     """The reason why an optimiser cannot step several clients at once; ``None`` if it can."""
     if not is_elementwise(optimizer):
-        return (
-            f"its optimiser {type(optimizer).__name__} is not one of torch's elementwise ones, or has hooks, foreach,"
-            " fused, capturable or differentiable set"
-        )
+        options = "hooks, foreach, fused, capturable or differentiable set"
+        return f"its optimiser {type(optimizer).__name__} is not one of torch's elementwise ones, or has {options}"
     if any(flat_runs(_trained(group), flat) is None for group in optimizer.param_groups):
         return "its optimiser has parameters that are not the module's, or not float32 or float64"
     places = [flat.place(parameter) for group in optimizer.param_groups for parameter in _trained(group)]

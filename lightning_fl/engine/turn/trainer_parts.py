@@ -40,10 +40,8 @@ def refusal(name: str, federated: object = None) -> str:
     if name in REFUSED:
         return f"{text}: {REFUSED[name]}."
     if name.startswith(_LOOPS):
-        return (
-            f"{text}: clients' turns replace Lightning's loops, which a module may read, but neither run nor change."
-            f" {page('lightning-support#selftrainer')} lists what it may read."
-        )
+        what = "clients' turns replace Lightning's loops, which a module may read, but neither run nor change"
+        return f"{text}: {what}. {page('lightning-support#selftrainer')} lists what it may read."
     if not name.startswith("_") and hasattr(type(federated), name):
         return f"{text}: {type(federated).__name__}'s own is self.trainer.federated.{name}."
     return f"{text}, and Lightning's Trainer does not have it either. See {page('lightning-support#selftrainer')}."
