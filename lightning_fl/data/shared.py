@@ -17,7 +17,8 @@ from lightning_fl.core.metrics import percentiles
 from lightning_fl.core.seeding import generator, run_seed
 from lightning_fl.core.validation import Fraction, Seed, Size, checked_fields
 from lightning_fl.data.digest import data_digest
-from lightning_fl.data.division import ClientShares, Division, DivisionSettings, Folds, divide_clients
+from lightning_fl.data.division.clients import ClientShares, DivisionSettings, divide_clients
+from lightning_fl.data.division.division import Division, Folds
 from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.data.partition import Partitioner
 from lightning_fl.data.partition.classes import check_classes, random_parts

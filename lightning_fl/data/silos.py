@@ -17,7 +17,7 @@ from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.seeding import run_seed, seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data import loaders
-from lightning_fl.data.division import cut_splits
+from lightning_fl.data.division.division import cut_splits
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.loaders import as_loader, find_loader, holds_several, is_dataset, is_loader
 from lightning_fl.data.module import SPLIT_NAMES, FederatedDataModule, Split

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from lightning_fl.data.division import cut_splits, split_indices
+from lightning_fl.data.division.division import cut_splits, split_indices
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.partition import IID, Dirichlet, apportion
 from lightning_fl.data.partition.classes import stratified_parts

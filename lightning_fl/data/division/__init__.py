@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING
 from lightning_fl.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from lightning_fl.data.division.clients import ClientShares as ClientShares
-    from lightning_fl.data.division.clients import DivisionSettings as DivisionSettings
-    from lightning_fl.data.division.clients import divide_clients as divide_clients
     from lightning_fl.data.division.division import Cut as Cut
     from lightning_fl.data.division.division import Division as Division
     from lightning_fl.data.division.division import Folds as Folds
     from lightning_fl.data.division.division import RandomDivision as RandomDivision
-    from lightning_fl.data.division.division import cut_splits as cut_splits
     from lightning_fl.data.division.division import split_indices as split_indices
     from lightning_fl.data.division.given import ColumnDivision as ColumnDivision
     from lightning_fl.data.division.given import ListDivision as ListDivision

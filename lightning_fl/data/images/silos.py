@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
-from lightning_fl.data.division import cut_splits
+from lightning_fl.data.division.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
 from lightning_fl.data.images.file import read_images, unlabelled_images, warn_of_unread_files
 from lightning_fl.data.images.transform import TransformedImages

@@ -12,7 +12,7 @@ from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
 from lightning_fl.data.cards.lookup import cache_folder
-from lightning_fl.data.division import cut_splits
+from lightning_fl.data.division.division import cut_splits
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.data.molecules.descriptors import FeatureName, descriptor_names, distinct_features
 from lightning_fl.data.molecules.table import Invalid, read_table
