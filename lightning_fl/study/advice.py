@@ -105,7 +105,7 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
             *_worth(results, chosen, clients),
             *(_with_whom(results, arm) for arm in structures),
             *(
-                f"Should the others avoid client {client}? {_answer(of)} by FedAvg without it."
+                f"Should the others avoid {_named(client)}? {_answer(of)} by FedAvg without it."
                 for client, of in without.items()
             ),
             *_pooling(results, chosen, shares),
@@ -154,7 +154,11 @@ def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
 
 def title(arm: str) -> str:
     """An arm in a sentence."""
-    return _TITLES.get(arm) or f"FedAvg without client {arm.removeprefix(WITHOUT)}"
+    return _TITLES.get(arm) or f"FedAvg without {_named(arm.removeprefix(WITHOUT))}"
+
+
+def _named(client: str) -> str:
+    return f"client {client}" if client.isdigit() else client
 
 
 def shown(interval: Interval) -> str:

@@ -181,9 +181,9 @@ def test_clients_that_are_left_aside(structures, expected):
 @pytest.mark.parametrize(
     ("others", "avoid", "said"),
     [
-        ((0.20, 0.22, 0.23), ["west"], "Should the others avoid client west? Yes: +0.1"),
-        (UP, [], "Should the others avoid client west? Undecided: +0"),
-        ((0.0, 0.01, 0.0), [], "Should the others avoid client west? No: -0.1"),
+        ((0.20, 0.22, 0.23), ["west"], "Should the others avoid west? Yes: +0.1"),
+        (UP, [], "Should the others avoid west? Undecided: +0"),
+        ((0.0, 0.01, 0.0), [], "Should the others avoid west? No: -0.1"),
     ],
 )
 def test_a_client_to_avoid_is_one_without_which_the_others_are_better(others, avoid, said):
