@@ -132,7 +132,7 @@ class HFDataset(SharedDataModule):
             raise
         except Exception as error:  # the library has its own errors for every way in which data can be missing
             reason = cut(" ".join(str(error).split()), 300)
-            raise DataError(f"HFDataset.path={self.path!r} cannot be read: {reason}. Check the path.") from error
+            raise DataError(f"HFDataset.path={self.path!r} cannot be read: {reason}. Check the name.") from error
 
     def _parts_of(self, read: Any) -> dict[Split, Any]:
         there = dict(read) if isinstance(read, dict) else {"train": read}
