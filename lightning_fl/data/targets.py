@@ -53,21 +53,23 @@ def _find_targets(dataset: Any) -> Tensor:
     raise DataError(f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets`.")
 
 
-def batch_targets(batch: Any) -> Tensor:
+def batch_targets(batch: Any, key: str | int | None = None) -> Tensor:
     """The targets of a batch (or of one sample), shape [B] or [B, T].
 
-    They are the last entry of a tuple or list, the one of ``TARGET_KEYS`` in a mapping, ``y`` of a PyG ``Data`` or
-    ``Batch``.
+    Args:
+        batch: a tuple or list, a mapping, or a PyG ``Data`` or ``Batch``.
+        key: position in a tuple (default: the last), key of a mapping (default: its one in ``TARGET_KEYS``), attribute
+            of PyG data (default: ``y``).
     """
-    found = batch[_target_key(batch)]
+    found = batch[_target_key(batch, key)]
     if not isinstance(found, Tensor | int | float | np.ndarray | np.generic):
-        raise DataError(f"the targets of a {type(batch).__name__} are a {type(found).__name__}: give a tensor.")
+        raise DataError(f"the targets of a {type(batch).__name__} are a {type(found).__name__}: set `key`.")
     return torch.as_tensor(found)
 
 
-def with_batch_targets(batch: Batch, new: Tensor) -> Batch:
+def with_batch_targets(batch: Batch, new: Tensor, key: str | int | None = None) -> Batch:
     """A copy of a batch with other targets; everything else is shared with the input. See :func:`batch_targets`."""
-    where = _target_key(batch)
+    where = _target_key(batch, key)
     if isinstance(batch, tuple | list):
         items = list(batch)
         items[where] = new  # type: ignore[index]
@@ -79,20 +81,25 @@ def with_batch_targets(batch: Batch, new: Tensor) -> Batch:
     return changed
 
 
-def _target_key(batch: Any) -> str | int:
+def _target_key(batch: Any, key: str | int | None) -> str | int:
     kind = type(batch).__name__
     if isinstance(batch, tuple | list):
-        if len(batch) < 2:
-            raise DataError(f"a {kind} of {len(batch)} entries has no targets: give pairs.")
-        return -1
+        if key is None and len(batch) < 2:
+            raise DataError(f"a {kind} of {len(batch)} entries has no targets: give pairs, or the `key`.")
+        position = -1 if key is None else key
+        if not isinstance(position, int) or not -len(batch) <= position < len(batch):
+            raise DataError(f"key={key!r} for a {kind} of {len(batch)} entries: must be from 0 to {len(batch) - 1}.")
+        return position
+    names: list[Any]
+    wanted: list[str | int]
     if is_graph(batch):
-        names, wanted = list(batch.keys()), ["y"]
+        names, wanted = list(batch.keys()), ["y" if key is None else key]
     elif isinstance(batch, MutableMapping):
-        names, wanted = list(batch), list(TARGET_KEYS)
+        names, wanted = list(batch), list(TARGET_KEYS) if key is None else [key]
     else:
         raise DataError(f"the targets of a {kind} cannot be found: give a tuple, list, dict or PyG data with `y`.")
     found = [name for name in wanted if name in names]
     if len(found) != 1:
         problem = "has several of" if found else "has none of"
-        raise DataError(f"a {kind} with the entries {names} {problem} {wanted}: give the targets one of these names.")
+        raise DataError(f"a {kind} with the entries {names} {problem} {wanted}: give the right one with `key`.")
     return found[0]

@@ -170,7 +170,7 @@ def _check_archive(path: Path) -> None:
     """Verify the checksums of a torch archive."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
-            raise _Unreadable("it was not written by torch.save")
+            raise _Unreadable("it was not written by torch.save of torch 1.6 or newer")
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         # torch never compresses: a record that expands could fill the memory.

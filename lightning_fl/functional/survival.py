@@ -1,5 +1,7 @@
 """Survival: the partial likelihood of proportional hazards, and the concordance of scores with times."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -7,11 +9,12 @@ from torch import Tensor
 _ROWS = 1024
 
 
-def cox_loss(scores: Tensor, times: Tensor, events: Tensor) -> Tensor:
+def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["breslow", "efron"] = "breslow") -> Tensor:
     """The negative partial log-likelihood of proportional hazards over the number of events; 0 without events.
 
-    Cox, Regression models and life tables, JRSS B 1972; ties as Breslow (1974). A time t with d events adds
-    ``sum_D s_i - d log sum_R exp(s_j)``, with R the samples at risk (time of at least t) and D those with the event.
+    Cox, Regression models and life tables, JRSS B 1972; ties as Breslow (1974) or Efron (1977). A time t with d events
+    adds ``sum_D s_i - d log sum_R exp(s_j)``, with R the samples at risk (time of at least t) and D those with the
+    event; for ties as Efron ``sum_D s_i - sum_{l<d} log(sum_R exp(s_j) - l/d sum_D exp(s_i))``.
 
     Args:
         scores: log hazards, [B].
@@ -26,7 +29,19 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor) -> Tensor:
     at_risk = torch.logcumsumexp(scores, 0)  # of those with at least as long a time, ties in any order
     _, place, counts = torch.unique_consecutive(times, return_inverse=True, return_counts=True)
     at_risk = at_risk[counts.cumsum(0) - 1][place]  # the last of a time has all of its ties
-    return -(scores - at_risk)[seen].mean()
+    if ties == "breslow":
+        return -(scores - at_risk)[seen].mean()
+    deaths = torch.zeros(len(counts), dtype=scores.dtype, device=scores.device)
+    deaths.index_add_(0, place, seen.to(scores.dtype))
+    of_event = scores.masked_fill(~seen, -torch.inf)
+    largest = at_risk.detach().max()
+    tied = torch.zeros_like(deaths).index_add(0, place, (of_event - largest).exp())[place]
+    earlier = seen.to(scores.dtype).cumsum(0) - seen.to(scores.dtype)
+    firsts = counts.cumsum(0) - counts
+    before = earlier - earlier[firsts][place]  # events of the same time that come earlier in the order
+    share = before / deaths[place].clamp_min(1)
+    remaining = ((at_risk - largest).exp() - share * tied)[seen]
+    return -(scores[seen] - largest - remaining.log()).mean()
 
 
 def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:

@@ -1,5 +1,7 @@
 """Survival model: proportional hazards of feature vectors."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -53,6 +55,7 @@ class SurvivalModel(Model):
         in_features: D.
         hidden_sizes: sizes of fully connected layers with ReLU before the last one; ``None`` for the linear model.
         dropout: probability that an entry is zeroed in training, after every layer but the last.
+        ties: treatment of simultaneous events, "breslow" or "efron".
         learning_rate: learning rate of the optimiser.
         optimizer: "sgd" or "adam".
         momentum: momentum of "sgd".
@@ -69,6 +72,7 @@ class SurvivalModel(Model):
         in_features: Count,
         hidden_sizes: list[Count] | None = None,
         dropout: ProperFraction = 0.0,
+        ties: Literal["breslow", "efron"] = "breslow",
         learning_rate: Positive = 0.1,
         optimizer: OptimizerName = "adam",
         momentum: ProperFraction = 0.0,
@@ -96,7 +100,7 @@ class SurvivalModel(Model):
     def training_step(self, batch: SurvivalBatch, batch_idx: int) -> Tensor:
         """Compute the negative partial log-likelihood of the batch, per event."""
         x, times, events = self._parts(batch)
-        loss = cox_loss(self(x), times, events)
+        loss = cox_loss(self(x), times, events, self.hparams["ties"])
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(x))
         return loss
 
@@ -108,7 +112,7 @@ class SurvivalModel(Model):
         x, times, events = self._parts(batch)
         scores, metric = self(x), getattr(self, f"{split}_c_index")
         metric.update(scores, times, events)
-        loss = cox_loss(scores, times, events)
+        loss = cox_loss(scores, times, events, self.hparams["ties"])
         self.log_dict({f"{split}/loss": loss, f"{split}/c_index": metric}, on_epoch=True, batch_size=len(x))
 
     def _parts(self, batch: SurvivalBatch) -> tuple[Tensor, Tensor, Tensor]:

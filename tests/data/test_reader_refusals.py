@@ -199,16 +199,19 @@ def test_data_sets_without_targets(dataset, name):
 
 
 @pytest.mark.parametrize(
-    ("batch", "name"),
+    ("batch", "key", "name"),
     [
-        ((X,), "tuple of 1 entries"),
-        ({"x": X}, "['x'] has none of ['y', 'label'"),
-        ({"y": Y, "label": Y}, "has several of"),
-        (Data(x=X), "Data with the entries ['x'] has none of ['y']"),
-        (X, "targets of a Tensor"),
+        ((X,), None, "tuple of 1 entries"),
+        ((X, Y), 2, "key=2 for a tuple of 2 entries"),
+        ((X, Y), "y", "key='y' for a tuple"),
+        ({"x": X}, None, "['x'] has none of ['y', 'label'"),
+        ({"y": Y, "label": Y}, None, "has several of"),
+        ({"y": Y}, "z", "has none of ['z']"),
+        (Data(x=X), None, "Data with the entries ['x'] has none of ['y']"),
+        (X, None, "targets of a Tensor"),
     ],
 )
-def test_batches_without_targets(batch, name):
-    for use in (batch_targets, lambda batch: with_batch_targets(batch, Y)):
+def test_batches_without_targets(batch, key, name):
+    for use in (batch_targets, lambda batch, key: with_batch_targets(batch, Y, key)):
         with pytest.raises(DataError, match=re.escape(name)):
-            use(batch)
+            use(batch, key)

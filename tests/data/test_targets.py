@@ -79,22 +79,25 @@ X, Y, NEW = torch.rand(3, 2), torch.tensor([0, 1, 2]), torch.tensor([5.0, 6.0, 7
 
 
 @pytest.mark.parametrize(
-    "batch",
+    ("batch", "key"),
     [
-        (X, Y),
-        [X, Y],
-        Pair(X, Y),
-        {"x": X, "label": Y},
-        UserDict(inputs=X, labels=Y),
-        Data(x=X, y=Y),
+        ((X, Y), None),
+        ([X, Y], None),
+        ((Y, X), 0),
+        (Pair(X, Y), None),
+        ({"x": X, "label": Y}, None),
+        ({"x": X, "y": X, "score": Y}, "score"),
+        (UserDict(inputs=X, labels=Y), None),
+        (Data(x=X, y=Y), None),
+        (Data(x=X, energy=Y), "energy"),
     ],
 )
-def test_batch_targets_are_read_and_replaced(batch):
-    assert torch.equal(batch_targets(batch), Y)
-    changed = with_batch_targets(batch, NEW)
+def test_batch_targets_are_read_and_replaced(batch, key):
+    assert torch.equal(batch_targets(batch, key), Y)
+    changed = with_batch_targets(batch, NEW, key)
     assert type(changed) is type(batch)
-    assert torch.equal(batch_targets(changed), NEW)
-    assert torch.equal(batch_targets(batch), Y)
+    assert torch.equal(batch_targets(changed, key), NEW)
+    assert torch.equal(batch_targets(batch, key), Y)
     # Everything else is the very same object.
     others = zip(_values(batch), _values(changed), strict=True)
     assert all(one is other for one, other in others if one is not Y)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -9,14 +10,18 @@ from torch import Tensor
 
 from lightning_fl.functional.survival import concordance_index, cox_loss
 
+TIES: list[Literal["breslow", "efron"]] = ["breslow", "efron"]
 
-def summed(scores: Tensor, times: Tensor, events: Tensor) -> float:
+
+def summed(scores: Tensor, times: Tensor, events: Tensor, ties: str) -> float:
     """The loss from its formula, term by term."""
     total, count = 0.0, 0
     for time in sorted(set(times.tolist())):
         dead = [i for i in range(len(times)) if times[i] == time and events[i]]
         risk = math.fsum(math.exp(scores[j]) for j in range(len(times)) if times[j] >= time)
-        total += math.fsum(float(scores[i]) - math.log(risk) for i in dead)
+        tied = math.fsum(math.exp(scores[j]) for j in dead)
+        for place, i in enumerate(dead):
+            total += float(scores[i]) - math.log(risk - (place / len(dead) * tied if ties == "efron" else 0.0))
         count += len(dead)
     return -total / count
 
@@ -27,21 +32,24 @@ def drawn(seed: int, size: int = 25, last: int = 9) -> tuple[Tensor, Tensor, Ten
     return scores, torch.randint(1, last, (size,), generator=draws), torch.randint(0, 2, (size,), generator=draws)
 
 
+@pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_loss_is_the_sum_of_its_formula(seed: int) -> None:
+def test_the_loss_is_the_sum_of_its_formula(ties: Literal["breslow", "efron"], seed: int) -> None:
     scores, times, events = drawn(seed)
-    assert float(cox_loss(scores, times, events)) == pytest.approx(summed(scores, times, events), rel=1e-12)
+    assert float(cox_loss(scores, times, events, ties)) == pytest.approx(summed(scores, times, events, ties), rel=1e-12)
 
 
 def test_two_deaths_at_one_time() -> None:
-    """Twice log 3."""
+    """Breslow: twice log 3; Efron: log 3 and log 2."""
     scores, times, events = torch.zeros(3), torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1, 1, 0])
-    assert float(cox_loss(scores, times, events)) == pytest.approx(math.log(3))
+    assert float(cox_loss(scores, times, events, "breslow")) == pytest.approx(math.log(3))
+    assert float(cox_loss(scores, times, events, "efron")) == pytest.approx(math.log(6) / 2)
 
 
-def test_the_gradient_is_that_of_the_formula() -> None:
+@pytest.mark.parametrize("ties", TIES)
+def test_the_gradient_is_that_of_the_formula(ties: Literal["breslow", "efron"]) -> None:
     scores, times, events = drawn(3, size=12)
-    torch.autograd.gradcheck(lambda s: cox_loss(s, times, events), scores.requires_grad_())
+    torch.autograd.gradcheck(lambda s: cox_loss(s, times, events, ties), scores.requires_grad_())
 
 
 def test_without_an_event_nothing_is_learned() -> None:

@@ -101,7 +101,7 @@ def test_values_outside_of_their_ranges_are_refused(make):
             tried += 1
             with pytest.raises(ConfigurationError, match=f"{kind.__name__}.{name}={value!r}"):
                 make(**{name: value})
-    assert tried >= (6 if make is survival else 7)
+    assert tried >= 7
 
 
 def test_a_subclass_keeps_its_own_hyper_parameters():

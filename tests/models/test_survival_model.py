@@ -65,7 +65,7 @@ def test_a_federation_learns_the_hazards(tmp_path: Path) -> None:
 
 
 def test_a_network_and_what_it_predicts() -> None:
-    model = SurvivalModel(in_features=3, hidden_sizes=[4, 2], dropout=0.1)
+    model = SurvivalModel(in_features=3, hidden_sizes=[4, 2], dropout=0.1, ties="efron")
     x, times, events = patients(6, 0)
     assert model.eval().predict_step([x, torch.stack([times, events], 1)], 0).shape == (6,)
     assert [part.weight.shape for part in model.network if isinstance(part, torch.nn.Linear)] == [

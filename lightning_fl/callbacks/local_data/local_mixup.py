@@ -45,6 +45,8 @@ class LocalMixup(Callback):
         layer: submodule whose output is mixed, with one row per sample ("readout" for a graph network's embedding);
             ``None`` mixes the input of a batch ``(x, y)`` of tensors.
         per_sample: draw gamma per sample instead of per batch; not for class labels.
+        target_key: key of a batch's targets, if they are not the last entry of a tuple, ``y`` of a graph batch, or
+            under a usual key of a dict.
 
     Raises:
         ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has another number of rows;
@@ -57,6 +59,7 @@ class LocalMixup(Callback):
     alpha: Annotated[float, Ge(0), doc("0 turns mixing off")] = 0.2
     layer: str | None = None
     per_sample: bool = False
+    target_key: str | None = None
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if self.layer:
@@ -65,7 +68,7 @@ class LocalMixup(Callback):
     def around_training_step(
         self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
-        targets = batch_targets(batch)
+        targets = batch_targets(batch, self.target_key)
         classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
         if self.per_sample and classes:
             raise ConfigurationError("LocalMixup.per_sample=true: the targets are class labels. Set it to false.")
@@ -79,9 +82,9 @@ class LocalMixup(Callback):
             batch = self._mix_input(batch, partners, gamma)
 
         def step(targets: Tensor) -> STEP_OUTPUT:
-            mixed = with_batch_targets(batch, targets)
+            mixed = with_batch_targets(batch, targets, self.target_key)
             if not classes and is_graph(batch) and "y_bound" in batch:
-                mixed = _with_bounds(mixed, partners)
+                mixed = _with_bounds(mixed, partners, self.target_key)
             with nullcontext() if submodule is None else _mixed_output(submodule, partners, gamma):
                 return compute(mixed)
 
@@ -116,10 +119,11 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
         raise ConfigurationError(f"LocalMixup.layer: the submodule ran {times} times in a step. Choose another one.")
 
 
-def _with_bounds(batch: Any, partners: Tensor) -> Any:
+def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:
     """Set the bounds of mixed targets; ``batch`` has those of one partner."""
     own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
-    mixed = with_batch_targets(batch, batch_targets(batch).masked_fill(own * other < 0, torch.nan))  # a copy
+    targets = batch_targets(batch, key).masked_fill(own * other < 0, torch.nan)
+    mixed = with_batch_targets(batch, targets, key)  # a copy
     mixed.y_bound = (own + other).sign()
     return mixed
 

@@ -26,7 +26,7 @@ class ClientParts(Sequence[Tensor]):
 
     def __init__(self, indices: Tensor, sizes: Tensor) -> None:
         self.indices, self.sizes = indices, sizes
-        self._ends = sizes.cumsum(0).numpy()  # NumPy: reading one number takes torch ten times longer
+        self._counts, self._ends = sizes.numpy(), sizes.cumsum(0).numpy()  # torch takes far longer to read one number
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> "ClientParts":
@@ -45,8 +45,8 @@ class ClientParts(Sequence[Tensor]):
         return len(self.sizes)
 
     def __getitem__(self, client: Any) -> Any:
-        start, end = self._ends[client - 1] if client else 0, self._ends[client]
-        return self.indices[start:end]
+        end = self._ends[client]
+        return self.indices[end - self._counts[client] : end]
 
 
 class Scheme:
