@@ -32,7 +32,7 @@ _SHARED = {
     "accelerator": "cpu, cuda or auto",
 }
 #: Options with another name than their parameter.
-_FLAGS = {"others": "with", "rows": "chunk_rows", "to_folder": "to-folder", "dry_run": "dry-run"}
+_FLAGS = {"others": "with", "rows": "chunk_rows", "to_folder": "to-folder", "dry_run": "dry-run", "from_": "from"}
 
 
 def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from lightning_fl.cli.options import Folder, Number
+from lightning_fl.cli.options import File, Folder, Number
 from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.recipe.shipped import available_studies, find_recipe, listing
 
 if TYPE_CHECKING:
     from lightning_fl.study.cells import Cell
+    from lightning_fl.study.results import StudyResults
 
 
 def study(
@@ -27,6 +28,7 @@ def study(
     seeds: Sequence[int] = (),
     shard: str | None = None,
     ray: str | None = None,
+    from_: File | None = None,
     dry_run: bool = False,
 ) -> int:
     """Run the cells that are not finished, then write and print the results.
@@ -42,6 +44,8 @@ def study(
         shard: I/N: run the i-th of n shares of these cells, as one job of an array; the last job to end writes all
             results
         ray: run on a Ray cluster: its address, auto for the running one, local for a new one on this machine
+        from_: draw tables and figures of the results in this file (a results.csv, such as those in docs/results); run
+            nothing
         dry_run: list the cells and their status; run nothing
     """
     if study is None:
@@ -50,17 +54,21 @@ def study(
     # What follows takes a second to import.
     from lightning_fl.core.environment import describe_environment
     from lightning_fl.study.cells import make_cells
-    from lightning_fl.study.html_pages import write_study_page
     from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.study_file import load_study
-    from lightning_fl.study.study_tables import print_results, write_markdown
     from lightning_fl.study.workers import Runner, StudyDisplay, run_cells
 
     declared = load_study(find_recipe(study, "study"), scale)
     if seeds:
         declared = declared.with_seeds(_seeds(seeds))
+    if from_ is not None:
+        if seeds or workers or only or shard or ray or dry_run:
+            raise ConfigurationError(f"--from {from_} runs nothing: leave out all other options but --scale and --out.")
+        drawn = StudyResults.of_table(declared, from_)
+        _write(drawn, out or Path("runs") / declared.name / f"{from_.stem}_drawn")
+        return 0
     out = out or Path("runs") / declared.name / declared.scale
     cells = make_cells(declared, out)
     chosen = _chosen(only, {"arm": declared.run_arms, **declared.run_grid})
@@ -96,17 +104,23 @@ def study(
     failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
     with FileLock(out / ".lock"):
         num_open = sum(cell.finished() is None and cell.failure() is None for cell in all_asked)
-        results = StudyResults.of(declared, cells, out, environment)
-        results.write(out)
-        write_markdown(results, out)
-        write_study_page(results, out)
-        print_results(results, out)
+        _write(StudyResults.of(declared, cells, out, environment), out)
     if signal_number is not None:
         print(f"To resume: {shlex.join(['lightning-fl', *sys.argv[1:]])}", file=sys.stderr)
         return 128 + signal_number
     if num_open:
         print(f"other processes run {num_open} of these cells; the last to end writes all results", file=sys.stderr)
     return 1 if failed or (shard is None and num_open) else 0
+
+
+def _write(results: "StudyResults", out: Path) -> None:
+    from lightning_fl.study.html_pages import write_study_page
+    from lightning_fl.study.study_tables import print_results, write_markdown
+
+    results.write(out)
+    write_markdown(results, out)
+    write_study_page(results, out)
+    print_results(results, out)
 
 
 def _share(text: str) -> slice:

@@ -4,12 +4,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_fl.core.errors import CheckpointError, ConfigurationError
+from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.core.escaping import csv_text, csv_value
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.yaml import dump_yaml
@@ -18,6 +19,7 @@ from lightning_fl.study.claims import STATISTICS, Answer, answer_claim, cell_nam
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.finished_run import number_or_nan
 from lightning_fl.study.study_file import load_study
+from lightning_fl.version import __version__
 
 #: "cut off": started but not finished; "open": not started.
 Status = Literal["done", "failed", "cut off", "open"]
@@ -128,15 +130,30 @@ class StudyResults:
         if not (out / "results.csv").is_file():
             raise ConfigurationError(f"{out} has no results of a study: name the folder that it printed.")
         study = load_study(out / "study.yaml")
-        try:
+        with _damage(out / "environment.json"):
             environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-            header, *lines = csv.reader(io.StringIO((out / "results.csv").read_text(encoding="utf-8")))
-            rows = [dict(zip(map(csv_value, header), map(csv_value, line), strict=True)) for line in lines if line]
-            cells = [_cell_of(row, list(study.grid)) for row in rows]
-        except (OSError, ValueError, KeyError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"the results in {out} are damaged ({reason}): run the study again.") from error
-        return cls.from_cells(study, cells, environment)
+        return cls.from_cells(study, _read_cells(out / "results.csv", study), environment)
+
+    @classmethod
+    def of_table(cls, study: Study, path: Path) -> "StudyResults":
+        """Results of a study from its ``results.csv`` alone, whose seeds replace those of the study.
+
+        Columns of paths may be missing. Errors as in :meth:`read`; a ConfigurationError names unknown cells.
+        """
+        if not path.is_file():
+            raise ConfigurationError(f"{path} does not exist: name the results.csv of a study.")
+        found = {cell.key: cell for cell in _read_cells(path, study)}
+        study = study.with_seeds(sorted({cell.seed for cell in found.values()}))
+        missing = dict.fromkeys(STATISTICS, math.nan)
+        cells = [
+            found.pop(cell.key, cell)
+            for arm, place in study.places()
+            for cell in (CellResult(arm, place, seed, "open", missing) for seed in study.run_seeds)
+        ]
+        if found:
+            others = listed([cell.name for cell in found.values()], 3)
+            raise ConfigurationError(f"{path} has results that {study.path} (scale {study.scale}) does not: {others}.")
+        return cls.from_cells(study, cells, {"lightning-fl": __version__, "results": str(path)})
 
     def write(self, out: Path) -> None:
         """Write ``study.yaml``, ``results.csv``, ``claims.csv`` and ``environment.json`` into the study's folder."""
@@ -175,12 +192,30 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for part in pairs for name, value in part}
 
 
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Raise what a damaged file of results raises as a CheckpointError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the results in {path.parent} are damaged ({path.name}: {reason}).") from error
+
+
+def _read_cells(path: Path, study: Study) -> list[CellResult]:
+    with _damage(path):
+        header, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+        rows = [dict(zip(map(csv_value, header), map(csv_value, line), strict=True)) for line in lines if line]
+        return [_cell_of(row, list(study.grid)) for row in rows]
+
+
 def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
     def number(name: str, kind: type) -> Any:
         return kind(row[name]) if row.get(name) else None
 
     return CellResult(
-        **{name: row[name] for name in ("arm", "data_source", "commit", "run_folder", "failure", "log")},
+        **{name: row.get(name, "") for name in ("data_source", "commit", "run_folder", "failure", "log")},
+        arm=row["arm"],
         place={axis: row[axis] for axis in axes},
         seed=int(row["seed"]),
         status=next(status for status in get_args(Status) if status == row["status"]),

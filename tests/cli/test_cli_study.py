@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from shutil import rmtree
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -158,6 +159,23 @@ def test_cells_of_another_process_are_counted(study, command):
         code, out, err = command("study", study, "--out", "out")
         assert (code, err) == (1, "other processes run 1 of these cells; the last to end writes all results\n")
         assert "study: out" in out
+
+
+def test_results_are_drawn_without_the_runs(study, command):
+    finish_all("out")
+    assert command("study", study, "--out", "out")[0] == 0
+    pd.read_csv("out/results.csv").drop(columns=["run_folder", "log", "failure"]).to_csv("kept.csv", index=False)
+    tables = {name: Path("out", name).read_text() for name in ("table.md", "claims.md", "claims.csv")}
+    rmtree("out")
+    code, out, err = command("study", study, "--from", "kept.csv", "--out", "drawn")
+    assert (code, err) == (0, "")
+    assert "study: drawn" in out
+    assert {name: Path("drawn", name).read_text() for name in tables} == tables
+    assert "<svg" in Path("drawn/report.html").read_text()
+    assert not Path("drawn/cells").exists()
+    for words in (["--workers", "2"], ["--only", "arm=b"], ["--dry-run"]):
+        code, _, err = command("study", study, "--from", "kept.csv", *words)
+        assert (code, "--from kept.csv" in err) == (2, True)
 
 
 # -- shares ------------------------------------------------------------------------------------------------------

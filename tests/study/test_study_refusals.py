@@ -181,6 +181,11 @@ def damaged_results(folder, _):
     StudyResults.read(folder / "out")
 
 
+def results_of_others(folder, _):
+    (folder / "results.csv").write_text("arm,data,seed,status,higher_is_better\nz,left,0,done,True\n")
+    StudyResults.of_table(tiny_cells(folder)[0], folder / "results.csv")
+
+
 def interrupted(folder, _):
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.ckpt").write_text("")
@@ -202,6 +207,8 @@ REFUSALS = {
     "folder cannot be written": (occupied_folder, "/out/cells/"),
     "folder of another cell": (other_cell, "cell.json"),
     "no results": (lambda folder, _: StudyResults.read(folder), "has no results"),
+    "no table of results": (lambda *_: StudyResults.of_table(None, Path("nowhere.csv")), "nowhere.csv"),
+    "results of another study": (results_of_others, "results.csv .* z, data=left, seed 0"),
     "no run": (lambda *_: FinishedRun.read("nowhere"), "^nowhere is not a folder"),
     "no finished run": (lambda folder, _: FinishedRun.read(folder), "summary.json"),
     "interrupted run": (interrupted, "fit --config .*config.yaml --ckpt_path"),
