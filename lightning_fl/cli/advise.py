@@ -44,8 +44,7 @@ def advise(
     from lightning_fl.study.local_workers import LocalWorkers
     from lightning_fl.study.ray_workers import RayWorkers
 
-    match = re.fullmatch(r"(\d+)([smh])", budget or "1s")
-    if match is None:
+    if not (match := re.fullmatch(r"(\d+)([smh])", budget or "1s")):
         raise ConfigurationError(f"--budget {budget}: give a number and s, m or h, such as 30m.")
     deadline = None if budget is None else time.monotonic() + int(match[1]) * _SECONDS[match[2]]
     path = find_recipe(recipe).absolute()
@@ -65,8 +64,7 @@ def advise(
         print("too few runs have finished to compare: run the same command again, with more time", file=sys.stderr)
     else:
         write_whole(out / "recommended.yaml", advisor.recommended(advice))
-        for sentence in advice.sentences:
-            terminal().print(f"- {sentence}", highlight=False, soft_wrap=True)
+        terminal().print("\n".join(f"- {one}" for one in advice.sentences), highlight=False, soft_wrap=True)
         print(f"advice: {out / 'report.html'}")
         print(f"Now: {shlex.join(['lightning-fl', 'fit', '--config', str(out / 'recommended.yaml')])}")
     if advisor.signal_number is not None:

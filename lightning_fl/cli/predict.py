@@ -3,7 +3,6 @@
 ``predict --config RECIPE --ckpt_path FILE`` predicts a recipe's test data, see :mod:`lightning_fl.recipe`.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -95,14 +94,13 @@ def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
     """Context with a progress display on terminals; yields a function that adds rows."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda count: None
-        return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from lightning_fl.core.escaping import terminal
 
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rows"), TimeElapsedColumn())
-    with Progress(*columns, console=terminal(stderr=True), transient=True) as progress:
+    console = terminal(stderr=True)
+    off = not sys.stderr.isatty() or console.is_dumb_terminal
+    with Progress(*columns, console=console, transient=True, disable=off) as progress:
         task = progress.add_task("", total=None)
         yield lambda count: progress.advance(task, count)

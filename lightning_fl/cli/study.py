@@ -62,7 +62,10 @@ def study(
 
     declared = load_study(find_recipe(study, "study"), scale)
     if seeds:
-        declared = declared.with_seeds(_seeds(seeds))
+        if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+            given = " ".join(map(str, seeds))
+            raise ConfigurationError(f"--seeds {given}: give different numbers from 0 to 2**32 - 1.")
+        declared = declared.with_seeds(seeds)
     if from_ is not None:
         if seeds or workers or only or shard or ray or dry_run:
             raise ConfigurationError(f"--from {from_} runs nothing: leave out all other options but --scale and --out.")
@@ -129,12 +132,6 @@ def _share(text: str) -> slice:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigurationError(f"--shard {text}: write i/n with i from 1 to n, such as $SLURM_ARRAY_TASK_ID/8.")
     return slice(int(match[1]) - 1, None, int(match[2]))
-
-
-def _seeds(seeds: Sequence[int]) -> list[int]:
-    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
-        raise ConfigurationError(f"--seeds {' '.join(map(str, seeds))}: give different numbers from 0 to 2**32 - 1.")
-    return list(seeds)
 
 
 def _chosen(only: Sequence[str], known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

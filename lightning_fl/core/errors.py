@@ -56,6 +56,11 @@ def listed(names: Collection[str], most: int = 20, *, near: str = "") -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 seed", "2 seeds"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def page(name: str) -> str:
     """Return the address of a page in ``docs/``, without ``.md``, perhaps with an anchor: "extending#which-hook"."""
     path, _, anchor = name.partition("#")

@@ -48,6 +48,11 @@ def flat_settings(value: object, path: str = "", without: Collection[str] = ()) 
         yield path, value
 
 
+def class_entry(name: str, **arguments: Any) -> dict[str, Any]:
+    """A recipe's entry of a class with arguments."""
+    return {"class_path": name, "init_args": arguments}
+
+
 def class_name(entry: Mapping[str, Any]) -> str:
     """The class of a recipe's entry, without its module."""
     return str(entry.get("class_path")).rpartition(".")[2]

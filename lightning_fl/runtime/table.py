@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +111,13 @@ def number_value(value: float, spread: str = "", **options: Any) -> Value:
 
 
 def label_column(name: str, texts: Sequence[object]) -> Column:
-    """A column of texts."""
-    return Column(name, [Value(str(text)) for text in texts], is_label=True)
+    """A column of texts, or of values that are formatted already."""
+    return Column(name, [text if isinstance(text, Value) else Value(str(text)) for text in texts], is_label=True)
+
+
+def label_columns(texts: Mapping[str, Sequence[object]]) -> list[Column]:
+    """Columns of texts, by name."""
+    return [label_column(name, of) for name, of in texts.items()]
 
 
 def metric_column(name: str, higher_is_better: bool, values: Sequence[Value], place: int = 0) -> Column:

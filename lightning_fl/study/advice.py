@@ -6,7 +6,7 @@ that its interval does not support.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -15,20 +15,45 @@ import pandas as pd
 from scipy.sparse.csgraph import connected_components
 
 from lightning_fl.core.errors import listed
-from lightning_fl.study.intervals import Interval, paired_interval, ratio_interval
+from lightning_fl.recipe.file import class_entry
+from lightning_fl.study.intervals import Interval, Verdict, paired_interval, ratio_interval
 
 LOCAL, SHARED, POOLED = "local", "fedavg", "pooled"
-#: Arms that find coalitions, and the prefix of one that averages all clients but one.
-COALITIONS = ("hcct", "fedcollab")
+#: Prefix of an arm that averages all clients but one.
 WITHOUT = "fedavg-without-"
-_TITLES = {LOCAL: "training alone", SHARED: "FedAvg", "fine-tuning": "FedAvg with fine-tuning", "ditto": "Ditto"}
-_TITLES |= {"hcct": "HCCT's coalitions", "fedcollab": "FedCollab's coalitions", "dpfl": "DPFL's graph"}
-_TITLES |= {POOLED: "pooled training"}
 #: Clients that are tried as one to avoid, and names in one sentence.
 _MOST_SUSPECTS, _MOST_NAMES = 3, 12
-
-Verdict = Literal["better", "worse", "undecided"]
 _ANSWERS: dict[Verdict, str] = {"better": "Yes", "worse": "No", "undecided": "Undecided"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train."""
+
+    title: str  #: in a sentence
+    callbacks: Sequence[str | dict[str, Any]] = ()  #: entries of a recipe
+    strategy: str = "fedavg"
+    finds: Literal["coalitions", "graph"] | None = None  #: who is put together with whom
+    pairs: bool = False  #: whether it compares every pair of clients
+
+
+#: Arm -> way, from simple and cheap to complex. Clients with a model of their own keep it as of their own best round; a
+#: shared one is that of the best round for all.
+ARMS = {
+    LOCAL: Way("training alone", ["LocalTraining", "BestClientModels"]),
+    SHARED: Way("FedAvg"),
+    "fine-tuning": Way("FedAvg with fine-tuning", [class_entry("FineTuning", epochs=10, best_epoch=True)]),
+    "hcct": Way("HCCT's coalitions", ["HCCT"], finds="coalitions"),
+    "fedcollab": Way("FedCollab's coalitions", ["FedCollab"], finds="coalitions", pairs=True),
+    "ditto": Way("Ditto", ["BestClientModels"], strategy="ditto"),
+    "dpfl": Way(
+        "DPFL's graph",
+        [class_entry("CollaborationGraph", every_n_rounds=5), "BestClientModels"],
+        finds="graph",
+        pairs=True,
+    ),
+    POOLED: Way("pooled training", ["PooledTraining"]),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +100,7 @@ class Advice:
         for name in ("arms", "shares", "clients"):
             for key, interval in getattr(self, name).items():
                 numbers = {part: None if math.isnan(value) else value for part, value in asdict(interval).items()}
-                content[name][key] = numbers | {"verdict": verdict(interval)}
+                content[name][key] = numbers | {"verdict": interval.verdict}
         return content
 
     def trainer_arguments(self) -> dict[str, Any]:
@@ -90,13 +115,11 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
     test, chosen = results.test, choose(results)
     clients = {str(name): paired_interval(of.dropna().tolist()) for name, of in test.loc[chosen].items()}
     # A graph has a model for each client: it says little about other methods.
-    structures = [arm for arm in results.federated if results.structures.get(arm) and arm in (chosen, *COALITIONS)]
+    found = [arm for arm in results.federated if results.structures.get(arm)]
+    structures = [arm for arm in found if arm == chosen or ARMS[arm].finds == "coalitions"]
     structures.sort(key=lambda arm: (arm == chosen, gain(results.validation, arm).mean), reverse=True)
-    without = {
-        client: gain(test, WITHOUT + client, over=SHARED, without=client)
-        for client in clients
-        if {SHARED, WITHOUT + client} <= set(results.arms)
-    }
+    tried = [client for client in clients if {SHARED, WITHOUT + client} <= set(results.arms)]
+    without = {client: gain(test.drop(columns=client), WITHOUT + client, over=SHARED) for client in tried}
     shares = _shares_of_pooling(results)
     return Advice(
         recommended=chosen,
@@ -104,10 +127,7 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
         sentences=[
             *_worth(results, chosen, clients),
             *(_with_whom(results, arm) for arm in structures),
-            *(
-                f"Should the others avoid {_named(client)}? {_answer(of)} by FedAvg without it."
-                for client, of in without.items()
-            ),
+            *(f"Should the others avoid {_named(c)}? {_answer(of)} by FedAvg without it." for c, of in without.items()),
             *_pooling(results, chosen, shares),
             *notes,
         ],
@@ -116,19 +136,14 @@ def advise_on(results: Results, settings: Mapping[str, dict[str, Any]], notes: S
         clients=clients,
         structure=structures[0] if structures else "",
         partners=_partners(list(clients), results.structures[structures[0]]) if structures else {},
-        avoid=[client for client, of in without.items() if verdict(of) == "better"],
+        avoid=[client for client, of in without.items() if of.verdict == "better"],
         settings=settings[chosen],
     )
 
 
-def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL, without: str | None = None) -> Interval:
-    """Difference of two arms' gains, mean over clients (or all but one), paired by seed."""
-    return paired_interval(_differences(gains.drop(columns=[] if without is None else [without]), arm, over).tolist())
-
-
-def verdict(interval: Interval) -> Verdict:
-    """What the interval of a gain supports; one seed has none."""
-    return "better" if interval.low > 0 else "worse" if interval.high < 0 else "undecided"  # False for NaN
+def gain(gains: pd.DataFrame, arm: str, *, over: str = LOCAL) -> Interval:
+    """Difference of two arms' gains, mean over clients, paired by seed."""
+    return paired_interval(_differences(gains, arm, over).tolist())
 
 
 def choose(results: Results) -> str:
@@ -154,20 +169,11 @@ def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:
 
 def title(arm: str) -> str:
     """An arm in a sentence."""
-    return _TITLES.get(arm) or f"FedAvg without {_named(arm.removeprefix(WITHOUT))}"
+    return ARMS[arm].title if arm in ARMS else f"FedAvg without {_named(arm.removeprefix(WITHOUT))}"
 
 
 def _named(client: str) -> str:
     return f"client {client}" if client.isdigit() else client
-
-
-def shown(interval: Interval) -> str:
-    """ "+0.031 [+0.010, +0.052]", to two digits of half its width, at most four of the mean."""
-    half = (interval.high - interval.low) / 2
-    size = max(half, abs(interval.mean) / 100)  # NaN if half is
-    form = f"+.{max(1 - math.floor(math.log10(size)), 0)}f" if size > 0 else "+.3g"
-    bounds = "" if math.isnan(half) else f" [{interval.low:{form}}, {interval.high:{form}}]"
-    return f"{interval.mean:{form}}{bounds}"
 
 
 def _differences(gains: pd.DataFrame, arm: str, over: str = LOCAL) -> "pd.Series[float]":
@@ -178,19 +184,19 @@ def _differences(gains: pd.DataFrame, arm: str, over: str = LOCAL) -> "pd.Series
 
 def _answer(found: Interval) -> str:
     """ "Yes: +0.031 [+0.010, +0.052]"."""
-    return f"{_ANSWERS[verdict(found)]}: {shown(found)}"
+    return f"{_ANSWERS[found.verdict]}: {found}"
 
 
-def _by_verdict(found: Mapping[str, Interval], texts: Mapping[str, str], most: int = _MOST_NAMES) -> str:
+def _by_verdict(found: Mapping[str, Interval]) -> str:
     """ "2 better (north, south); 1 undecided (west)"."""
-    names = {key: [texts[name] for name, of in found.items() if verdict(of) == key] for key in get_args(Verdict)}
-    return "; ".join(f"{len(of)} {key} ({listed(of, most)})" for key, of in names.items() if of)
+    names = {key: [name for name, of in found.items() if of.verdict == key] for key in get_args(Verdict)}
+    return "; ".join(f"{len(of)} {key} ({listed(of, _MOST_NAMES)})" for key, of in names.items() if of)
 
 
 def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> list[str]:
     """Whether federating is worth it: overall, for each client, and against the other federated arms."""
     others = {arm: gain(results.test, arm, over=chosen) for arm in results.federated if arm != chosen}
-    against = _by_verdict(others, {arm: f"{title(arm)} {shown(found)}" for arm, found in others.items()})
+    against = _by_verdict({f"{title(arm)} {found}": found for arm, found in others.items()})
     how = [f"Other ways against {title(chosen)}, on test data: {against}."] if others else []
     if chosen == LOCAL:
         return ["Is federating worth it? No: no federated way is clearly better on validation data.", *how]
@@ -199,17 +205,15 @@ def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> li
     return [
         f"Is federating worth it? {_answer(found)} {results.metric} over training alone by {title(chosen)}, the best"
         f" way on validation data (here on test data, mean over clients, {seeds}).",
-        f"For which clients? Each by its own interval: {_by_verdict(clients, {name: name for name in clients})}.",
+        f"For which clients? Each by its own interval: {_by_verdict(clients)}.",
         *how,
     ]
 
 
-def _partners(names: Sequence[str], matrices: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+def _partners(names: list[str], matrices: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
     """Client -> those it is put together with, the most frequent first, and the share of seeds."""
-    return {
-        name: {names[other]: float(row[other]) for other in np.argsort(-row, kind="stable") if row[other]}
-        for name, row in zip(names, np.mean(matrices, axis=0), strict=True)
-    }
+    rows = zip(names, np.mean(matrices, axis=0), strict=True)
+    return {name: {names[k]: float(row[k]) for k in np.argsort(-row, kind="stable") if row[k]} for name, row in rows}
 
 
 def _with_whom(results: Results, arm: str) -> str:
@@ -218,14 +222,14 @@ def _with_whom(results: Results, arm: str) -> str:
     if (together == together.T).all():
         count, labels = connected_components(together, directed=False)
         same = (labels[:, None] == labels) & ~np.eye(len(names), dtype=bool)
-        groups = [[names[client] for client in np.flatnonzero(labels == group)] for group in range(count)]
-        found = " and ".join(f"{{{listed(group, _MOST_NAMES)}}}" for group in groups)
+        groups = pd.Series(names).groupby(labels)
+        found = " and ".join(f"{{{listed(list(group), _MOST_NAMES)}}}" for _, group in groups)
         found = {1: "all clients together", len(names): "every client alone"}.get(count, found)
         found += f", exactly so in {sum((matrix == same).all() for matrix in matrices)} of {len(matrices)} seeds"
     else:
         rows = list(zip(names, together, strict=True))[:_MOST_NAMES]
-        texts = [listed([names[other] for other in np.flatnonzero(row)], 4) or "nobody" for _, row in rows]
-        found = "; ".join(f"{name} with {text}" for (name, _), text in zip(rows, texts, strict=True))
+        others = {name: listed([names[other] for other in np.flatnonzero(row)], 4) for name, row in rows}
+        found = "; ".join(f"{name} with {texts or 'nobody'}" for name, texts in others.items())
     over = gain(results.test, arm, over=SHARED) if SHARED in results.federated else None
     against = "" if over is None else f" Better than all together (FedAvg)? {_answer(over)}."
     return f"With whom? By {title(arm)}: {found}.{against}"
@@ -233,25 +237,18 @@ def _with_whom(results: Results, arm: str) -> str:
 
 def _shares_of_pooling(results: Results) -> dict[str, Interval]:
     """Federated arm -> share of pooling's gain over training alone; none if pooling is not better."""
-    if POOLED not in results.arms or verdict(gain(results.test, POOLED)) != "better":
+    if POOLED not in results.arms or gain(results.test, POOLED).verdict != "better":
         return {}
-    pairs = {
-        arm: _differences(results.test, arm).align(_differences(results.test, POOLED), join="inner")
-        for arm in results.federated
-    }
-    return {arm: ratio_interval(own.tolist(), pooled.tolist()) for arm, (own, pooled) in pairs.items()}
+    pooled = _differences(results.test, POOLED)
+    pairs = {arm: _differences(results.test, arm).align(pooled, join="inner") for arm in results.federated}
+    return {arm: ratio_interval(own.tolist(), of_pooled.tolist()) for arm, (own, of_pooled) in pairs.items()}
 
 
-def _pooling(results: Results, chosen: str, shares: Mapping[str, Interval]) -> list[str]:
+def _pooling(results: Results, chosen: str, shares: Mapping[str, Interval]) -> Iterator[str]:
     if POOLED not in results.arms:
-        return []
+        return
     found = gain(results.test, POOLED, over=chosen)
-    sentences = [f"Would pooling the data add anything? {_answer(found)} over {title(chosen)}."]
-    if reached := [
-        f"{title(arm)} {share.mean:.0%} [{share.low:.0%}, {share.high:.0%}]"
-        for arm, share in shares.items()
-        if not math.isnan(share.mean)
-    ]:
-        alone = f"training alone ({shown(gain(results.test, POOLED))})"
-        sentences.append(f"Share of pooling's gain over {alone} that each way reaches: {', '.join(reached)}.")
-    return sentences
+    yield f"Would pooling the data add anything? {_answer(found)} over {title(chosen)}."
+    if reached := [f"{title(arm)} {share:.0%}" for arm, share in shares.items() if not math.isnan(share.mean)]:
+        alone = f"training alone ({gain(results.test, POOLED)})"
+        yield f"Share of pooling's gain over {alone} that each way reaches: {', '.join(reached)}."

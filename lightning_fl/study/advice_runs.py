@@ -40,8 +40,7 @@ class AdviceRecord(Callback):
 def make_callbacks(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Callbacks from the entries of a recipe."""
     packages = [import_module(name) for name in ("lightning_fl.callbacks", "lightning.pytorch.callbacks", __name__)]
-    names = map(class_name, entries)
-    kinds = [next(getattr(package, name) for package in packages if name in dir(package)) for name in names]
+    kinds = [next(getattr(one, name) for one in packages if name in dir(one)) for name in map(class_name, entries)]
     return [kind(**entry.get("init_args", {})) for kind, entry in zip(kinds, entries, strict=True)]
 
 
@@ -66,9 +65,6 @@ class ThisProcess:
         except FederatedError as error:
             cell.log.write_text(f"error: {error_text(error)}\n", encoding="utf-8")
             return cell, 2
-        except BaseException:  # a later call in this process goes on with it
-            cell.lock.release()
-            raise
         return cell, 0
 
     def ended(self, jobs: Collection[tuple[Cell, int]]) -> dict[tuple[Cell, int], int]:

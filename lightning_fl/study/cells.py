@@ -136,24 +136,13 @@ class Cell:
 
     def finished(self) -> FinishedRun | None:
         """Its finished run, if there is one; read once."""
-        if self._run is None:
-            self._run = self._find_finished()
+        if self._run is None and _read_json(self.folder / "cell.json") == self.content:
+            for folder in self.versions():
+                with contextlib.suppress(CheckpointError, ConfigurationError):
+                    run = FinishedRun.read(folder)
+                    if run.metric_names(self.split) and not run.interrupted and run.seed == self.seed:
+                        self._run = run
         return self._run
-
-    def _find_finished(self) -> FinishedRun | None:
-        record = self.folder / "cell.json"
-        if not record.is_file() or _read_json(record) != self.content:
-            return None
-        for folder in reversed(self.versions()):
-            if not (folder / "summary.json").is_file():
-                continue
-            try:
-                run = FinishedRun.read(folder)
-            except (CheckpointError, ConfigurationError):
-                continue
-            if run.metric_names(self.split) and not run.interrupted and run.seed == self.seed:
-                return run
-        return None
 
     def resumable(self) -> bool:
         """Whether it has a checkpoint to continue from."""
@@ -204,14 +193,22 @@ class Cell:
             file.write(json.dumps(event) + "\n")
 
     def failure(self) -> str | None:
-        """Reason why the last attempt failed, in one line; ``None`` if it did not fail."""
+        """Reason why the last attempt failed: the last error message of its log, else its last line.
+
+        ``None`` if it did not fail.
+        """
         attempts = self.attempts()
         code = attempts[-1].get("exit_code") if attempts else None
         if code is None or self.finished() is not None:
             return None
         if code == 0:
             return f"the run finished without {self.split} metrics: its model needs a {self.split} step"
-        return _last_error(self.log, code)
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or [f"exit code {code}"])[-1].removeprefix("error: ")
 
 
 def make_cells(study: Study, out: Path) -> list[Cell]:
@@ -294,13 +291,3 @@ def _read_json(path: Path) -> object:
 def _nested(layer: Mapping[str, Any]) -> dict[str, Any]:
     """A layer's nested settings; those with dotted keys become arguments."""
     return {key: value for key, value in layer.items() if "." not in key}
-
-
-def _last_error(log: Path, exit_code: int) -> str:
-    """The last error message of a log, else its last line."""
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or [f"exit code {exit_code}"])[-1].removeprefix("error: ")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_fl.core.errors import ConfigurationError, did_you_mean
+from lightning_fl.core.errors import ConfigurationError, counted, did_you_mean
 from lightning_fl.study.intervals import Interval, holm, paired_interval, seeds_needed
 
 #: Statistics of a metric, and their meaning.
@@ -39,8 +39,6 @@ STATISTICS = {
 SHARES = ("ipr", "harmed")
 #: Name of an arm, an axis or a value of an axis.
 LABEL = re.compile(r"[A-Za-z0-9_.:+\-/@]+")
-#: A quantity that is not a share.
-_NOT_A_SHARE = rf"\b({'|'.join(name for name in STATISTICS if name not in SHARES)})\s*\("
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 _LEVEL = 0.05
@@ -150,9 +148,7 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
             differences.append(total)
     interval = paired_interval(differences)
     verdict = verdict_of(interval, claim.relation)
-    reasons = []
-    if interval.n < 2:
-        reasons.append(f"{interval.n} {'seed' if interval.n == 1 else 'seeds'}; an interval needs two")
+    reasons = [f"{counted(interval.n, 'seed')}; an interval needs two"] if interval.n < 2 else []
     for name, of in missing.items():
         reasons.append(f"no {name} for {'seed' if len(of) == 1 else 'seeds'} {', '.join(map(str, of))}")
     return Answer(claim.text, place, verdict, interval, "; ".join(reasons))
@@ -172,13 +168,10 @@ class _Parser:
 
     def claim(self) -> Claim:
         left = list(self._sum())
-        relation = self._take(r"<=|>=|<|>")
-        if relation is None:
-            raise self._error("expected <, <=, > or >=")
+        relation = self._expect(r"<=|>=|<|>", "<, <=, > or >=")
         right = [replace(term, coefficient=-term.coefficient) for term in self._sum()]
         axes = self._settings() if self._take(r"(on|where)\b") else ()
-        if self._take(r"$") is None:
-            raise self._error("expected the end, or 'on AXIS=LABEL'")
+        self._expect(r"$", "the end, or 'on AXIS=LABEL'")
         terms = (*left, *right)
         named = [term for term in terms if term.statistic is not None]
         if not named:
@@ -189,14 +182,11 @@ class _Parser:
         return Claim(self._text, terms, relation, axes)
 
     def _sum(self) -> Iterator[Term]:
-        sign = -1.0 if self._take(r"-") else 1.0
-        while True:
+        sign: str | None = self._take(r"-") or "+"
+        while sign is not None:
             term = self._term()
-            yield replace(term, coefficient=sign * term.coefficient)
-            operator = self._take(r"[+-]")
-            if operator is None:
-                return
-            sign = 1.0 if operator == "+" else -1.0
+            yield replace(term, coefficient=-term.coefficient if sign == "-" else term.coefficient)
+            sign = self._take(r"[+-]")
 
     def _term(self) -> Term:
         number = self._take(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -206,38 +196,30 @@ class _Parser:
         value = float(number) / (100 if of_hundred and not self._percent else 1)
         if self._take(r"\*"):
             return replace(self._quantity(), coefficient=value)
-        if not of_hundred and re.search(r"\b(ipr|harmed)\b", self._text) and not re.search(_NOT_A_SHARE, self._text):
-            self._check_share(number)
+        named = set(STATISTICS).intersection(re.findall(r"(\w+)\s*\(", self._text))
+        if not of_hundred and named and named <= set(SHARES):
+            if self._percent and 0 < value <= 1:
+                raise self._error(f"this study is in percent: write {100 * value:g} % or {number} %")
+            if not self._percent and value > 1:
+                raise self._error(f"ipr and harmed are shares from 0 to 1: write {number} %")
         return Term(value)
 
-    def _check_share(self, number: str) -> None:
-        value = float(number)
-        if self._percent and 0 < value <= 1:
-            raise self._error(f"this study is in percent: write {100 * value:g} % or {number} %")
-        if not self._percent and value > 1:
-            raise self._error(f"ipr and harmed are shares from 0 to 1: write {number} %")
-
     def _quantity(self) -> Term:
-        statistic = self._take(r"[A-Za-z_]\w*")
-        if statistic is None:
-            raise self._error("expected a number or a quantity such as mean(fedavg)")
+        statistic = self._expect(r"[A-Za-z_]\w*", "a number or a quantity such as mean(fedavg)")
         if statistic not in STATISTICS:
             hint = f"{did_you_mean(statistic, STATISTICS)}; choose one of {', '.join(STATISTICS)}"
             raise self._error(f"unknown statistic {statistic!r}{hint}")
-        if self._take(r"\(") is None:
-            raise self._error(f"expected ( and an arm after {statistic}")
+        self._expect(r"\(", f"( and an arm after {statistic}")
         arm = self._name(self._arms, "arm")
         axes = self._settings() if self._take(r",") else ()
-        if self._take(r"\)") is None:
-            raise self._error("expected )")
+        self._expect(r"\)", ")")
         return Term(1.0, statistic, arm, axes)
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
         settings: dict[str, str] = {}
         while True:
             axis = self._name(list(self._grid), "axis")
-            if self._take(r"=") is None:
-                raise self._error(f"expected = and a value of {axis}")
+            self._expect(r"=", f"= and a value of {axis}")
             if axis in settings:
                 raise self._error(f"{axis} is set twice")
             settings[axis] = self._name(self._grid[axis], f"value of {axis}")
@@ -245,13 +227,17 @@ class _Parser:
                 return tuple(settings.items())
 
     def _name(self, known: Sequence[str], kind: str) -> str:
-        name = self._take(LABEL.pattern)
-        if name is None:
-            raise self._error(f"expected the name of an {kind}" if kind[0] == "a" else f"expected a {kind}")
+        name = self._expect(LABEL.pattern, f"the name of an {kind}" if kind[0] == "a" else f"a {kind}")
         if name not in known:
             hint = f"{did_you_mean(name, known)}; the study has {', '.join(known) or 'none'}"
             raise self._error(f"unknown {kind} {name!r}{hint}")
         return name
+
+    def _expect(self, pattern: str, wanted: str) -> str:
+        found = self._take(pattern)
+        if found is None:
+            raise self._error(f"expected {wanted}")
+        return found
 
     def _take(self, pattern: str) -> str | None:
         match = re.compile(rf"\s*({pattern})").match(self._text, self._at)

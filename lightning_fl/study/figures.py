@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from lightning_fl.core.errors import counted
 from lightning_fl.runtime.drawing import BAD, GOOD, PALETTE, plot_curve, plot_distribution, show_source
-from lightning_fl.study.claims import Answer, cell_name
+from lightning_fl.study.claims import cell_name
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.intervals import Interval, paired_interval
 from lightning_fl.study.page import add_tooltips
@@ -175,7 +176,9 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
                 half = 0.0 if math.isnan(interval.low) else interval.mean - interval.low
                 axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
                 margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
-                add_tooltips(axes, [mean], [place], [f"{row}: {mean:.{digits}f}{margin} ({_seeds(len(dots))})"])
+                add_tooltips(
+                    axes, [mean], [place], [f"{row}: {mean:.{digits}f}{margin} ({counted(len(dots), 'seed')})"]
+                )
             if published := study.published.values.get((row, column, statistic)):
                 axes.plot(published[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
                 add_tooltips(axes, [published[0]], [place], [f"{row}, published: {published[0]:g}"])
@@ -194,7 +197,11 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
 def draw_claims(results: StudyResults) -> Figure | None:
     """Draw the difference of every claim with its 95 % interval; ``None`` without a difference."""
     unit = " in percentage points" if results.study.table.percent else ""
-    answers = {_claim_label(answer): (answer.interval, answer.verdict) for answer in results.answers}
+    answers = {}
+    for answer in results.answers:
+        place = {axis: label for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim}
+        label = f"{answer.claim}  ({cell_name('', place)})" if place else answer.claim
+        answers[label] = (answer.interval, answer.verdict)
     return draw_intervals(answers, f"left side minus right side{unit}, paired by seed, 95 % interval")
 
 
@@ -210,9 +217,9 @@ def draw_intervals(found: Mapping[str, tuple[Interval, str]], xlabel: str) -> Fi
         if not math.isnan(interval.low):
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
         axes.plot(interval.mean, place, marker, color=color)
-        bounds = "" if math.isnan(interval.low) else f" [{interval.low:+.4g}, {interval.high:+.4g}]"
-        text = f"{label}: {interval.mean:+.4g}{bounds}, {verdict} ({_seeds(interval.n)})"
-        add_tooltips(axes, [interval.mean], [place], [text])
+        add_tooltips(
+            axes, [interval.mean], [place], [f"{label}: {interval:+.4g}, {verdict} ({counted(interval.n, 'seed')})"]
+        )
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(found)), list(map(_short, found)), fontsize=9)
     axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=xlabel)
@@ -300,15 +307,6 @@ def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
 
 def _wrapped(label: str) -> str:
     return "\n".join(textwrap.wrap(label, _LABEL_WIDTH))
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"
-
-
-def _claim_label(answer: Answer) -> str:
-    place = {axis: label for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim}
-    return f"{answer.claim}  ({cell_name('', place)})" if place else answer.claim
 
 
 def _short(text: str) -> str:

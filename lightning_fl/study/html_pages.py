@@ -15,7 +15,7 @@ from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
 from lightning_fl.recipe.trust import predict_command
-from lightning_fl.runtime.table import Column, Value, label_column
+from lightning_fl.runtime.table import Column, Value, label_column, label_columns
 from lightning_fl.study.claims import STATISTICS, cell_name
 from lightning_fl.study.declaration import FULL, Study
 from lightning_fl.study.figures import draw_claims, draw_curves, draw_distributions, draw_results
@@ -143,16 +143,14 @@ def _run_commands(run: FinishedRun) -> list[str]:
         return ["# started from Python: run the script again with the seed above"]
     folder = str(run.folder)
     again = ["lightning-fl", "fit", "--config", f"{folder}/config.yaml"]
-    lines = [shlex.join(again)]
-    if run.interrupted:
-        lines.append(shlex.join([*again, "--ckpt_path", f"{folder}/checkpoints/last.ckpt"]))
-    predict = predict_command(run.folder, run.recipe, run.summary)
-    return [
-        *lines,
-        *([] if predict is None else [predict]),
+    commands = [
+        shlex.join(again),
+        shlex.join([*again, "--ckpt_path", f"{folder}/checkpoints/last.ckpt"]) if run.interrupted else None,
+        predict_command(run.folder, run.recipe, run.summary),
         shlex.join(["lightning-fl", "compare", folder, "OTHER_RUN"]),
         shlex.join(["tensorboard", "--logdir", folder]),
     ]
+    return [command for command in commands if command is not None]
 
 
 def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Sequence[Part]] | None = None) -> Path:
@@ -208,19 +206,16 @@ def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
         }
         for column, of_rows in group_cells(results).items()
     }
-    figures = {
-        f"{name}: {STATISTICS[name]}": partial(draw_results, results, name)
-        for name in study.table.statistics
-        if any(not math.isnan(cell.values[name]) for cell in results.cells)
-    }
-    draws = partial(draw_curves, panels, study.metric), partial(draw_distributions, panels, study.metric, study.split)
-    curves, distributions = (partial(draw, percent=study.table.percent) for draw in draws)
+    metric, split, percent = study.metric, study.split, study.table.percent
+    measured = [
+        name for name in study.table.statistics if not all(math.isnan(one.values[name]) for one in results.cells)
+    ]
     return draw_pictures(
         {
-            **figures,
+            **{f"{name}: {STATISTICS[name]}": partial(draw_results, results, name) for name in measured},
             "claims": partial(draw_claims, results),
-            "learning curves on validation data": curves,
-            "distribution over clients": distributions,
+            "learning curves on validation data": partial(draw_curves, panels, metric, percent=percent),
+            "distribution over clients": partial(draw_distributions, panels, metric, split, percent=percent),
         }
     )
 
@@ -228,19 +223,17 @@ def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
 def _runs_table(results: StudyResults) -> list[Column]:
     cells = results.cells
     links = ["" if cell.failure else cell.run_folder or cell.log for cell in cells]
-    return [
-        label_column("run", [cell_name(cell.arm, cell.place) for cell in cells]),
-        label_column("seed", [cell.seed for cell in cells]),
-        Column("status", [Value(cell.status, state=cell.status) for cell in cells], is_label=True),
-        label_column("data", [cell.data_source for cell in cells]),
-        label_column("rounds", ["" if cell.rounds is None else cell.rounds for cell in cells]),
-        label_column("seconds", ["" if cell.seconds is None else f"{cell.seconds:.1f}" for cell in cells]),
-        Column(
-            "folder, log or error",
-            [Value(c.failure or link, link=link) for c, link in zip(cells, links, strict=True)],
-            is_label=True,
-        ),
-    ]
+    return label_columns(
+        {
+            "run": [cell_name(cell.arm, cell.place) for cell in cells],
+            "seed": [cell.seed for cell in cells],
+            "status": [Value(cell.status, state=cell.status) for cell in cells],
+            "data": [cell.data_source for cell in cells],
+            "rounds": ["" if cell.rounds is None else cell.rounds for cell in cells],
+            "seconds": ["" if cell.seconds is None else f"{cell.seconds:.1f}" for cell in cells],
+            "folder, log or error": [Value(c.failure or at, link=at) for c, at in zip(cells, links, strict=True)],
+        }
+    )
 
 
 def _study_settings(study: Study) -> list[Part]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Gt, Lt, doc
@@ -12,6 +12,9 @@ from scipy.special import nctdtr, stdtr, stdtrit
 from lightning_fl.core.validation import checked
 
 _MAX_SEEDS = 1000
+
+#: What the interval of a gain supports.
+Verdict = Literal["better", "worse", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,22 @@ class Interval:
     n: int
     p_value: float = math.nan
     deviation: float = math.nan
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it supports as the interval of a gain; one value has none."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "undecided"  # False for NaN
+
+    def __format__(self, form: str) -> str:
+        """ "+0.031 [+0.010, +0.052]", without bounds where undefined.
+
+        ``form`` is that of each number; default: to two digits of half the width, at most four of the mean.
+        """
+        if not form:
+            size = max((self.high - self.low) / 2, abs(self.mean) / 100)  # NaN if the bounds are
+            form = f"+.{max(1 - math.floor(math.log10(size)), 0)}f" if size > 0 else "+.3g"
+        bounds = "" if math.isnan(self.low) else f" [{self.low:{form}}, {self.high:{form}}]"
+        return f"{self.mean:{form}}{bounds}"
 
 
 @checked

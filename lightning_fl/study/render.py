@@ -1,5 +1,6 @@
 """Comparisons as tables for terminal, Markdown and LaTeX, made from the frame of ``comparison_table``."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -196,10 +197,6 @@ def _direction(frame: pd.DataFrame) -> bool | None:
 
 def _short_seeds(seeds: str) -> str:
     """ "0, 1, 2, 5" as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in map(int, seeds.split(", ")):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+    numbered = enumerate(map(int, seeds.split(", ")))
+    runs = [[seed for _, seed in run] for _, run in itertools.groupby(numbered, lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -59,9 +59,9 @@ class CellResult:
     @classmethod
     def of(cls, cell: Cell, metric: str, out: Path) -> "CellResult":
         """Current result of a cell of the study in the folder ``out``."""
-        run, attempts = cell.finished(), cell.attempts()
+        run, attempts, out = cell.finished(), cell.attempts(), out.absolute()
         values = dict.fromkeys(STATISTICS, math.nan)
-        log = _below(cell.log, out)
+        log = cell.log.relative_to(out).as_posix()
         if run is None:
             failure = cell.failure()
             status: Status = "failed" if failure is not None else "cut off" if attempts or cell.versions() else "open"
@@ -90,7 +90,7 @@ class CellResult:
             rounds=run.rounds,
             seconds=run.seconds,
             commit=attempts[-1].get("commit", "") if attempts else "",
-            run_folder=_below(run.folder, out),
+            run_folder=run.folder.relative_to(out).as_posix(),
             failure=failure,
             log=log,
             clients_with_gain=gains.get("num_clients", len(gains["clients"])) if gains.get("clients") else None,
@@ -228,13 +228,6 @@ def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    def text(value: Any) -> str:
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return ""
-        return value if isinstance(value, str) else repr(value)
-
-    return csv_text([list(rows[0]), *(map(text, row.values()) for row in rows)]) if rows else ""
-
-
-def _below(path: Path, out: Path) -> str:
-    return path.relative_to(out.absolute()).as_posix()
+    """Rows as CSV, in which NaN and ``None`` are empty."""
+    lines = ([None if one != one else one for one in row.values()] for row in rows)  # NaN differs from itself
+    return csv_text([list(rows[0]), *lines]) if rows else ""

@@ -14,6 +14,7 @@ from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.validation import faults_of
 from lightning_fl.files.names import is_plain_name
 from lightning_fl.files.yaml import read_yaml
+from lightning_fl.recipe.file import flat_settings
 from lightning_fl.study.claims import LABEL, STATISTICS, Claim, parse_claim
 from lightning_fl.study.declaration import FULL, Arm, Chosen, Overrides, Published, Scale, Study, TableLayout
 
@@ -107,12 +108,8 @@ class _Reader:
 
     def _matches(self, section: str) -> Iterator[dict[str, Any]]:
         """Entries that name arms or labels; those of ``cells`` have overrides as well."""
-        known = {"arm": list(self.arms), **{axis: list(labels) for axis, labels in self.grid.items()}}
-        for number, entry in enumerate(self._list(section)):
-            where = f"{section}[{number}]"
-            if not isinstance(entry, dict) or not entry:
-                self.faults.append(f"{where}: name an arm or labels, such as {{arm: fedavg}}.")
-                continue
+        known = self._labels()
+        for where, entry in self._entries(section, "name an arm or labels, such as {arm: fedavg}"):
             if section == "cells" and not self._overrides(entry.get("overrides"), f"{where}.overrides"):
                 self.faults.append(f"{where}.overrides: set what these cells have, such as {{trainer.max_rounds: 20}}.")
             for key, label in entry.items():
@@ -139,15 +136,13 @@ class _Reader:
             seeds, arms = entry.get("seeds"), entry.get("arms")
             wanted = "list labels of axes, such as {data: [esol]}"
             grid: dict[str, Any] = self._of(entry.get("grid"), dict, f"{where}.grid", wanted)
-            unknown = [axis for axis in grid if axis not in self.grid]
-            self.faults += [f"{where}.grid.{axis}: {_missing(str(axis), self.grid, 'axis')}" for axis in unknown]
+            axes = self._subset(list(grid), self.grid, f"{where}.grid", "axis", empty=True)
             scales[name] = Scale(
                 seeds=None if seeds is None else self._seeds(seeds, f"{where}.seeds"),
                 arms=None if arms is None else tuple(self._subset(arms, self.arms, f"{where}.arms", "arm")),
                 grid={
-                    axis: tuple(self._subset(labels, self.grid[axis], f"{where}.grid.{axis}", "value"))
-                    for axis, labels in grid.items()
-                    if axis not in unknown
+                    axis: tuple(self._subset(grid[axis], self.grid[axis], f"{where}.grid.{axis}", "value"))
+                    for axis in axes
                 },
                 overrides=self._overrides(entry.get("overrides"), f"{where}.overrides"),
             )
@@ -158,11 +153,8 @@ class _Reader:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             self.faults.append(f"{where}: must be settings of a recipe, such as {{trainer.max_rounds: 20}}.")
             return {}
-        for key in _RESERVED:
-            first, _, last = key.partition(".")
-            nested = value.get(first)
-            if key in value or (last and isinstance(nested, dict) and last in nested):
-                self.faults.append(f"{where}: {key} is set by the study: remove it.")
+        reserved = [key for key, _ in flat_settings(value) if key in _RESERVED]
+        self.faults += [f"{where}: {key} is set by the study: remove it." for key in reserved]
         return value
 
     def _table(self, entry: dict[str, Any]) -> TableLayout:
@@ -201,7 +193,7 @@ class _Reader:
 
     def _published_cells(self, values: object, table: TableLayout) -> Iterator[tuple[str, str, str, str, object]]:
         """Row, column, key, statistic and value of every published number."""
-        labels = {"arm": list(self.arms), **{axis: list(of) for axis, of in self.grid.items()}}
+        labels = self._labels()
         rows, columns = (
             [", ".join(names) for names in itertools.product(*(labels.get(part, []) for part in parts))]
             for parts in (table.rows, table.columns)
@@ -224,23 +216,16 @@ class _Reader:
 
     def _claims(self, percent: bool) -> Iterator[Claim]:
         grid = {axis: list(labels) for axis, labels in self.grid.items()}
-        for number, text in enumerate(self._list("claims")):
-            if not isinstance(text, str):
-                self.faults.append(f"claims[{number}]={text!r}: must be a text, such as 'mean(a) > mean(b)'.")
-                continue
+        for where, text in self._entries("claims", "must be a text, such as 'mean(a) > mean(b)'", kind=str):
             try:
                 yield parse_claim(text, list(self.arms), grid, percent)
             except ConfigurationError as error:
-                self.faults.append(f"claims[{number}]: {error}")
+                self.faults.append(f"{where}: {error}")
 
     def _chosen(self, scales: Mapping[str, Scale]) -> Iterator[Chosen]:
         of_scales = [self.content.get("seeds"), *(scale.seeds for scale in scales.values())]
         own = {seed for seeds in of_scales if isinstance(seeds, list | tuple) for seed in seeds}
-        for number, entry in enumerate(self._list("chosen")):
-            where = f"chosen[{number}]"
-            if not isinstance(entry, dict):
-                self.faults.append(f"{where}={entry!r}: must have setting, value, candidates, by and seeds.")
-                continue
+        for where, entry in self._entries("chosen", "must have setting, value, candidates, by and seeds"):
             self._known(entry, ("setting", "value", "candidates", "by", "seeds"), where)
             self.faults += [f"{where}.{key} is missing." for key in ("setting", "by") if not entry.get(key)]
             value, candidates, by = str(entry.get("value")), entry.get("candidates"), str(entry.get("by"))
@@ -276,8 +261,17 @@ class _Reader:
     def _mapping(self, key: str) -> dict[str, Any]:
         return self._of(self.content.get(key), dict, key, "expected a mapping")
 
-    def _list(self, key: str) -> list[Any]:
-        return self._of(self.content.get(key), list, key, "expected a list")
+    def _entries(self, key: str, wanted: str, kind: type[Any] = dict) -> Iterator[tuple[str, Any]]:
+        """Place and value of the entries of a list, less those of another kind and empty ones."""
+        for number, entry in enumerate(self._of(self.content.get(key), list, key, "expected a list")):
+            if isinstance(entry, kind) and entry:
+                yield f"{key}[{number}]", entry
+            else:
+                self.faults.append(f"{key}[{number}]={entry!r}: {wanted}.")
+
+    def _labels(self) -> dict[str, list[str]]:
+        """ "arm" and axes -> their labels."""
+        return {"arm": list(self.arms), **{axis: list(of) for axis, of in self.grid.items()}}
 
     def _seeds(self, value: object, where: str) -> tuple[int, ...]:
         valid = isinstance(value, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in value)

@@ -5,13 +5,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from lightning_fl.core.errors import counted
 from lightning_fl.core.escaping import markdown, terminal
 from lightning_fl.files.atomic import write_whole
-from lightning_fl.runtime.table import Column, Table, Value, label_column, markdown_table, print_table
+from lightning_fl.runtime.table import Column, Table, Value, label_column, label_columns, markdown_table, print_table
 from lightning_fl.study.claims import SHARES, Answer, cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval
@@ -114,7 +116,7 @@ def _notes(results: StudyResults) -> list[str]:
     measured = f"{study.metric} on {study.split} data{' in percent' if study.table.percent else ''}"
     measured = ", ".join(filter(None, [measured, direction_text(results.higher_is_better)]))
     over = "mean ± standard deviation over" if len(seeds) > 1 else "of"
-    count = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'} ({', '.join(map(str, seeds))})"
+    count = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
     notes = [f"{measured}; {over} {count}, scale {study.scale}."]
     if shares := " and ".join(name for name in study.table.statistics if name in SHARES):
         notes.append(f"{shares}: with Wilson's 95 % interval over the clients of all seeds, taken as independent.")
@@ -136,35 +138,30 @@ def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
 
     ``digits`` are those of the study's table; ``remarks`` maps texts to numbers that replace them on a terminal.
     """
-
-    def difference(answer: Answer) -> str:
-        mean, *bounds = (
-            "" if math.isnan(value) else f"{value:+.{digits + 1}f}"
-            for value in (answer.interval.mean, answer.interval.low, answer.interval.high)
-        )
-        return f"{mean} [{', '.join(bounds)}]" if all(bounds) else mean
-
+    intervals = [answer.interval for answer in answers]
+    differences = ["" if math.isnan(one.mean) else f"{one:+.{digits + 1}f}" for one in intervals]
     numbers = [f" ({remarks[answer.reason]})" if remarks and answer.reason else "" for answer in answers]
-    columns = {
-        "claim": [Value(answer.claim) for answer in answers],
-        "at": [Value(cell_name("", answer.axes)) for answer in answers],
+    columns: dict[str, list[Any]] = {
+        "claim": [answer.claim for answer in answers],
+        "at": [cell_name("", answer.axes) for answer in answers],
         "answer": [Value(f"{one.verdict}{n}", state=one.verdict) for one, n in zip(answers, numbers, strict=True)],
         "all together": [Value(answer.corrected, state=answer.corrected) for answer in answers],
-        "difference [95 % interval]": [Value(difference(answer)) for answer in answers],
-        "n": [Value(str(answer.interval.n)) for answer in answers],
-        "needs": [Value(str(answer.seeds_needed or "")) for answer in answers],
-        "remark": [Value(answer.reason if remarks is None else "") for answer in answers],
+        "difference [95 % interval]": differences,
+        "n": [answer.interval.n for answer in answers],
+        "needs": [answer.seeds_needed or "" for answer in answers],
+        "remark": [answer.reason if remarks is None else "" for answer in answers],
     }
-    shown = [Column(name, values, is_label=True) for name, values in columns.items() if any(map(str, values))]
-    return Table("claims", shown, CLAIM_NOTES)
+    shown = {name: values for name, values in columns.items() if any(map(str, values))}
+    return Table("claims", label_columns(shown), CLAIM_NOTES)
 
 
 def chosen_columns(study: Study) -> list[Column]:
     """Table of the tuned hyperparameters."""
-    rows = [(one.setting, one.value, ", ".join(one.candidates), one.by, one.seeds) for one in study.chosen]
-    columns = dict(zip(("setting", "chosen", "of", "by", "seeds"), zip(*rows, strict=True), strict=True))
-    columns["seeds"] = tuple(", ".join(map(str, seeds)) for seeds in columns["seeds"])
-    return [label_column(name, texts) for name, texts in columns.items()]
+    rows = [
+        (one.setting, one.value, ", ".join(one.candidates), one.by, ", ".join(map(str, one.seeds)))
+        for one in study.chosen
+    ]
+    return list(map(label_column, ("setting", "chosen", "of", "by", "seeds"), zip(*rows, strict=True)))
 
 
 def write_markdown(results: StudyResults, out: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, counted
 from lightning_fl.core.escaping import terminal
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.recipe.file import load_recipe
@@ -107,8 +107,9 @@ def run_cells(
                     cell.record_start(resumed, commit)
                     try:
                         jobs[runner.start(cell)] = (cell, time.monotonic())
-                    except (EOFError, OSError):
-                        if guard.signal_number is None:
+                    except BaseException as error:
+                        cell.lock.release()
+                        if guard.signal_number is None or not isinstance(error, EOFError | OSError):
                             raise
                     else:
                         display.started(cell, resumed)
@@ -181,8 +182,7 @@ class StudyDisplay(ExitStack):
         self._failed = 0
         self._began = time.monotonic()
         self._max_rounds: dict[Cell, str] = {}
-        workers = f"{num_workers} {'worker' if num_workers == 1 else 'workers'}"
-        self._print(f"{self._total} cells, {self._done} done, {workers}")
+        self._print(f"{self._total} cells, {self._done} done, {counted(num_workers, 'worker')}")
 
     def __enter__(self) -> "StudyDisplay":
         if self._console.is_interactive:
@@ -229,10 +229,9 @@ class StudyDisplay(ExitStack):
         if rounds is None:
             return ""
         if cell not in self._max_rounds:
-            try:
+            self._max_rounds[cell] = ""
+            with suppress(ConfigurationError, KeyError, TypeError):
                 self._max_rounds[cell] = f"/{load_recipe(cell.versions()[-1] / 'config.yaml')['trainer']['max_rounds']}"
-            except (ConfigurationError, KeyError, TypeError):
-                self._max_rounds[cell] = ""
         return f"round {rounds}{self._max_rounds[cell]}, "
 
     def _print(self, text: str) -> None:

@@ -83,7 +83,7 @@ def scaled(**scale):
         ({"overrides": {"trainer.enable_progress_bar": True}}, "overrides: trainer.enable_progress_bar "),
         ({"grid": {"data": 3}}, "grid.data: "),
         ({"grid": {"mean": {"x": {}}}}, "grid.mean: "),
-        ({"exclude": [3]}, "exclude[0]: "),
+        ({"exclude": [3]}, "exclude[0]=3: "),
         ({"exclude": {"arm": "a"}}, "exclude={'arm': 'a'}: "),
         ({"exclude": [{"arm": "b"}]}, "exclude[0].arm='b': "),
         ({"exclude": [{"rm": "b"}]}, "exclude[0].rm: unknown axis 'rm' (did you mean 'arm'?)"),
@@ -127,7 +127,7 @@ def scaled(**scale):
         (scaled(seeds=1), "scales.small.seeds is 1"),
         (scaled(arms=["b"]), "scales.small.arms: unknown arm 'b'"),
         (scaled(grid=3), "scales.small.grid=3: "),
-        (scaled(grid={"data": ["x"]}), "scales.small.grid.data: unknown axis 'data'"),
+        (scaled(grid={"data": ["x"]}), "scales.small.grid: unknown axis 'data'"),
         (GRID | scaled(grid={"data": ["y"]}), "scales.small.grid.data: unknown value 'y'"),
     ],
 )
