@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,19 +32,16 @@ ONLY_SHOW = frozenset(
     }
 )
 
-#: Required and optional fields of ``summary.json``.
-_RECORD = {"metrics": dict, "data": dict, "data_source": str, "strategy": str, "seed": int, "client_names": list}
-_OPTIONAL = {
-    "callbacks": list,
-    "communication": dict,
-    "gains_over_local_training": dict,
-    "last_rounds": dict,
-    "num_models": int,
-    "interrupted": bool,
-    "rounds": int,
-    "wall_time_seconds": int | float,
-}
 _NUMBER = int | float | None
+#: Required fields of ``summary.json``, and optional ones.
+_RECORD = {"metrics": dict, "data": dict, "data_source": str, "strategy": str, "seed": int, "client_names": list} | {
+    **dict.fromkeys(("communication", "gains_over_local_training", "last_rounds"), dict | None),
+    "callbacks": list | None,
+    "num_models": int | None,
+    "interrupted": bool | None,
+    "rounds": int | None,
+    "wall_time_seconds": _NUMBER,
+}
 _REMEDY = "copy the run again, or repeat it."
 
 
@@ -91,7 +89,7 @@ class FinishedRun:
         for name in ("summary.json", "config.yaml", "metrics.csv"):
             refuse_link_out(path / name, path)
         recipe = path / "config.yaml"
-        exists = recipe.exists() or recipe.is_symlink()  # a broken one is refused by load_recipe
+        exists = os.path.lexists(recipe)  # a broken link is refused by load_recipe
         return cls(path, _read_record(path / "summary.json"), load_recipe(recipe) if exists else {})
 
     @property
@@ -176,7 +174,7 @@ class FinishedRun:
         import pandas as pd  # not imported for the other entries
 
         path = self.folder / "metrics.csv"
-        if not (path.exists() or path.is_symlink()):
+        if not os.path.lexists(path):
             return pd.DataFrame({"step": []})
         try:
             if not path.is_file():
@@ -201,16 +199,12 @@ class FinishedRun:
         column = next((found for found in (f"{split}/{name}", f"{split}_{name}", name) if found in curves), None)
         if column is None:
             return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
-
-        def by_round(name: str) -> "pd.Series":
-            # A logger may split a round over several rows.
-            return curves.groupby("step")[name].last() if name in curves else pd.Series(dtype=float)
-
-        mean = by_round(column).dropna()
-        moved = by_round("communication/megabytes_sent").add(by_round("communication/megabytes_received"))
-        worst = by_round(f"{column}/worst").reindex(mean.index)
-        frame = {"round": mean.index, "mean": mean, "worst": worst, "megabytes": moved.reindex(mean.index)}
-        return pd.DataFrame(frame).astype(float).reset_index(drop=True)
+        moved = [f"communication/megabytes_{direction}" for direction in ("sent", "received")]
+        wanted = ["step", column, f"{column}/worst", *moved]
+        # A logger may split a round over several rows.
+        by_round = curves.reindex(columns=wanted).groupby("step").last().dropna(subset=column).reset_index()
+        frame = by_round.set_axis(["round", "mean", "worst", *moved], axis="columns").astype(float)
+        return frame.assign(megabytes=frame[moved].sum(axis="columns", skipna=False)).drop(columns=moved)
 
 
 def find_runs(folder: str | Path) -> list[FinishedRun]:
@@ -262,7 +256,6 @@ def _read_record(path: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise CheckpointError(f"{path} is not a run's record but a {type(summary).__name__}: {_REMEDY}")
     wrong = [key for key, kind in _RECORD.items() if not isinstance(summary.get(key), kind)]
-    wrong += [key for key, kind in _OPTIONAL.items() if not isinstance(summary.get(key), kind | None)]
     inner_of = dict.fromkeys(("metrics", "last_rounds"), "higher_is_better") | {"gains_over_local_training": "clients"}
     for key, inner in inner_of.items():
         if key not in wrong and not all(map(partial(_is_split, inner=inner), (summary.get(key) or {}).values())):

@@ -15,7 +15,7 @@ from lightning_fl.files.user_file import refuse_link_out
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.shipped import available_studies
 from lightning_fl.recipe.trust import predict_command
-from lightning_fl.runtime.table import Column, Value, label_column, label_columns
+from lightning_fl.runtime.table import Column, Value, label_column, label_columns, number_value
 from lightning_fl.study.claims import STATISTICS, cell_name
 from lightning_fl.study.declaration import FULL, Study
 from lightning_fl.study.figures import draw_claims, draw_curves, draw_distributions, draw_results
@@ -102,11 +102,11 @@ def _column(metric: RunMetric, numbers: Mapping[str, list[float]]) -> Column:
     other = metric.name.removeprefix("local/") if metric.name.startswith("local/") else f"local/{metric.name}"
     own = numbers[metric.name]
     sign = 1 if metric.higher_is_better else -1
+    rivals = numbers.get(other, [math.nan] * len(own))
+    titles = ["not measured" if math.isnan(value) else repr(value) for value in own]
+    better = [sign * value > sign * rival for value, rival in zip(own, rivals, strict=True)]  # False for NaN
     values = [
-        Value("-", title="not measured")
-        if math.isnan(value)
-        else Value(f"{value:.4g}", best=sign * value > sign * rival, title=repr(value))  # False for NaN
-        for value, rival in zip(own, numbers.get(other, [math.nan] * len(own)), strict=True)
+        number_value(value, best=best, title=title) for value, best, title in zip(own, better, titles, strict=True)
     ]
     return Column(f"{metric.name} {'↑' if metric.higher_is_better else '↓'}", values)
 

@@ -135,14 +135,13 @@ class _Reader:
             self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
             seeds, arms = entry.get("seeds"), entry.get("arms")
             wanted = "list labels of axes, such as {data: [esol]}"
-            grid: dict[str, Any] = self._of(entry.get("grid"), dict, f"{where}.grid", wanted)
-            axes = self._subset(list(grid), self.grid, f"{where}.grid", "axis", empty=True)
+            grid = self._part(entry.get("grid", {}), self.grid, f"{where}.grid", "axis", wanted)
             scales[name] = Scale(
                 seeds=None if seeds is None else self._seeds(seeds, f"{where}.seeds"),
                 arms=None if arms is None else tuple(self._subset(arms, self.arms, f"{where}.arms", "arm")),
                 grid={
-                    axis: tuple(self._subset(grid[axis], self.grid[axis], f"{where}.grid.{axis}", "value"))
-                    for axis in axes
+                    axis: tuple(self._subset(labels, self.grid[axis], f"{where}.grid.{axis}", "value"))
+                    for axis, labels in grid.items()
                 },
                 overrides=self._overrides(entry.get("overrides"), f"{where}.overrides"),
             )
@@ -180,39 +179,25 @@ class _Reader:
         self._known(entry, ("source", "values"), "published")
         if not isinstance(entry.get("source"), str):
             self.faults.append("published.source: name the publication, such as 'Paper (2023), Table 1'.")
-        values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
-        for row, column, key, statistic, value in self._published_cells(entry.get("values"), table):
-            number, spread = value if isinstance(value, list) and len(value) == 2 else (value, None)
-            if statistic not in table.statistics:
-                self.faults.append(f"{key}.{statistic}: {_missing(statistic, table.statistics, 'statistic')}")
-            elif _is_number(number) and (spread is None or _is_number(spread)):
-                values[row, column, statistic] = (float(number), None if spread is None else float(spread))
-            else:
-                self.faults.append(f"{key}.{statistic}={value!r}: must be a number or [number, spread].")
-        return Published(str(entry.get("source")), values)
-
-    def _published_cells(self, values: object, table: TableLayout) -> Iterator[tuple[str, str, str, str, object]]:
-        """Row, column, key, statistic and value of every published number."""
         labels = self._labels()
         rows, columns = (
             [", ".join(names) for names in itertools.product(*(labels.get(part, []) for part in parts))]
             for parts in (table.rows, table.columns)
         )
-        wanted = "write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: ...} without columns"
-        for row, of_row in self._of(values, dict, "published.values", wanted).items():
-            key = f"published.values.{row}"
-            if row not in rows:
-                self.faults.append(f"{key}: {_missing(str(row), rows, 'row')}")
-                continue
-            cells = of_row if table.columns else {"": of_row}
-            for column, cell in cells.items() if isinstance(cells, dict) else [(None, None)]:
-                if not isinstance(cell, dict):
-                    self.faults.append(f"{key}: list the statistics of a column, such as {{mean: 0.9, worst: 0.8}}.")
-                elif column not in columns:
-                    self.faults.append(f"{key}.{column}: {_missing(str(column), columns, 'column')}")
-                else:
-                    place = f"{key}.{column}" if column else key
-                    yield from ((row, column, place, str(name), value) for name, value in cell.items())
+        wanted = "write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: {mean: 0.9}} without columns"
+        values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
+        for row, of_row in self._part(entry.get("values", {}), rows, "published.values", "row", wanted).items():
+            where = f"published.values.{row}"
+            of_columns = self._part(of_row, columns, where, "column", wanted) if table.columns else {"": of_row}
+            for column, cell in of_columns.items():
+                place = f"{where}.{column}" if column else where
+                for statistic, value in self._part(cell, table.statistics, place, "statistic", wanted).items():
+                    number, spread = value if isinstance(value, list) and len(value) == 2 else (value, None)
+                    if _is_number(number) and (spread is None or _is_number(spread)):
+                        values[row, column, statistic] = (float(number), None if spread is None else float(spread))
+                    else:
+                        self.faults.append(f"{place}.{statistic}={value!r}: must be a number or [number, spread].")
+        return Published(str(entry.get("source")), values)
 
     def _claims(self, percent: bool) -> Iterator[Claim]:
         grid = {axis: list(labels) for axis, labels in self.grid.items()}
@@ -257,6 +242,16 @@ class _Reader:
         if value is not None and not isinstance(value, kind):
             self.faults.append(f"{where}={value!r}: {wanted}.")
         return value if isinstance(value, kind) else kind()
+
+    def _part(
+        self, value: object, known: Sequence[str] | Mapping[str, Any], where: str, kind: str, wanted: str
+    ) -> dict[str, Any]:
+        """The entries of a mapping that have a known name; the others are faults."""
+        if not isinstance(value, dict):
+            self.faults.append(f"{where}={value!r}: {wanted}.")
+            return {}
+        self.faults += [f"{where}.{name}: {_missing(str(name), known, kind)}" for name in value if name not in known]
+        return {name: one for name, one in value.items() if name in known}
 
     def _mapping(self, key: str) -> dict[str, Any]:
         return self._of(self.content.get(key), dict, key, "expected a mapping")
