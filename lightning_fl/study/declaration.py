@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,22 +147,16 @@ class Study:
             cell = published.setdefault(row, {})
             cell = cell.setdefault(column, {}) if self.table.columns else cell
             cell[statistic] = value if spread is None else [value, spread]
-        names = [one.name for one in fields(self) if one.name not in _OTHERS]
-        content: dict[str, Any] = {name: _plain(getattr(self, name)) for name in names}
+        content = {name: value for name, value in asdict(self).items() if name not in _OTHERS}
         content["claims"] = [claim.text for claim in self.claims]
-        content["scales"] = {name: _plain(scale) for name, scale in self.scales.items() if name != FULL}
+        content["scales"] = {
+            name: {key: value for key, value in asdict(scale).items() if value is not None}
+            for name, scale in self.scales.items()
+            if name != FULL
+        }
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dicts without ``None``, and tuples as lists."""
-    if is_dataclass(value):
-        return {name: _plain(part) for name, part in vars(value).items() if part is not None}
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _additions_last(layers: Sequence[Overrides]) -> list[Overrides]:

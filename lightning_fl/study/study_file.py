@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -192,9 +192,10 @@ class _Reader:
             for column, cell in of_columns.items():
                 place = f"{where}.{column}" if column else where
                 for statistic, value in self._part(cell, table.statistics, place, "statistic", wanted).items():
-                    number, spread = value if isinstance(value, list) and len(value) == 2 else (value, None)
-                    if _is_number(number) and (spread is None or _is_number(spread)):
-                        values[row, column, statistic] = (float(number), None if spread is None else float(spread))
+                    numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+                    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+                        number, *spread = map(float, numbers)
+                        values[row, column, statistic] = (number, spread[0] if spread else None)
                     else:
                         self.faults.append(f"{place}.{statistic}={value!r}: must be a number or [number, spread].")
         return Published(str(entry.get("source")), values)
@@ -307,7 +308,3 @@ class _Reader:
 def _missing(name: str, known: Sequence[str] | Mapping[str, Any], kind: str) -> str:
     hint = did_you_mean(name, list(known)) or f"; the study has {', '.join(known) or 'none'}"
     return f"unknown {kind} {name!r}{hint}."
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

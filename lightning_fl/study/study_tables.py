@@ -56,8 +56,10 @@ def results_table(results: StudyResults) -> Table:
     for column, of_rows in grouped.items():
         for statistic in study.table.statistics:
             name = f"{', '.join(column)} {statistic}".strip()
-            texts = {row: _format_cell(study, cells, statistic) for row, cells in of_rows.items()}
-            shown = [Value(texts[row], best=(column, row) in best[statistic]) for row in rows]
+            shown = [
+                Value(_format_cell(study, cells, statistic), best=(column, row) in best[statistic])
+                for row, cells in of_rows.items()
+            ]
             columns.append(Column(name, shown))
             published = [study.published.values.get((", ".join(row), ", ".join(column), statistic)) for row in rows]
             if any(published):
@@ -133,14 +135,15 @@ def _notes(results: StudyResults) -> list[str]:
     return notes
 
 
-def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, int] | None = None) -> Table:
+def claims_table(answers: Sequence[Answer], digits: int, *, numbered: bool = False) -> Table:
     """A row per answer; columns without content are left out.
 
-    ``digits`` are those of the study's table; ``remarks`` maps texts to numbers that replace them on a terminal.
+    ``digits`` are those of the study's table. Remarks, too wide for a column of a terminal, are notes if ``numbered``.
     """
     intervals = [answer.interval for answer in answers]
     differences = ["" if math.isnan(one.mean) else f"{one:+.{digits + 1}f}" for one in intervals]
-    numbers = [f" ({remarks[answer.reason]})" if remarks and answer.reason else "" for answer in answers]
+    remarks = list(dict.fromkeys(answer.reason for answer in answers if answer.reason and numbered))
+    numbers = [f" ({remarks.index(one.reason) + 1})" if one.reason in remarks else "" for one in answers]
     columns: dict[str, list[Any]] = {
         "claim": [answer.claim for answer in answers],
         "at": [cell_name("", answer.axes) for answer in answers],
@@ -149,10 +152,11 @@ def claims_table(answers: Sequence[Answer], digits: int, remarks: Mapping[str, i
         "difference [95 % interval]": differences,
         "n": [answer.interval.n for answer in answers],
         "needs": [answer.seeds_needed or "" for answer in answers],
-        "remark": [answer.reason if remarks is None else "" for answer in answers],
+        "remark": ["" if numbered else answer.reason for answer in answers],
     }
     shown = {name: values for name, values in columns.items() if any(map(str, values))}
-    return Table("claims", label_columns(shown), CLAIM_NOTES)
+    notes = [f"({number}) {text}." for number, text in enumerate(remarks, 1)]
+    return Table("claims", label_columns(shown), [*CLAIM_NOTES, *notes])
 
 
 def chosen_columns(study: Study) -> list[Column]:
@@ -187,12 +191,7 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
     console = console or terminal()
     print_table(results_table(results), console)
     if results.answers:
-        # Numbered: their texts are too wide for a column.
-        reasons = dict.fromkeys(answer.reason for answer in results.answers if answer.reason)
-        remarks = {text: number for number, text in enumerate(reasons, 1)}
-        print_table(claims_table(results.answers, results.study.table.digits, remarks), console)
-        for text, number in remarks.items():
-            console.print(Text(f"({number}) {text}."))
+        print_table(claims_table(results.answers, results.study.table.digits, numbered=True), console)
     for cell in results.failed:
         console.print(Text(f"failed: {cell.name}: {cell.failure}", "red"))
         console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
