@@ -97,9 +97,9 @@ def cell_name(arm: str, place: Mapping[str, str], seed: int | None = None) -> st
 
 def verdict_of(interval: Interval, relation: str) -> Verdict:
     """Whether ``difference RELATION 0`` holds, given the interval of the difference."""
-    if interval.n < 2:
-        return "undecided"
-    low, high = (interval.low, interval.high) if relation[0] == ">" else (-interval.high, -interval.low)
+    low, high = (
+        (interval.low, interval.high) if relation[0] == ">" else (-interval.high, -interval.low)
+    )  # NaN for n < 2
     if relation.endswith("="):
         return "holds" if low >= 0 else "does not hold" if high < 0 else "undecided"
     return "holds" if low > 0 else "does not hold" if high <= 0 else "undecided"
@@ -118,8 +118,8 @@ def answer_claim(claim: Claim, seeds: Sequence[int], grid: Mapping[str, Sequence
     places = itertools.product(*(grid[axis] for axis in open_axes))
     answers = (_answer(claim, seeds, {**fixed, **dict(zip(open_axes, place, strict=True))}, value) for place in places)
     found = [answer for answer in answers if answer is not None]
-    nothing = Interval(math.nan, math.nan, math.nan, 0)
-    return found or [Answer(claim.text, fixed, "undecided", nothing, "the study does not contain the compared runs")]
+    missing = "the study does not contain the compared runs"
+    return found or [Answer(claim.text, fixed, "undecided", paired_interval([]), missing)]
 
 
 def correct_answers(answers: Sequence[Answer]) -> list[Answer]:

@@ -193,14 +193,12 @@ def _gain_over(
 
 def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[FinishedRun] | None) -> dict[str, float]:
     metric = run.metric(name, split)
-    gain = dict.fromkeys(("mean", "ipr", "rsd", "harmed"), math.nan)
-    if (found := _client_gains(run, metric, split, reference)) is not None:
-        numbered = dict(enumerate(found.values()))
-        summary = summarize_gains(numbered, dict.fromkeys(numbered, 0.0), higher_is_better=True)
-        gain = {part: getattr(summary, part) for part in gain}
+    # Without gains, all parts of the summary are NaN.
+    gain = dict(enumerate((_client_gains(run, metric, split, reference) or {}).values()))
+    summary = summarize_gains(gain, dict.fromkeys(gain, 0.0), higher_is_better=True)
     return {
         **{part: getattr(metric, part) for part in ("mean", "worst", "std", "best")},
-        **{"gain" if part == "mean" else part: value for part, value in gain.items()},
+        **{"gain" if part == "mean" else part: getattr(summary, part) for part in ("mean", "ipr", "rsd", "harmed")},
         "megabytes_sent": run.megabytes("sent"),
         "megabytes_received": run.megabytes("received"),
         "rounds": number_or_nan(run.rounds),
