@@ -125,7 +125,7 @@ def client_comparison(
                     "run": str(run.folder),
                 }
                 rows += [
-                    about | {"client": client, "value": value, "gain": (found or {}).get(client, math.nan)}
+                    about | {"client": client, "value": value, "gain": found.get(client, math.nan)}
                     for client, value in metric.clients.items()
                 ]
     return pd.DataFrame(rows)
@@ -133,15 +133,15 @@ def client_comparison(
 
 def _client_gains(
     run: FinishedRun, metric: RunMetric, split: str, reference: Sequence[FinishedRun] | None
-) -> dict[str, float] | None:
-    """Client -> gain, positive for better; ``None`` without a reference and for the reference itself."""
+) -> dict[str, float]:
+    """Client -> gain, positive for better; none without a reference and for the reference itself."""
     if reference is None:
-        return run.gains(metric.name, split)
+        return run.gains(metric.name, split) or {}
     if any(run.folder == other.folder for other in reference):
-        return None
+        return {}
     other = _reference_of(run, reference).metric(metric.name, split)
     if metric.percentiles or other.percentiles:  # not every client is known
-        return None
+        return {}
     return gains(metric.clients, other.clients, metric.higher_is_better)
 
 
@@ -194,7 +194,7 @@ def _gain_over(
 def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[FinishedRun] | None) -> dict[str, float]:
     metric = run.metric(name, split)
     # Without gains, all parts of the summary are NaN.
-    gain = dict(enumerate((_client_gains(run, metric, split, reference) or {}).values()))
+    gain = dict(enumerate(_client_gains(run, metric, split, reference).values()))
     summary = summarize_gains(gain, dict.fromkeys(gain, 0.0), higher_is_better=True)
     return {
         **{part: getattr(metric, part) for part in ("mean", "worst", "std", "best")},

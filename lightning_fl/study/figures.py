@@ -1,7 +1,6 @@
 """Figures of comparisons and studies. A row has the same colour in all of them. Imports neither pyplot nor torch."""
 
 import math
-import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -155,14 +154,11 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
     """Draw a statistic of every row: a dot per seed, the mean with its 95 % interval, and the published value."""
     study = results.study
     digits = study.table.digits + 1
-    found = {
-        ", ".join(column): {", ".join(row): cells for row, cells in of_rows.items()}
-        for column, of_rows in group_cells(results).items()
-    }
-    rows = _row_style(found)
+    panels = group_cells(results)
+    rows = _row_style(panels)
     sources = list(dict.fromkeys(cell.data_source for cell in results.cells if cell.data_source))
-    figure, grid = _panel_grid(len(found), sources, height=0.34 * len(rows) + 1.1, sharey=True)
-    for axes, (column, of_rows) in zip(grid, found.items(), strict=True):
+    figure, grid = _panel_grid(len(panels), sources, height=0.34 * len(rows) + 1.1, sharey=True)
+    for axes, (column, of_rows) in zip(grid, panels.items(), strict=True):
         for place, (row, (color, _)) in enumerate(rows.items()):
             values = {cell.seed: study.table.unit * cell.values[statistic] for cell in of_rows[row]}
             values = {seed: value for seed, value in values.items() if not math.isnan(value)}
@@ -172,8 +168,8 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
             add_tooltips(axes, dots, [place] * len(dots), texts)
             if dots:
                 interval = paired_interval(dots)
-                mean = statistics.fmean(dots)
-                half = 0.0 if math.isnan(interval.low) else interval.mean - interval.low
+                mean = interval.mean
+                half = 0.0 if math.isnan(interval.low) else mean - interval.low
                 axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
                 margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
                 add_tooltips(

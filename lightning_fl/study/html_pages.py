@@ -196,8 +196,8 @@ def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Seque
 def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
     study = results.study
     panels = {
-        ", ".join(column): {
-            ", ".join(row): [
+        column: {
+            row: [
                 FinishedRun.read(out / cell.run_folder)
                 for cell in cells
                 if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file()

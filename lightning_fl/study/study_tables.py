@@ -20,9 +20,6 @@ from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.render import DIRECTIONS, best_values, direction_text
 from lightning_fl.study.results import CellResult, StudyResults
 
-#: Labels of a row or column of the table.
-Labels = tuple[str, ...]
-
 #: Data source -> mark of its numbers.
 _MARKS = {"measured": "", "stand-in": "†", "synthetic": "‡"}
 _OTHER_MARK = "§"
@@ -32,16 +29,20 @@ CLAIM_NOTES = (
 )
 
 
-def group_cells(results: StudyResults) -> dict[Labels, dict[Labels, list[CellResult]]]:
-    """Column -> row -> cells of all seeds, in the order of the declaration; a list is empty where nothing is run."""
+def group_cells(results: StudyResults) -> dict[str, dict[str, list[CellResult]]]:
+    """Column -> row -> cells of all seeds, in the order of the declaration; a list is empty where nothing is run.
+
+    Columns and rows are named by their labels: "esol, dirichlet".
+    """
     layout, labels = results.study.table, {"arm": results.study.run_arms, **results.study.run_grid}
-    found: dict[tuple[Labels, Labels], list[CellResult]] = {}
+    found: dict[tuple[str, str], list[CellResult]] = {}
     for cell in results.cells:
         at = {"arm": cell.arm, **cell.place}
-        column, row = (tuple(at[part] for part in parts) for parts in (layout.columns, layout.rows))
+        column, row = (", ".join(at[part] for part in parts) for parts in (layout.columns, layout.rows))
         found.setdefault((column, row), []).append(cell)
+    used = {(side, name) for names in found for side, name in enumerate(names)}
     columns, rows = (
-        [key for key in itertools.product(*(labels[part] for part in parts)) if key in {pair[side] for pair in found}]
+        [name for name in map(", ".join, itertools.product(*(labels[part] for part in parts))) if (side, name) in used]
         for side, parts in enumerate((layout.columns, layout.rows))
     )
     return {column: {row: found.get((column, row), []) for row in rows} for column in columns}
@@ -51,17 +52,18 @@ def results_table(results: StudyResults) -> Table:
     """Statistics in the layout of the study, each next to its published value, the best of the arms marked."""
     study, grouped = results.study, group_cells(results)
     rows = list(next(iter(grouped.values()), {}))
-    columns = [label_column(part, [row[place] for row in rows]) for place, part in enumerate(study.table.rows)]
+    labels = zip(*(row.split(", ") for row in rows), strict=True)
+    columns = list(map(label_column, study.table.rows, labels))
     best = {statistic: _best_places(results, grouped, statistic) for statistic in study.table.statistics}
     for column, of_rows in grouped.items():
         for statistic in study.table.statistics:
-            name = f"{', '.join(column)} {statistic}".strip()
+            name = f"{column} {statistic}".strip()
             shown = [
                 Value(_format_cell(study, cells, statistic), best=(column, row) in best[statistic])
                 for row, cells in of_rows.items()
             ]
             columns.append(Column(name, shown))
-            published = [study.published.values.get((", ".join(row), ", ".join(column), statistic)) for row in rows]
+            published = [study.published.values.get((row, column, statistic)) for row in rows]
             if any(published):
                 shown = [Value("" if one is None else _with_spread(*one, study.table.digits)) for one in published]
                 columns.append(Column(f"{name}, published", shown, published=True))
@@ -69,10 +71,10 @@ def results_table(results: StudyResults) -> Table:
 
 
 def _best_places(
-    results: StudyResults, grouped: Mapping[Labels, Mapping[Labels, Sequence[CellResult]]], statistic: str
-) -> set[tuple[Labels, Labels]]:
+    results: StudyResults, grouped: Mapping[str, Mapping[str, Sequence[CellResult]]], statistic: str
+) -> set[tuple[str, str]]:
     """Columns and rows with the best value among those that differ in the arm only."""
-    groups: dict[str, list[tuple[tuple[Labels, Labels], float, str]]] = {}
+    groups: dict[str, list[tuple[tuple[str, str], float, str]]] = {}
     for column, of_rows in grouped.items():
         for row, cells in of_rows.items():
             if cells:
