@@ -96,10 +96,8 @@ def cell_name(arm: str, place: Mapping[str, str], seed: int | None = None) -> st
 
 
 def verdict_of(interval: Interval, relation: str) -> Verdict:
-    """Whether ``difference RELATION 0`` holds, given the interval of the difference."""
-    low, high = (
-        (interval.low, interval.high) if relation[0] == ">" else (-interval.high, -interval.low)
-    )  # NaN for n < 2
+    """Whether ``difference RELATION 0`` holds, given the interval of the difference; undecided if that is NaN."""
+    low, high = (interval.low, interval.high) if relation[0] == ">" else (-interval.high, -interval.low)
     if relation.endswith("="):
         return "holds" if low >= 0 else "does not hold" if high < 0 else "undecided"
     return "holds" if low > 0 else "does not hold" if high <= 0 else "undecided"

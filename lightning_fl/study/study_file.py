@@ -135,7 +135,8 @@ class _Reader:
             self._known(entry, ("seeds", "arms", "grid", "overrides"), where)
             seeds, arms = entry.get("seeds"), entry.get("arms")
             wanted = "list labels of axes, such as {data: [esol]}"
-            grid = self._part(entry.get("grid", {}), self.grid, f"{where}.grid", "axis", wanted)
+            grid = self._of(entry.get("grid"), dict, f"{where}.grid", wanted)
+            grid = self._part(grid, self.grid, f"{where}.grid", "axis", wanted)
             scales[name] = Scale(
                 seeds=None if seeds is None else self._seeds(seeds, f"{where}.seeds"),
                 arms=None if arms is None else tuple(self._subset(arms, self.arms, f"{where}.arms", "arm")),
@@ -186,7 +187,8 @@ class _Reader:
         )
         wanted = "write {ROW: {COLUMN: {mean: 0.9}}}, or {ROW: {mean: 0.9}} without columns"
         values: dict[tuple[str, str, str], tuple[float, float | None]] = {}
-        for row, of_row in self._part(entry.get("values", {}), rows, "published.values", "row", wanted).items():
+        found = self._of(entry.get("values"), dict, "published.values", wanted)
+        for row, of_row in self._part(found, rows, "published.values", "row", wanted).items():
             where = f"published.values.{row}"
             of_columns = self._part(of_row, columns, where, "column", wanted) if table.columns else {"": of_row}
             for column, cell in of_columns.items():
