@@ -72,9 +72,7 @@ def _find(card: Card, *, fetch: bool) -> tuple[str, str, list[str], bool]:
         # the card has sums of no other layout
         return images.place, images.sums, accepted if images.layout == "npz" else [], images.verified
     files = [find_file(card, file, allow_download=fetch) for file in card.files]
-    place, sums = (
-        ", ".join(map(str, texts)) for texts in zip(*((file.path, file.sha256) for file in files), strict=True)
-    )
+    place, sums = ", ".join(str(file.path) for file in files), ", ".join(file.sha256 for file in files)
     return place, sums, accepted, all(file.verified for file in files)
 
 

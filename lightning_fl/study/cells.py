@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,7 @@ class Cell:
 
 def make_cells(study: Study, out: Path) -> list[Cell]:
     """Create the cells of a study in the order of its declaration, the seeds of one variant together."""
-    cells = []
-    checksums: dict[tuple[str, str | None], str] = {}
+    cells, checksum = [], cache(partial(_checksum, out))
     for arm, place in study.places():
         try:
             recipe = find_recipe(study.arms[arm].recipe.format(**place))
@@ -225,7 +225,7 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         named = set(_possible_file_names([read, *layers]))
         root = next((text for key, text in sorted(named) if key == "data_root"), None)
         names = sorted({text for key, text in named if key != "data_root"})
-        files = {name: found for name in names if (found := _checksum(name, out, root, checksums))}
+        files = {name: found for name in names if (found := checksum(name, root))}
         for seed in study.run_seeds:
             content = {
                 "recipe": read,
@@ -254,25 +254,22 @@ def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[
                 yield from ((path.rpartition(".")[2], text) for text in texts if isinstance(text, str))
 
 
-def _checksum(name: str, out: Path, data_root: str | None, known: dict[tuple[str, str | None], str]) -> str:
+def _checksum(out: Path, name: str, data_root: str | None) -> str:
     """Checksum of a file, folder (names, sizes, times) or data card; "" if there is none.
 
     Folders that contain ``out`` and files that match their card's checksum have none.
     """
-    key = (name, data_root)
-    if key not in known:
-        known[key] = ""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # not a file name, or not readable
-            path = Path(name).expanduser()
-            if path.is_file():
-                known[key] = file_sha256(path)
-            elif path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
-                known[key] = _folder_checksum(path)
-            elif name in available_cards():
-                card = load_card(name)
-                found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
-                known[key] = " ".join(file.sha256 for file in found if not file.verified)
-    return known[key]
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # not a file name, or not readable
+        path = Path(name).expanduser()
+        if path.is_file():
+            return file_sha256(path)
+        if path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
+            return _folder_checksum(path)
+        if name in available_cards():
+            card = load_card(name)
+            found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
+            return " ".join(file.sha256 for file in found if not file.verified)
+    return ""
 
 
 def _folder_checksum(folder: Path) -> str:

@@ -277,11 +277,9 @@ def _sources(panels: Panels) -> list[str]:
 
 
 def _direction(panels: Panels, metric: str) -> bool | None:
-    for run in (run for rows in panels.values() for runs in rows.values() for run in runs):
-        for split in run.splits():
-            if metric in run.metric_names(split):
-                return run.metric(metric, split).direction
-    return None
+    runs = (run for rows in panels.values() for runs in rows.values() for run in runs)
+    found = (run.metric(metric, split) for run in runs for split in run.splits() if metric in run.metric_names(split))
+    return next((one.direction for one in found), None)
 
 
 def _figure(size: tuple[float, float], sources: Sequence[str], title: str) -> Figure:

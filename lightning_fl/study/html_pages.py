@@ -2,6 +2,7 @@
 
 import base64
 import math
+import operator
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -101,12 +102,10 @@ def _metrics_table(run: FinishedRun, split: str) -> list[Part]:
 def _column(metric: RunMetric, numbers: Mapping[str, list[float]]) -> Column:
     other = metric.name.removeprefix("local/") if metric.name.startswith("local/") else f"local/{metric.name}"
     own = numbers[metric.name]
-    sign = 1 if metric.higher_is_better else -1
-    rivals = numbers.get(other, [math.nan] * len(own))
-    titles = ["not measured" if math.isnan(value) else repr(value) for value in own]
-    better = [sign * value > sign * rival for value, rival in zip(own, rivals, strict=True)]  # False for NaN
+    is_better = operator.gt if metric.higher_is_better else operator.lt  # false for NaN
     values = [
-        number_value(value, best=best, title=title) for value, best, title in zip(own, better, titles, strict=True)
+        number_value(value, best=is_better(value, rival), title="not measured" if math.isnan(value) else repr(value))
+        for value, rival in zip(own, numbers.get(other, [math.nan] * len(own)), strict=True)
     ]
     return Column(f"{metric.name} {'↑' if metric.higher_is_better else '↓'}", values)
 
