@@ -47,9 +47,10 @@ class Settings:
     stacked_clients: Count = 1
     """clients that a process trains at once, as rows of stacked weights, in blocks of consecutive clients. Pays for
     small models; docs/lightning-support.md lists what it needs."""
-    optimizer_state: Literal["fresh", "keep", "average"] = "fresh"
+    optimizer_state: Literal["auto", "fresh", "keep", "average"] = "auto"
     """"fresh" optimisers every round; "keep" a client's from its last turn; "average" their states like the weights, as
-    local Adam does, for the clients of a model to begin with."""
+    local Adam does, for the clients of a model to begin with. "auto": averages where it can, else fresh; clients with a
+    model of their own (DPFL) keep theirs."""
     scheduler_interval: Literal["auto", "step", "round"] = "auto"
     """step learning-rate schedulers by their own ``interval`` ("auto": "epoch" is a round), or all per local "step" or
     per "round"."""

@@ -80,7 +80,8 @@ def set_up(
     fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
     materialize_lazy_layers(own, factory, processes, settings)
-    chosen = {name: getattr(settings, name) is True for name in AUTOMATIC}
+    chosen: dict[str, Any] = {name: getattr(settings, name) is True for name in AUTOMATIC}
+    chosen["optimizer_state"] = _optimizer_state(trainer, state)
     if stage == "fit":
         chosen |= automatic_settings(own, factory, processes, settings, state)
     own.set_stage(*STAGES[stage])
@@ -113,6 +114,21 @@ def set_up(
     if stage == "fit":
         trainer.loop.evaluator.open_validation_data()
     return own
+
+
+def _optimizer_state(trainer: TrainerSurface, state: Mapping[str, Any]) -> str:
+    """What ``optimizer_state`` is, or "auto" becomes: in a resumed run what it was before."""
+    given = trainer.settings.optimizer_state
+    if given != "auto":
+        return given
+    if state:
+        return (state["recipe"] or {}).get("trainer.optimizer_state", "fresh").strip("'")
+    if trainer.settings.stacked_clients > 1:
+        rank_zero_info("trainer.optimizer_state=auto: fresh, because clients are stacked")
+        return "fresh"
+    choosers = trainer.hooks.of("select_collaboration")
+    own = any("model_per_client" in getattr(chooser.listener, "traits", ()) for chooser in choosers)
+    return "keep" if own else "average"
 
 
 def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: Processes) -> list[int]:

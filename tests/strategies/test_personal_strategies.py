@@ -61,7 +61,9 @@ def test_apfl_agrees_with_a_plain_loop() -> None:
             ends.append(w)
         x = float(np.dot(SHARES, ends))
     watched = Watched()
-    run = trainer(watched, strategy=APFL(alpha=0.3, alpha_every="round"), max_rounds=3, local_steps=3)
+    run = trainer(
+        watched, strategy=APFL(alpha=0.3, alpha_every="round"), max_rounds=3, local_steps=3, optimizer_state="fresh"
+    )
     run.fit(OneWeight(momentum=0.9, decay=0.05), TwoParabolas())
     assert watched.own(-1) == [pytest.approx(value, rel=1e-10) for value in v]
     assert watched.own(-1, "alpha") == [pytest.approx(value, rel=1e-10) for value in alpha]
@@ -330,7 +332,9 @@ def test_fedrep_agrees_with_a_plain_loop_with_momentum_and_decay() -> None:
                 mine -= RATE * memory
             bodies.append(mine)
         b = float(np.dot(SHARES, bodies))
-    run = trainer(PersonalLayers(layers=["head"]), strategy=FedRep(head_epochs=3), max_rounds=3)
+    run = trainer(
+        PersonalLayers(layers=["head"]), strategy=FedRep(head_epochs=3), max_rounds=3, optimizer_state="fresh"
+    )
     heads, body = product(run, Product(decay=0.2))
     assert heads == [pytest.approx(value, rel=1e-10) for value in h]
     assert body == pytest.approx(b, rel=1e-10)

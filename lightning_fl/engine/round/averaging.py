@@ -79,7 +79,7 @@ class SharedModels:
         self._parts |= {one: self._own_weights(one, report.weight) for one, report in arrived.items()}
         if "weigh_cohort" in loop.own_steps:
             self._weigh(arrived)
-        of_ranks = loop.processes.of_ranks(sorted(self._vectors)) if loop.settings.optimizer_state == "average" else []
+        of_ranks = loop.processes.of_ranks(sorted(self._vectors)) if loop.optimizer_state == "average" else []
         vectors = {name for of_rank in of_ranks for name in of_rank}
         starts, models = federation.models, list(federation.models)
         if self._waits:
@@ -276,7 +276,7 @@ class ClientModels:
             vectors = f"further vectors ({', '.join(loop.learner.extra_vectors)})"
             what = f"the strategy {type(loop.learner).__name__} averages {vectors}, which is impossible with the models"
             raise ConfigurationError(f"{what} of single clients that {chooser.owner} creates. Keep one of the two.")
-        if loop.settings.optimizer_state == "average":
+        if loop.optimizer_state == "average":
             what = "trainer.optimizer_state=average averages over the clients of a model"
             own = f"{chooser.owner} gives every client a model of its own"
             raise ConfigurationError(f"{what}, and {own}: set it to keep.")

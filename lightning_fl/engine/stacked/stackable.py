@@ -70,8 +70,8 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
         yield f"trainer.precision={precision.precision} is neither 32 nor 64"
     if settings.channels_last is True:
         yield "trainer.channels_last converts the images of one client"
-    if settings.optimizer_state != "fresh":
-        yield f"trainer.optimizer_state={settings.optimizer_state} gives the optimiser of each client a state"
+    if loop.optimizer_state != "fresh":
+        yield f"trainer.optimizer_state={loop.optimizer_state} gives the optimiser of each client a state"
 
 
 def _of_the_data(loop: LocalLoop) -> Iterator[str]:

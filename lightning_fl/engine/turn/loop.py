@@ -77,7 +77,7 @@ class LocalLoop(TurnServices):
         for hook in watchers:
             hook(client)
         turn = self._turn(client, participant.model, start, state, federation)
-        if self.settings.optimizer_state == "average":
+        if self.optimizer_state == "average":
             turn.moments = self._moments(participant)
         if participant.draw:
             turn.purpose = f"train, draw {participant.draw}"
@@ -187,7 +187,7 @@ class LocalLoop(TurnServices):
                 turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_, moments=turn.moments
             )
         for name, second in self._second.items():
-            if self.settings.optimizer_state != "fresh":
+            if self.keeps_states:
                 turn.kept[f"optimizer of {name}"] = second.state()
         if report.trainable and self.own_steps:  # the parameters that were trainable at the end of the turn
             before = self.flat.set_trainable(report.trainable)

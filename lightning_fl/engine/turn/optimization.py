@@ -57,6 +57,7 @@ class Optimization:
     def __init__(self, services: TurnServices) -> None:
         module, module_trainer, settings = services.module, services.module_trainer, services.settings
         self._settings = settings
+        self._state, self._keeps = services.optimizer_state, services.keeps_states
         self._fused = services.fused_optimizers
         self._federation = services.federation
         self._flat_module = services.flat
@@ -143,12 +144,17 @@ class Optimization:
 
     def end(self, state: ClientState) -> None:
         optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
-        if self._settings.optimizer_state != "fresh":
+        if self._state != "fresh":
             self._release()
             if self._moments is not None:
                 self._moments.clear()
-                self._moments.update(self.averaged.read(optimizers, self._federation.personal))
-            if self._moments is None or self._federation.personal is not None:
+                try:
+                    self._moments.update(self.averaged.read(optimizers, self._federation.personal))
+                except ConfigurationError:
+                    if self._settings.optimizer_state != "auto":
+                        raise
+                    self._state = "fresh"
+            if self._keeps and (self._moments is None or self._federation.personal is not None):
                 # On the host, because all clients' states are kept and go into checkpoints.
                 state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
         first_kept = state.optimizers and not state.parameters

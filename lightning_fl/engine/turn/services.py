@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import LightningModule
@@ -59,6 +59,8 @@ class TurnServices:
     channels_last: bool = field(default=False, kw_only=True)
     #: Whether optimisers with a fused step take it.
     fused_optimizers: bool = field(default=False, kw_only=True)
+    #: What ``settings.optimizer_state`` is, or "auto" has become.
+    optimizer_state: Literal["fresh", "keep", "average"] = field(default="fresh", kw_only=True)
     module: LightningModule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,11 @@ class TurnServices:
         self.move = BatchTransfer(module, self.data, self.processes.device, self._precision, channels_last=everywhere)
         self.mode = ModuleModes()  # training flags of the submodules, saved during an evaluation
         self.read_module()
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether clients keep the states of optimisers that are not averaged."""
+        return self.optimizer_state == "keep" or self.settings.optimizer_state == "average"
 
     def read_module(self) -> None:
         """Find the module's metrics, callbacks with states and generators; again after a hook has added parts."""

@@ -166,7 +166,7 @@ def test_a_plain_loop_says_the_same(k: int, share: float, scale: float) -> None:
 
 def test_validation_chooses_the_share_with_the_fewest_errors_for_each_client() -> None:
     data, module = Blobs(), Classifier()
-    run = trainer(KNNPer(k=3, interpolation="validation"), max_rounds=3)
+    run = trainer(KNNPer(k=3, interpolation="validation"), max_rounds=3, optimizer_state="fresh")
     run.fit(module, data)
     tested, chosen = run.test(module, data), []
     for client in (0, 1):

@@ -103,6 +103,7 @@ def fit(
     folder: Path, stacked: int, module: LightningModule, data: Any = None, ckpt_path: str | None = None, **more: Any
 ) -> FederatedTrainer:
     given = {"max_rounds": 2, "local_epochs": 2, "seed": 5, "log_every_n_steps": 2, "default_root_dir": folder}
+    given |= {"optimizer_state": "fresh"}
     trainer = quiet_trainer(stacked_clients=stacked, **(given | more))
     trainer.fit(module, Doubles() if data is None else data, ckpt_path=ckpt_path)
     return trainer

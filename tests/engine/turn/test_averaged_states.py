@@ -40,10 +40,12 @@ class Chosen(Callback):
         return Cohort.of(self.cohorts[trainer.current_round])
 
 
-def fit(module: Any, *callbacks: Callback, data: Any = None, rounds: int = 3, **settings: Any) -> FederatedTrainer:
+def fit(
+    module: Any, *callbacks: Callback, data: Any = None, rounds: int = 3, ckpt_path: Any = None, **settings: Any
+) -> FederatedTrainer:
     settings = {"optimizer_state": "average", "precision": "64", "seed": 0} | settings
     trainer = quiet_trainer(*callbacks, max_rounds=rounds, **settings)
-    trainer.fit(module, data or TinyClients(SIZES, shuffle=False))
+    trainer.fit(module, data or TinyClients(SIZES, shuffle=False), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -279,3 +281,33 @@ def test_what_cannot_be_averaged_is_refused(
 ) -> None:
     with pytest.raises(error, match=fault):
         fit(module(), *callbacks, default_root_dir=tmp_path, **settings)
+
+
+STACKED = {"stacked_clients": 3}
+LBFGS = with_optimizer(TinyModule, lambda parameters: torch.optim.LBFGS(parameters, max_iter=2))
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "settings", "is_like"),
+    [
+        (ADAM, list, {}, "average"),
+        (MOMENTUM, lambda: [Chosen(SOME, [(0, 1, 1)] * 4)], {}, "average"),
+        (ADAM, list, STACKED, "fresh"),
+        (LBFGS, list, {}, "fresh"),
+        (LBFGS, lambda: [PersonalLayers(layers=["linear.bias"])], {}, "fresh"),
+        (ADAM, lambda: [CollaborationGraph(graph="full")], {}, "keep"),
+    ],
+)
+def test_automatic_states(module: Any, callbacks: Any, settings: Any, is_like: str, tmp_path: Path) -> None:
+    """To the bit, also in a run that goes on from a checkpoint; those of other settings go on as they were."""
+    more = {"default_root_dir": tmp_path, "enable_checkpointing": True} | settings
+    found, states = [], ("auto", is_like, "fresh")
+    for state in states:
+        run = fit(module(), *callbacks(), optimizer_state=state, **more)
+        path = Path(run.log_dir) / "checkpoints" / "last.ckpt"
+        resumed = fit(module(), *callbacks(), rounds=4, optimizer_state="auto", ckpt_path=path, **more)
+        whole = fit(module(), *callbacks(), rounds=4, optimizer_state=state, **more)
+        assert digest(resumed.client_model(1)) == digest(whole.client_model(1))
+        found.append([digest(run.client_model(client)) for client in range(3)])
+    assert found[0] == found[1]
+    assert (found[0] == found[2]) == (is_like == "fresh")
