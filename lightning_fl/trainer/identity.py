@@ -117,9 +117,8 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
             found.setdefault(name, value)
     found["data"] = type(data).__name__
-    found |= {
-        f"trainer.{name}": getattr(trainer.loop, name) for name in (*AUTOMATIC, "optimizer_state")
-    }  # what "auto" has become
+    # what "auto" has become
+    found |= {f"trainer.{name}": getattr(trainer.loop, name) for name in (*AUTOMATIC, "optimizer_state")}
     return {name: text for name, text in _comparable(found).items() if name not in _CHANGES_NOTHING}
 
 

@@ -81,9 +81,9 @@ def set_up(
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
     materialize_lazy_layers(own, factory, processes, settings)
     chosen: dict[str, Any] = {name: getattr(settings, name) is True for name in AUTOMATIC}
-    chosen["optimizer_state"] = _optimizer_state(trainer, state)
     if stage == "fit":
         chosen |= automatic_settings(own, factory, processes, settings, state)
+        chosen["optimizer_state"] = _optimizer_state(trainer, state)
     own.set_stage(*STAGES[stage])
     if stage == "fit":
         trainer.load_lightning_callbacks(own, state)
