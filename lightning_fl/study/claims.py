@@ -128,7 +128,7 @@ def correct_answers(answers: Sequence[Answer]) -> list[Answer]:
 
 def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: ValueOf) -> Answer | None:
     differences = []
-    missing: dict[str, list[int]] = {}
+    missing: dict[str, dict[int, None]] = {}  # a claim may name a quantity twice
     for seed in seeds:
         total = 0.0
         for term in claim.terms:
@@ -140,7 +140,7 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
             if number is None:
                 return None
             if math.isnan(number):
-                missing.setdefault(f"{term.statistic}({cell_name(term.arm, axes)})", []).append(seed)
+                missing.setdefault(f"{term.statistic}({cell_name(term.arm, axes)})", {})[seed] = None
             total += term.coefficient * number
         if not math.isnan(total):
             differences.append(total)
