@@ -2,10 +2,12 @@
 
 import itertools
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from lightning_fl.cli import make_parser
+from lightning_fl.cli import main, make_parser
 from lightning_fl.recipe.file import flat_settings
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
@@ -15,6 +17,7 @@ from lightning_fl.study.declaration import FULL
 from lightning_fl.study.study_file import load_study
 
 STUDIES = available_studies()
+KEPT = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.csv"))
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +80,23 @@ def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
             made = instantiate(parser, parse("fit", parser, cell.arguments()[1:]))
             assert made.trainer.default_root_dir == str(cell.folder)
     assert places[FULL] >= places["small"]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
+def test_kept_results_are_drawn_without_running(kept, tmp_path, capsys):
+    """Their values are those of the file, and the first claim's difference is the one that pandas finds."""
+    assert main(["study", kept.stem, "--from", str(kept), "--out", str(tmp_path)]) == 0
+    assert f"study: {tmp_path}" in capsys.readouterr().out
+    given, drawn = pd.read_csv(kept), pd.read_csv(tmp_path / "results.csv")
+    keys = ["arm", *load_study(STUDIES[kept.stem]).grid, "seed"]
+    drawn = drawn[drawn["status"] == "done"].set_index(keys)[["mean", "worst"]]
+    pd.testing.assert_frame_equal(drawn.sort_index(), given.set_index(keys)[["mean", "worst"]].sort_index())
+    claim = pd.read_csv(tmp_path / "claims.csv", keep_default_na=False).iloc[0]
+    left, right = (name.removeprefix("mean(").removesuffix(")") for name in claim["claim"].split(" < "))
+    at = dict(pair.split("=") for pair in claim["at"].split(", ") if pair)
+    values = given[(given[list(at)] == pd.Series(at)).all(axis="columns")].pivot(
+        columns="arm", index="seed", values="mean"
+    )
+    differences = (values[left] - values[right]).dropna()
+    assert int(claim["n"]) == len(differences) >= 5
+    assert float(claim["mean"]) == pytest.approx(differences.mean(), rel=1e-9)

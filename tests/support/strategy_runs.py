@@ -178,7 +178,7 @@ class Watch(Callback):
 
 
 def run_of(strategy: FedAvg, plan: Plan, *callbacks: Callback, **settings: Any) -> FederatedTrainer:
-    """A trainer that goes by a plan."""
+    """A trainer that goes by a plan, with fresh optimisers if the settings do not say otherwise."""
     return FederatedTrainer(
         strategy=strategy,
         callbacks=[(ChoosesLater if plan.chosen else Script)(plan), *callbacks],
@@ -189,7 +189,7 @@ def run_of(strategy: FedAvg, plan: Plan, *callbacks: Callback, **settings: Any) 
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
-        **settings,
+        **{"optimizer_state": "fresh"} | settings,
     )
 
 

@@ -21,8 +21,14 @@ ANOTHER_CPU = {"rtol": 40 * 2**-23, "atol": 40 * 2**-23}
 CHECKPOINTS = sorted(FOLDER.glob("*/last*.ckpt"), key=str)
 
 
-def fit(name: str, root: Path, ckpt_path: Path | None = None) -> FederatedTrainer:
-    options = {"devices": 1, "accelerator": "cpu", "logger": "false", "enable_progress_bar": "false", "max_rounds": 4}
+def fit(name: str, root: Path, ckpt_path: Path | None = None, **more: str) -> FederatedTrainer:
+    options = {
+        "devices": 1,
+        "accelerator": "cpu",
+        "logger": "false",
+        "enable_progress_bar": "false",
+        "max_rounds": 4,
+    } | more
     words = [f"--trainer.{key}={value}" for key, value in options.items()]
     parser = make_parser("fit")
     config = parse(
@@ -53,7 +59,7 @@ def test_a_run_of_the_previous_version_resumes_to_the_same_result(
 ) -> None:
     if list(FOLDER.glob(f"{name}/*.client-*")):  # each client's state is in a file of its own
         monkeypatch.setattr(Processes, "private", property(lambda self: True))
-    whole = fit(name, tmp_path / "whole")
+    whole = fit(name, tmp_path / "whole", optimizer_state="fresh")  # as that version's by default
     resumed = fit(name, tmp_path / "resumed", FOLDER / name / "last.ckpt")
     assert resumed.current_round == 4
     assert resumed.differs == {}
