@@ -57,6 +57,7 @@ def ours(
     with tempfile.TemporaryDirectory() as root:
         trainer = FederatedTrainer(
             max_rounds=rounds,
+            optimizer_state="fresh",
             callbacks=[*callbacks, times],
             default_root_dir=root,
             logger=False,

@@ -85,7 +85,13 @@ def rounds(
     quiet: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
     with tempfile.TemporaryDirectory() as root:
         trainer = FederatedTrainer(
-            max_rounds=count, callbacks=[times], default_root_dir=root, compile=compiled, accelerator="cpu", **quiet
+            max_rounds=count,
+            optimizer_state="fresh",
+            callbacks=[times],
+            default_root_dir=root,
+            compile=compiled,
+            accelerator="cpu",
+            **quiet,
         )
         trainer.fit(made, data)
     later = [after - before for before, after in itertools.pairwise(times.ends)]

@@ -53,6 +53,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             trainer = FederatedTrainer(
                 max_rounds=arguments.repeats + 1,
+                optimizer_state="fresh",
                 local_steps=1,
                 callbacks=[timed],
                 accelerator="cpu",

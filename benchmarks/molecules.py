@@ -81,7 +81,12 @@ def ours(module: MoleculeModel, data: Any, rounds: int, **settings: Any) -> tupl
     callbacks = [times, *settings.pop("callbacks", [])]
     with tempfile.TemporaryDirectory() as root:
         trainer = FederatedTrainer(
-            max_rounds=rounds, callbacks=callbacks, default_root_dir=root, enable_progress_bar=False, **settings
+            max_rounds=rounds,
+            optimizer_state="fresh",
+            callbacks=callbacks,
+            default_root_dir=root,
+            enable_progress_bar=False,
+            **settings,
         )
         trainer.fit(module, data)
     return times.ends, weights_sum(module)

@@ -69,7 +69,12 @@ def ours(module: Any, data: Clients, rounds: int, **settings: Any) -> Any:
     times = RoundTimes()
     with tempfile.TemporaryDirectory() as root:
         trainer = FederatedTrainer(
-            max_rounds=rounds, callbacks=[times], default_root_dir=root, enable_progress_bar=False, **settings
+            max_rounds=rounds,
+            optimizer_state="fresh",
+            callbacks=[times],
+            default_root_dir=root,
+            enable_progress_bar=False,
+            **settings,
         )
         trainer.fit(module, data)
     return times.ends, checksum(module)

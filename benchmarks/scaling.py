@@ -72,7 +72,8 @@ def fit(
     times = RoundTimes()
     with tempfile.TemporaryDirectory() as root:
         trainer = FederatedTrainer(
-            max_rounds=rounds, callbacks=[times], default_root_dir=root, enable_progress_bar=False, logger=False,
+            max_rounds=rounds, optimizer_state="fresh",
+            callbacks=[times], default_root_dir=root, enable_progress_bar=False, logger=False,
             enable_checkpointing=False, log_per_client=False, **settings,
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):  # the table of a profiled run
@@ -153,7 +154,8 @@ def many_one(num_clients: int, rounds: int, forks: int, algorithm: str) -> None:
         drawn = DROClientSampling(cohort_size=100, step_size=0.01)
     starts = _Starts()
     trainer = FederatedTrainer(
-        strategy="scaffold" if algorithm == "scaffold" else "fedavg", max_rounds=rounds, local_steps=1,
+        strategy="scaffold" if algorithm == "scaffold" else "fedavg", max_rounds=rounds, optimizer_state="fresh",
+        local_steps=1,
         callbacks=[drawn, starts, ModelCheckpoint(save_models=False)], enable_progress_bar=False,
         accelerator="cpu", devices=1,
     )  # fmt: skip
@@ -248,7 +250,8 @@ def forked(num_processes: int, rounds: int) -> None:
     federation, times = FEDERATIONS["cnn"], RoundTimes()
     data = Clients(images(federation.num_clients * federation.samples), federation.num_clients, 16, True)
     trainer = FederatedTrainer(
-        max_rounds=rounds, callbacks=[times], enable_progress_bar=False, logger=False, enable_checkpointing=False,
+        max_rounds=rounds, optimizer_state="fresh",
+        callbacks=[times], enable_progress_bar=False, logger=False, enable_checkpointing=False,
         accelerator="cpu", devices=1,
     )  # fmt: skip
     trainer.strategy.fork_processes(num_processes)

@@ -119,6 +119,7 @@ def run(task: Task, stacked: int, accelerator: str, strategy: str) -> tuple[floa
     times = overhead.RoundTimes()
     trainer = FederatedTrainer(
         max_rounds=task.rounds,
+        optimizer_state="fresh",
         stacked_clients=stacked,
         strategy=strategy,
         callbacks=[times],

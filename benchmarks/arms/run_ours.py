@@ -50,6 +50,7 @@ def main() -> None:
         accelerator="cpu",
         devices=1,
         max_rounds=arguments.rounds,
+        optimizer_state="fresh",
         local_steps=federation.steps,
         callbacks=[RoundEnds(), *([UniformSampling(cohort_size=federation.cohort)] if federation.cohort else [])],
     )
