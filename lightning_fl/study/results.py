@@ -199,6 +199,8 @@ def _damage(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError):
+            reason = f"no column {error}; perhaps they are of another study"
         raise CheckpointError(f"the results in {path.parent} are damaged ({path.name}: {reason}).") from error
 
 
