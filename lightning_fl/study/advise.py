@@ -10,10 +10,8 @@ import pandas as pd
 
 from lightning_fl.core.environment import describe_environment
 from lightning_fl.core.errors import ConfigurationError, listed
-from lightning_fl.core.escaping import csv_table
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.files.atomic import write_whole
-from lightning_fl.files.names import file_names
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.file import class_entry, class_name, load_recipe
 from lightning_fl.runtime.table import label_columns
@@ -179,12 +177,9 @@ class Advisor:
 
     def _without_suspects(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Iterator[tuple[str, Way]]:
         """Arms that average all clients but one that the others' coalitions and graphs leave aside."""
-        names = self.clients
-        for arm, left in ((WITHOUT + names[number], names[number]) for number in suspects(_structures(runs))):
-            path = self.out.absolute() / f"{file_names([arm])[0]}.csv"
-            graph = pd.DataFrame(1, index=pd.Index(names, name="client"), columns=names).assign(**{left: 0})
-            write_whole(path, csv_table(graph, index=True))
-            yield arm, Way(title(arm), [class_entry("CollaborationGraph", graph=str(path))])
+        for client in (self.clients[number] for number in suspects(_structures(runs))):
+            never = {client: self.max_rounds + 1}
+            yield WITHOUT + client, Way(title(WITHOUT + client), [class_entry("ClientArrivals", rounds=never)])
 
     def _notes(self, left_out: Mapping[str, str], runs: Sequence[FinishedRun]) -> Iterator[str]:
         yield from (f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items())
