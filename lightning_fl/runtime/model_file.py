@@ -43,7 +43,6 @@ def export_models(
         save_atomically(model_checkpoint(module, federation.current_round), path)
         files.append(path)
     own = {*federation.final_models, *federation.personal_layers}
-    device = next(iter(flat.weights.vectors.values())).device
     shares, used = (values.tolist() for values in federation.collaboration.personalisation.max(1))
     links = {client for client, share in enumerate(shares) if files and share == 1} - own
     left_out = links if len(names) > _MOST_LINKS else set()
@@ -56,7 +55,7 @@ def export_models(
             with saving(path):
                 link_whole(files[used[client]], path)
             continue
-        flat.load(federation.client_model(client, device))
+        flat.load(federation.client_model(client, flat.device))
         save_atomically(model_checkpoint(module, federation.current_round), path)
 
 

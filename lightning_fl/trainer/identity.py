@@ -183,7 +183,7 @@ def _not_finite(trainer: TrainerSurface, model: Weights) -> str | None:
         return None
     for span in trainer.loop.flat.spans():
         if span.dtype.is_floating_point:
-            values = model.vectors[span.dtype][span.begin : span.end]
+            values = model.part(span)
             if values.isnan().any() or (span.trainable and values.isinf().any()):
                 return span.name
     return None

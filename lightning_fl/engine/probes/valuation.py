@@ -137,11 +137,7 @@ class ModelValuation:
 
     def _difference(self, weights: Weights, spans: list[Span]) -> list[Tensor]:
         """Differences from the model before the average, float64, a vector per span."""
-        return [
-            weights.vectors[span.dtype][span.begin : span.end].double()
-            - self._start.vectors[span.dtype][span.begin : span.end].double()
-            for span in spans
-        ]
+        return [weights.part(span).double() - self._start.part(span).double() for span in spans]
 
     def _hosted(self) -> list[int]:
         return [client for client in self.shares if client in self._learned]

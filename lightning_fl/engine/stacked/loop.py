@@ -71,8 +71,7 @@ class StackedLoop:
                 weights = self._begin(ordered)
             correct_ = None
             if "correct_gradient_" in self._loop.own_steps:
-                own, spans = [row.turn for row in ordered], ordered[0].turn.spans
-                correct_ = StackedCorrection(self._loop.learner, own, spans, weights.places, weights.matrices).apply_
+                correct_ = StackedCorrection(self._loop.learner, [row.turn for row in ordered], weights).apply_
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
@@ -143,17 +142,13 @@ class StackedLoop:
             row.collector.begin_step(None, size, row.turn.state.global_step + step)
         with self._profile(DATA):
             if self.visits.needed:
-                batch = self.visits.stack(
-                    [
-                        self.visits.next_batch(weights, row, place, weights.active)
-                        for row, place in zip(rows, places, strict=True)
-                    ]
-                )
+                pairs = zip(rows, places, strict=True)
+                batch = self.visits.stack([self.visits.next_batch(weights, row, place) for row, place in pairs])
             else:
                 batch = self._gather(rows, batches)
         last = {index == row.total - 1 for row in rows}
         self._view.begin_step(**self._facts(rows, step), is_last_batch=last)
-        chosen = None if len(places) == weights.active else to_device(torch.tensor(places), weights.device)
+        chosen = None if len(places) == weights.active else to_device(torch.tensor(places), self._loop.flat.device)
         trained, kept = weights.parts(chosen)
         with self._profile(FORWARD):
             losses, logged = self._forward(weights, trained, kept, batch, index)

@@ -158,15 +158,15 @@ class Visits:
         #: Whether there is such a hook; otherwise batches are gathered together.
         self.needed = self._in_step or any(map(loop.move.hooks, loop.processes.hosted))
 
-    def next_batch(self, weights: StackedWeights, row: Row, place: int, num_rows: int) -> Any:
+    def next_batch(self, weights: StackedWeights, row: Row, place: int) -> Any:
         """A client's next batch, as its hooks leave it."""
         if not row.ready:
-            self._visit(weights, row, place, _AHEAD // num_rows)
+            self._visit(weights, row, place)
         return row.ready.popleft()
 
-    def _visit(self, weights: StackedWeights, row: Row, place: int, memory: float) -> None:
-        """Process the client's next batches, at least one and as many as fit in some bytes of memory."""
-        loop = self._loop
+    def _visit(self, weights: StackedWeights, row: Row, place: int) -> None:
+        """Process the client's next batches, at least one and as many as fit in its share of ``_AHEAD`` bytes."""
+        loop, memory = self._loop, _AHEAD // weights.active
         if row.draws is None:
             seed_default_generators(*loop.path(row.turn.client, row.turn.purpose))
         else:

@@ -125,19 +125,15 @@ class StackedWeights:
         self._kept_shapes = [shapes[one[0]] for one in self.kept_names]
         self._all_parts: list[list[Tensor]] | None = None
 
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self._flat.weights.vectors.values())).device
-
     def take(self, row: int) -> None:
-        vectors = self._flat.collect().vectors
+        present = self._flat.collect()
         for place, rows in self._columns():
-            rows[row] = vectors[place.dtype][place.begin : place.end]
+            rows[row] = present.part(place)
 
     def give(self, row: int) -> None:
-        vectors = self._flat.collect().vectors
+        present = self._flat.collect()
         for place, rows in self._columns():
-            vectors[place.dtype][place.begin : place.end] = rows[row]
+            present.part(place).copy_(rows[row])
 
     def _columns(self) -> list[tuple[Place, Tensor]]:
         return [*((one.run.place, one.matrix) for one in self._runs), *self._kept.items()]
@@ -247,18 +243,11 @@ def _trained(group: dict[str, Any]) -> list[Tensor]:
 class StackedCorrection:
     """Applies a strategy's elementwise correction to columns of all clients' rows.
 
-    Clients of different models, or with different kept vectors, are corrected separately. Only columns in ``spans``
-    change.
+    Clients of different models, or with different kept vectors, are corrected separately. Only columns in the turns'
+    ``spans`` change.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        turns: Sequence[ClientTurn],
-        spans: Sequence[Span],
-        places: Sequence[Place],
-        matrices: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, learner: Learner, turns: Sequence[ClientTurn], weights: StackedWeights) -> None:
         self._learner = learner
         self._turns = turns
         alike: dict[tuple[object, ...], list[int]] = {}
@@ -266,9 +255,9 @@ class StackedCorrection:
             kept = sorted(name for name, value in turn.kept.items() if isinstance(value, Weights))
             alike.setdefault((turn.model if turn.model_state else None, *kept), []).append(row)
         self._groups = list(alike.values())
-        self._places = places
-        self._starts = [matrix.clone() for matrix in matrices]
-        self._outside = [_outside(place, spans) for place in places]
+        self._places = weights.places
+        self._starts = [matrix.clone() for matrix in weights.matrices]
+        self._outside = [_outside(place, turns[0].spans) for place in self._places]
         #: Group and run -> the turn that represents the group.
         self._stand_ins: dict[tuple[int, int], ClientTurn] = {}
 
@@ -299,14 +288,13 @@ class StackedCorrection:
         place, turns = self._places[run], [self._turns[row] for row in rows]
         if known is not None and len(known.start.vectors[place.dtype]) == len(rows):
             return known
-        columns = slice(place.begin, place.end)
         kept = {
-            name: Weights({place.dtype: torch.stack([turn.kept[name].vectors[place.dtype][columns] for turn in turns])})
+            name: Weights({place.dtype: torch.stack([turn.kept[name].part(place) for turn in turns])})
             for name, value in turns[0].kept.items()
             if isinstance(value, Weights)
         }
         state = {
-            name: Weights({place.dtype: value.vectors[place.dtype][columns]}) if isinstance(value, Weights) else value
+            name: Weights({place.dtype: value.part(place)}) if isinstance(value, Weights) else value
             for name, value in turns[0].model_state.items()
         }
         made = replace(turns[0], start=Weights({place.dtype: self._starts[run][rows]}), kept=kept, model_state=state)

@@ -238,8 +238,7 @@ def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] |
         members = [known for known in places[begin : number + 1] if known is not None]
         whole = place._replace(begin=members[0].begin)
         begins = [known.begin - whole.begin for known in members]
-        vector = flat.weights.vectors[place.dtype][whole.begin : whole.end]
-        runs.append(FlatRun(parameters[begin : number + 1], whole, vector, begins))
+        runs.append(FlatRun(parameters[begin : number + 1], whole, flat.weights.part(whole), begins))
         begin = number + 1
     return runs
 
@@ -308,7 +307,7 @@ def _moved_state(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optim
 
 
 def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:
-    part = weights.vectors[place.dtype][place.begin : place.end]
+    part = weights.part(place)
     return part if shape is None else part.view(shape)
 
 

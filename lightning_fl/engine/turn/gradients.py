@@ -121,7 +121,7 @@ class FlatGradient:
             found = iter(torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True))
             for run, gaps in self._runs:
                 pieces = [piece for gap in gaps for piece in (gap, next(found).reshape(-1))]
-                gradient.vectors[run.dtype][run.begin : run.end].add_(torch.cat(pieces), alpha=share)
+                gradient.part(run).add_(torch.cat(pieces), alpha=share)
         return gradient
 
 

@@ -135,8 +135,7 @@ class LocalLoop(TurnServices):
             model = model.clone()
             for span in self.flat.spans():
                 if span.name in average:
-                    part = model.vectors[span.dtype][span.begin : span.end]
-                    part.copy_(average[span.name].flatten())
+                    model.part(span).copy_(average[span.name].flatten())
         if not (own or adapters):
             return model
         device, home = self.processes.device, self.flat.device

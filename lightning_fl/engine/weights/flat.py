@@ -42,6 +42,10 @@ class Weights:
         self.vectors = {dtype: vector.to(device) for dtype, vector in self.vectors.items()}
         return self
 
+    def part(self, place: "Span | Place") -> Tensor:
+        """The entries of a place, as a view."""
+        return self.vectors[place.dtype][place.begin : place.end]
+
     def floating(self) -> Iterator[tuple[torch.dtype, Tensor]]:
         """The vectors that are averaged."""
         return ((dtype, vector) for dtype, vector in self.vectors.items() if dtype.is_floating_point)
@@ -92,12 +96,8 @@ def merge_spans(spans: Sequence[Span]) -> list[Place]:
     """Sorted spans with adjacent ones merged, including the alignment gaps between them."""
     runs: list[Place] = []
     for span in sorted(spans, key=lambda span: (str(span.dtype), span.begin)):
-        last = runs[-1] if runs else None
-        if (
-            last is not None
-            and last.dtype == span.dtype
-            and span.begin <= last.begin + padded_size(last.end - last.begin, span.dtype)
-        ):
+        last = runs[-1] if runs and runs[-1].dtype == span.dtype else None
+        if last is not None and span.begin <= last.begin + padded_size(last.end - last.begin, span.dtype):
             runs[-1] = last._replace(end=max(span.end, last.end))
         else:
             runs.append(Place(span.dtype, span.begin, span.end))
@@ -108,27 +108,24 @@ def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], sp
     """``sum_k a_k v_k`` in the entries of some parameters, and a copy of ``base`` elsewhere."""
     result = base.clone()
     (scale, first), *others = terms
-    for span in merge_spans(spans):
-        part = slice(span.begin, span.end)
-        total = scale * first.vectors[span.dtype][part]
+    for place in merge_spans(spans):
+        total = scale * first.part(place)
         for factor, other in others:
-            total.add_(other.vectors[span.dtype][part], alpha=factor)
-        result.vectors[span.dtype][part] = total
+            total.add_(other.part(place), alpha=factor)
+        result.part(place).copy_(total)
     return result
 
 
 def copy_spans_(weights: Weights, other: Weights, spans: Sequence[Span]) -> Weights:
     """Overwrite the entries of some parameters and buffers with those of other weights."""
     for span in spans:
-        part = slice(span.begin, span.end)
-        weights.vectors[span.dtype][part] = other.vectors[span.dtype][part]
+        weights.part(span).copy_(other.part(span))
     return weights
 
 
 def inner_product(first: Weights, second: Weights, spans: Sequence[Span]) -> float:
     """The inner product of the entries of some parameters, in double precision."""
-    parts = ((span.dtype, slice(span.begin, span.end)) for span in spans)
-    products = [torch.dot(*(one.vectors[dtype][part].double() for one in (first, second))) for dtype, part in parts]
+    products = [torch.dot(first.part(span).double(), second.part(span).double()) for span in spans]
     return float(torch.stack(products).sum()) if products else 0.0
 
 

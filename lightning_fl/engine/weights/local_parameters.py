@@ -39,19 +39,18 @@ class LocalParameters:
 
     def extract(self, weights: Weights) -> dict[str, Tensor]:
         """A copy of the local part: name -> vector."""
-        return {span.name: weights.vectors[span.dtype][span.begin : span.end].cpu().clone() for span in self._spans}
+        return {span.name: weights.part(span).cpu().clone() for span in self._spans}
 
     def insert_(self, weights: Weights, values: dict[str, Tensor]) -> Weights:
         for span in self._spans:
-            weights.vectors[span.dtype][span.begin : span.end].copy_(values[span.name])
+            weights.part(span).copy_(values[span.name])
         return weights
 
     def copy_(self, weights: Weights, other: Weights) -> Weights:
         return copy_spans_(weights, other, self._spans)
 
     def same(self, weights: Weights, other: Weights) -> bool:
-        pairs = ([one.vectors[span.dtype][span.begin : span.end] for one in (weights, other)] for span in self._spans)
-        return all(torch.equal(first, second) for first, second in pairs)
+        return all(torch.equal(weights.part(span), other.part(span)) for span in self._spans)
 
 
 def shared_bytes(flat: FlatModule, personal: LocalParameters | None, constant: Collection[str] = ()) -> int:
