@@ -111,11 +111,8 @@ class CommunicationAccount:
             if participant.own:
                 continue
             model = structure.model_of[client] if given is None else given
-            if model >= 0:
-                parts = {self._of(models[model])}
-            else:
-                row = structure.collaboration.personalisation[client].nonzero().flatten().tolist()
-                parts = {self._of(models[k]) for k in row}
+            used = [model] if model >= 0 else collaboration.personalisation[client].nonzero().flatten().tolist()
+            parts = {self._of(models[k]) for k in used}
             if all(client in part.holders for part in parts):
                 continue
             if len(parts) == 1:
@@ -126,19 +123,14 @@ class CommunicationAccount:
             self.bytes_received[client] += size
 
     def end_turns(
-        self,
-        arrived: Sequence[Participant],
-        models: Sequence[Weights],
-        collaboration: Collaboration,
-        *,
-        chosen_from_updates: bool = False,
+        self, arrived: Sequence[Participant], models: Sequence[Weights], collaboration: Collaboration, *, all_send: bool
     ) -> None:
-        """Record that participants without failed turns send their updates; with ``chosen_from_updates``, all send."""
+        """Record that participants without failed turns send their updates: those that count, or if told, all."""
         structure = self._matrices(collaboration)
         senders = [
             participant.client
             for participant in arrived
-            if chosen_from_updates
+            if all_send
             or (participant.weight != 0 and (_has_assigned_models(participant) or structure.sends[participant.client]))
         ]
         self.send(senders, self.model_bytes * (1 + self.extra_vectors))
@@ -148,12 +140,7 @@ class CommunicationAccount:
                 self._of(model).holders.add(maker)
 
     def end_personal_turns(
-        self,
-        clients: Collection[int],
-        models: Sequence[Weights],
-        collaboration: Collaboration,
-        *,
-        by_server: bool = False,
+        self, clients: Collection[int], models: Sequence[Weights], collaboration: Collaboration, *, by_server: bool
     ) -> None:
         """Record that clients receive the models that they average with their own, which is model i of client i.
 

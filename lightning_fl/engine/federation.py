@@ -185,15 +185,11 @@ class Federation:
         return replace(self, **{name: getattr(fresh, name) for name in reset})
 
     def with_models(
-        self,
-        models: list[Weights],
-        collaboration: Collaboration,
-        client_stores: dict[str, dict[int, Any]],
-        current_round: int,
+        self, models: list[Weights], collaboration: Collaboration, stores: dict[str, dict[int, Any]], current_round: int
     ) -> "Federation":
         """This federation at another time."""
         return replace(
-            self, models=models, _collaboration=collaboration, client_stores=client_stores, current_round=current_round
+            self, models=models, _collaboration=collaboration, client_stores=stores, current_round=current_round
         )
 
     @property

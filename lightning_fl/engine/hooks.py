@@ -26,7 +26,6 @@ class Hook:
         return type(self.listener).__name__
 
     def __call__(self, *args: Any) -> Any:
-        """Call the method."""
         with self.profiler.profile(f"[Callback]{self.owner}.{self.name}"):
             return getattr(self.listener, self.name)(self.run, *args)
 

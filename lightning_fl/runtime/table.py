@@ -58,7 +58,6 @@ class Value:
 
     @property
     def lines(self) -> list[str]:
-        """Text and spread as lines."""
         return [self.text, *([self.spread.replace("± ", "±")] if self.spread else [])]
 
 
@@ -75,7 +74,6 @@ class Column:
 
     @property
     def header(self) -> str:
-        """Name in one line."""
         return self.name.replace("\n", " ")
 
     @property
@@ -101,7 +99,6 @@ class Table:
 
     @property
     def rows(self) -> Iterator[tuple[Value, ...]]:
-        """Values row by row."""
         return zip(*(column.values for column in self.columns), strict=True)
 
 

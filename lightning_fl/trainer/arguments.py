@@ -217,10 +217,8 @@ def check_settings(settings: Settings) -> None:
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most():
-        faults.append(
-            f"trainer.num_threads={settings.num_threads}: too many for this machine's {usable_cores()} CPU cores. Set"
-            f" trainer.num_threads to {usable_cores()} or less."
-        )
+        what = f"trainer.num_threads={settings.num_threads}: too many for this machine's {usable_cores()} CPU cores"
+        faults.append(f"{what}. Set trainer.num_threads to {usable_cores()} or less.")
     if settings.local_epochs is not None and settings.local_steps is not None:
         faults.append("trainer.local_epochs and trainer.local_steps are both set: a turn has one length; drop one.")
     faults += compile_faults(settings.compile)

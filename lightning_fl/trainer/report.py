@@ -182,12 +182,8 @@ def _goodness(metric: MetricSummary, client: int) -> float:
 
 
 def _cell(metric: MetricSummary, client: int) -> Value:
-    value = metric.clients.get(client, math.nan)
-    values = [other for other in metric.clients.values() if not math.isnan(other)]
-    state = ""
-    if len(set(values)) > 1:
-        best = (max if metric.higher_is_better else min)(values)
-        state = "better" if value == best else "worse" if value == metric.worst else ""
+    value, best, worst = metric.clients.get(client, math.nan), metric.best, metric.worst
+    state = "" if best == worst else "better" if value == best else "worse" if value == worst else ""
     return number_value(value, state=state)
 
 

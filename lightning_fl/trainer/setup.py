@@ -18,7 +18,7 @@ from lightning_fl.engine.settings import AUTOMATIC
 from lightning_fl.engine.turn.compilation import CompiledSteps
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer, make_module_trainer
-from lightning_fl.engine.turn.trial_step import automatic_settings, materialize_lazy_layers
+from lightning_fl.engine.turn.trial_step import TrialSteps
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.files.generated_modules import remove_generated_files
 from lightning_fl.runtime.surface import TrainerSurface
@@ -27,11 +27,7 @@ from lightning_fl.trainer.identity import check_same, data_of, layout_of
 
 
 def set_up(
-    trainer: TrainerSurface,
-    stage: str,
-    steps: CompiledSteps,
-    datamodule: FederatedDataModule,
-    state: Mapping[str, Any],
+    trainer: TrainerSurface, stage: str, steps: CompiledSteps, datamodule: FederatedDataModule, state: Mapping[str, Any]
 ) -> ModuleTrainer:
     """Make the engine's parts for a module and data, in the order in which Lightning calls their hooks.
 
@@ -79,10 +75,11 @@ def set_up(
     module.to(fabric.device)
     fabric.strategy.precision.convert_module(module)
     own.set_stage(*STAGES["fit"])  # shapes come from a training step
-    materialize_lazy_layers(own, factory, processes, settings)
+    trial = TrialSteps(own, factory, processes, settings)
+    trial.materialize_lazy_layers()
     chosen: dict[str, Any] = {name: getattr(settings, name) is True for name in AUTOMATIC}
     if stage == "fit":
-        chosen |= automatic_settings(own, factory, processes, settings, state)
+        chosen |= trial.automatic_settings(state)
         chosen["optimizer_state"] = _optimizer_state(trainer, state)
     own.set_stage(*STAGES[stage])
     if stage == "fit":

@@ -191,13 +191,10 @@ class FederatedTrainer(TrainerSurface):
             return
         if checkpoint.best_round > done - max(1, done // 10):
             monitor = checkpoint.monitor or default_metric(self.federation.metrics["val"])
-            stopping = (
-                f"; --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor {monitor} ends the run in time"
-            )
-            rank_zero_info(
-                f"validation was still improving (best in round {checkpoint.best_round} of {done}): raise"
-                f" --trainer.max_rounds{'' if self.loop.module_trainer.early_stopping_callbacks else stopping}."
-            )
+            stopping = f"--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor {monitor} ends the run in time"
+            also = "" if self.loop.module_trainer.early_stopping_callbacks else f"; {stopping}"
+            best = f"best in round {checkpoint.best_round} of {done}"
+            rank_zero_info(f"validation was still improving ({best}): raise --trainer.max_rounds{also}.")
 
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
@@ -301,9 +298,8 @@ class FederatedTrainer(TrainerSurface):
                     if report is not None:
                         reports[client] = report
                 reports = self.processes.exchange(reports)
-                self.federation.evaluated_samples[split] = {
-                    client: report.num_samples for client, report in reports.items()
-                }
+                samples = {client: report.num_samples for client, report in reports.items()}
+                self.federation.evaluated_samples[split] = samples
                 metrics = self._summary(reports)
                 means = self.federation.latest_means()
                 found = lightning_names(metrics, steps=False)

@@ -64,13 +64,13 @@ class BatchFactory:
 
     def loader(self, client: int, split: Split) -> Any:
         """The loader of a split that a client's module sees: its own, or over its data set; ``None`` without data."""
-        batches = self.batches(client, split)
-        if batches is None:
+        if self.batches(client, split) is None:
             return None
         key = (client, split)
         if key not in self._loaders:
             data: Any = self.data.client_data(client, split)
-            self._loaders[key] = self._shown(data, split)
+            one = is_dataset(data) and not holds_several(data)
+            self._loaders[key] = self._loader_of(data, split) if one else self._loaders_of(data, split)
         return self._loaders[key]
 
     def release(self) -> None:
@@ -91,12 +91,6 @@ class BatchFactory:
         if targets.is_floating_point() and bool(targets.isnan().all()):
             what = f"all targets of the {batches.num_samples} training samples of {self._name_of(client)} are missing"
             raise DataError(f"{what}: fill some in, or leave the client out (unlabelled: leave_out).")
-
-    def _shown(self, data: Any, split: Split) -> Any:
-        """Replace data sets by loaders, in the structure that the data module returned."""
-        if holds_several(data):
-            return self._loaders_of(data, split)
-        return self._loader_of(data, split) if is_dataset(data) else data
 
     def _make(self, data: Any, split: Split, source: str) -> ClientBatches | None:
         if holds_several(data) and split == "train":
@@ -127,6 +121,7 @@ class BatchFactory:
         return make_loader(data, collate_fn=collate, pin_memory=pin, **self.data.loader_options(split))
 
     def _loaders_of(self, data: Any, split: Split) -> Any:
+        """Replace data sets by loaders, in the structure that the data module returned."""
         return tree_map(lambda part: self._loader_of(part, split) if is_dataset(part) else part, data)
 
     def _packed(self, dataset: Any, **options: Any) -> PackedBatches | None:
@@ -185,11 +180,7 @@ def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
         or loader.batch_size is None
     ):
         return None
-    return {
-        "batch_size": loader.batch_size,
-        "shuffle": is_shuffled(loader),
-        "drop_last": bool(loader.drop_last),
-    }
+    return {"batch_size": loader.batch_size, "shuffle": is_shuffled(loader), "drop_last": bool(loader.drop_last)}
 
 
 def _in_turn(loaders: Sequence[ClientBatches | None]) -> ClientBatches | None:

@@ -233,7 +233,6 @@ class PackedBatches(ClientBatches):
         return self._subset(seed_path, num_samples, self._batch_size).once(seed_path)
 
     def singly(self, seed_path: tuple[int | str, ...], num_samples: int | None) -> Iterator[SizedBatch]:
-        """The samples of :meth:`some`, each a batch of its own."""
         count = self.num_samples if num_samples is None else min(num_samples, self.num_samples)
         return self._subset(seed_path, count, 1).once(seed_path)
 

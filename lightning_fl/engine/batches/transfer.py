@@ -1,5 +1,6 @@
 """Transfer of batches to the device and precision of the module."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,52 +14,46 @@ from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule
 
 
+@dataclass(eq=False, repr=False)
 class BatchTransfer:
     """Moves batches to the device and precision, through the user's transfer hooks if defined."""
 
-    def __init__(
-        self,
-        module: LightningModule,
-        data: FederatedDataModule,
-        device: torch.device,
-        precision: Precision,
-        *,
-        channels_last: bool = False,
-    ) -> None:
-        self._device = device
-        self._channels_last = channels_last
-        self._convert = None if isinstance(precision, MixedPrecision) or type(precision) is Precision else precision
-        self._module = module
-        self._data = data
+    module: LightningModule
+    data: FederatedDataModule
+    device: torch.device
+    precision: Precision
+    channels_last: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._converts = not isinstance(self.precision, MixedPrecision) and type(self.precision) is not Precision
         #: Id of a data module -> that data module, and the hooks of its clients' batches.
         self._hooks_of: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def hooks(self, client: int) -> dict[str, Any]:
         """Name -> transfer hook of a hosted client's batches."""
-        own = self._data.transfer_hooks(client)
+        own = self.data.transfer_hooks(client)
         if id(own) not in self._hooks_of:
-            parts = (own, self._module)  # as in Lightning, the data module's hook comes before the module's
+            parts = (own, self.module)  # as in Lightning, the data module's hook comes before the module's
             owners = {name: next((part for part in parts if is_overridden(name, part)), None) for name in BATCH_HOOKS}
             found = {name: getattr(owner, name) for name, owner in owners.items() if owner is not None}
             self._hooks_of[id(own)] = own, found
         return self._hooks_of[id(own)][1]
 
     def __call__(self, batch: Any, on_device: bool, client: int, dataloader_idx: int = 0) -> Any:
-        """Transfer a batch."""
         hooks = self.hooks(client)
         if "on_before_batch_transfer" in hooks:
             batch = hooks["on_before_batch_transfer"](batch, dataloader_idx)
         if "transfer_batch_to_device" in hooks:
-            batch = hooks["transfer_batch_to_device"](batch, self._device, dataloader_idx)
+            batch = hooks["transfer_batch_to_device"](batch, self.device, dataloader_idx)
         elif not on_device:
-            batch = move_data_to_device(batch, self._device)
+            batch = move_data_to_device(batch, self.device)
         if "on_after_batch_transfer" in hooks:
             batch = hooks["on_after_batch_transfer"](batch, dataloader_idx)
-        if self._convert is not None:
-            convert = self._convert.convert_input
+        if self._converts:
+            convert = self.precision.convert_input
             # A PyG batch has its own way to visit tensors.
             batch = batch.clone().apply(convert) if hasattr(batch, "stores") else convert(batch)
-        if self._channels_last:
+        if self.channels_last:
             batch = to_channels_last(batch)
         return batch
 

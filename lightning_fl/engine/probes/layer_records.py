@@ -83,12 +83,7 @@ _TURNS = 9
 
 
 def layer_misses_targets(
-    loop: LocalLoop,
-    client: int,
-    weights: Weights,
-    layer: nn.Module,
-    task: Task,
-    target_scales: tuple[Tensor, Tensor] | None = None,
+    loop: LocalLoop, client: int, weights: Weights, layer: nn.Module, task: Task, scales: tuple[Tensor, Tensor] | None
 ) -> str:
     """The fault of a layer as the source of predictions; empty if there is none.
 
@@ -121,7 +116,7 @@ def layer_misses_targets(
 
     outputs: list[Tensor] = []
     logged(None)
-    known, *wrong = _answers(targets[0].to(outputs[0].device), outputs[0], task, target_scales)
+    known, *wrong = _answers(targets[0].to(outputs[0].device), outputs[0], task, scales)
     best = logged(known)
     others = [found[1] for answer in wrong if (found := logged(answer)) is not None]
     if best is None or not others or not min(others) < best[1]:  # also where nothing, or NaN, is logged
@@ -131,7 +126,7 @@ def layer_misses_targets(
     return f"{what} = {values}: validation_step does not use this output as its predictions"
 
 
-def _answers(targets: Tensor, outputs: Tensor, task: Task, target_scales: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+def _answers(targets: Tensor, outputs: Tensor, task: Task, scales: tuple[Tensor, Tensor] | None) -> list[Tensor]:
     """The right outputs, then wrong ones."""
     rows = targets.reshape(len(targets), -1).double()
     if task == "classes":
@@ -142,8 +137,8 @@ def _answers(targets: Tensor, outputs: Tensor, task: Task, target_scales: tuple[
     if task == "binary":
         right = torch.where(known > 0, _SURE, -_SURE)
         return [right, torch.zeros_like(right), -right]
-    if target_scales is not None:
-        known = (known - target_scales[0]) / target_scales[1]
+    if scales is not None:
+        known = (known - scales[0]) / scales[1]
     middle, deviation = known.mean(0), known.std(0) if len(known) > 1 else torch.ones_like(known[0])
     deviation = torch.where(deviation > 0, deviation, 1.0)
     stretched = [middle + factor * (known - middle) for factor in (1.1, 0.9)]

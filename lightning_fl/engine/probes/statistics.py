@@ -53,11 +53,7 @@ def _pooled(values: Mapping[int, Tensor], processes: Processes) -> tuple[Tensor,
 
 
 def target_summaries(
-    factory: BatchFactory,
-    processes: Processes,
-    seed: int,
-    summarize: Callable[[Tensor], Tensor],
-    split: Split = "train",
+    factory: BatchFactory, processes: Processes, seed: int, summarize: Callable[[Tensor], Tensor], split: Split
 ) -> Tensor:
     """Summaries of every client's targets, in the order of clients, [N, ...]; every rank must call it.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from lightning_fl.functional.shapley import FirstOrderShapley
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class ModelValuation:
     """Values of the clients in a shared model's average, by the held-out loss.
 
@@ -30,23 +32,17 @@ class ModelValuation:
         learned: hosted client -> its weights after its turn. Other clients are not valued.
     """
 
-    def __init__(
-        self,
-        loop: LocalLoop,
-        loss: HeldOutLoss,
-        start: Weights,
-        average: Weights,
-        shares: Mapping[int, float],
-        learned: Mapping[int, Weights],
-    ) -> None:
-        self._averaged = loop.averaged_spans
-        self._processes = loop.processes
-        self._communication = loop.federation.communication
-        self._loss = loss
-        self._start = start
-        self._average = average
-        self._learned = learned
-        members = loop.processes.exchange({client: shares[client] for client in learned if client in shares})
+    loop: LocalLoop
+    loss: HeldOutLoss
+    start: Weights
+    average: Weights
+    shares: Mapping[int, float]
+    learned: Mapping[int, Weights]
+
+    def __post_init__(self) -> None:
+        self._processes = self.loop.processes
+        self._communication = self.loop.federation.communication
+        members = self._processes.exchange({client: self.shares[client] for client in self._hosted()})
         total = math.fsum(members.values())
         self.shares = {client: share / total for client, share in members.items()}
 
@@ -59,8 +55,8 @@ class ModelValuation:
         """
         if normalized and len(self.shares) == 1:
             return dict.fromkeys(self.shares, 0.0)
-        spans = self._averaged()
-        self._communication.receive(self.shares, [self._average])
+        spans = self.loop.averaged_spans()
+        self._communication.receive(self.shares, [self.average])
         if len(self.shares) > 1:  # a single client computes the product itself
             self._communication.send(self.shares, span_bytes(spans))
         if leave_own_out and len(self.shares) > 1:
@@ -68,7 +64,7 @@ class ModelValuation:
         gradient = self._gradient(spans).split([span.end - span.begin for span in spans])
         slopes = FirstOrderShapley(gradient, normalized=False)
         for client in self._hosted():
-            slopes.add(client, 1.0, self._difference(self._learned[client], spans))
+            slopes.add(client, 1.0, self._difference(self.learned[client], spans))
         # With all slopes known, lambda is applied as in a model of one weight.
         values = FirstOrderShapley(torch.tensor([-1.0]), normalized=normalized)
         for client, slope in self._processes.exchange(slopes.values()).items():
@@ -80,10 +76,10 @@ class ModelValuation:
         own: dict[int, Tensor] = {}
         count = len(self.shares)
         total = self._gradient(spans, own) * count
-        aggregate = torch.cat(self._difference(self._average, spans)) if normalized else None
+        aggregate = torch.cat(self._difference(self.average, spans)) if normalized else None
         values = {}
         for client in self._hosted():
-            update = torch.cat(self._difference(self._learned[client], spans))
+            update = torch.cat(self._difference(self.learned[client], spans))
             others = (total - own.pop(client)) / (count - 1)
             slope = torch.dot(others, update if aggregate is None else update - aggregate)
             values[client] = -self.shares[client] * float(slope)
@@ -100,20 +96,18 @@ class ModelValuation:
         def value(coalition: frozenset[int]) -> float:
             model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
             # The model of all is the average, which they receive for training anyway.
-            received = self._average if len(coalition) == len(clients) else model
+            received = self.average if len(coalition) == len(clients) else model
             self._communication.receive(clients, [received])
-            losses = self._of_hosted(lambda client: self._loss.value(client, model))
+            losses = self._of_hosted(lambda client: self.loss.value(client, model))
             return -math.fsum(losses.values()) / len(losses)
 
         return value
 
     def _model_of(self, coalition: list[int], normalized: bool) -> Weights:
         if not coalition:
-            return self._start
-        total = WeightedSum(self._start)
-        total.add_all_(
-            [(self._learned[client], self.shares[client]) for client in coalition if client in self._learned]
-        )
+            return self.start
+        total = WeightedSum(self.start)
+        total.add_all_([(self.learned[client], self.shares[client]) for client in coalition if client in self.learned])
         if self._processes.several:
             total.reduce_(self._processes.transport)
         return total.value(math.fsum(self.shares[client] for client in coalition) if normalized else 1.0)
@@ -125,7 +119,7 @@ class ModelValuation:
         total = WeightedSum(Weights({torch.float64: zero}))
 
         def add(client: int) -> None:
-            gradient = self._loss.gradient(client, self._average, spans)
+            gradient = self.loss.gradient(client, self.average, spans)
             total.add_(Weights({torch.float64: gradient}), 1.0)
             if own is not None:
                 own[client] = gradient
@@ -137,10 +131,10 @@ class ModelValuation:
 
     def _difference(self, weights: Weights, spans: list[Span]) -> list[Tensor]:
         """Differences from the model before the average, float64, a vector per span."""
-        return [weights.part(span).double() - self._start.part(span).double() for span in spans]
+        return [weights.part(span).double() - self.start.part(span).double() for span in spans]
 
     def _hosted(self) -> list[int]:
-        return [client for client in self.shares if client in self._learned]
+        return [client for client in self.shares if client in self.learned]
 
     def _of_hosted(self, compute: Callable[[int], T]) -> dict[int, T]:
         """Values of all clients, computed on their ranks."""

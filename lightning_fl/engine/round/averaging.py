@@ -96,7 +96,7 @@ class SharedModels:
         for model, state in federation.optimizer_states.items():
             state[IDENTITY] = identities[model]
         count_vectors(loop)
-        federation.communication.end_turns(list(arrived), models, federation.collaboration, chosen_from_updates=chosen)
+        federation.communication.end_turns(list(arrived), models, federation.collaboration, all_send=chosen)
         loop.round.starts, loop.round.shares = starts, self._shares(arrived)
 
     def _choose(self, chooser: Hook) -> bool:

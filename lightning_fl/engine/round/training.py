@@ -6,7 +6,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -22,6 +21,8 @@ from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.round.averaging import ClientModels, SharedModels, count_vectors
 from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
+
+HandOver = Callable[[Participant, ClientUpdate], None]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
@@ -48,18 +49,22 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
 
 
 def _train_cohort(
-    loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, hand_over: Callable[[Participant, ClientUpdate], None]
+    loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, hand_over: HandOver
 ) -> dict[Participant, ClientReport]:
     """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors."""
     federation, now = loop.federation, loop.round
     count_vectors(loop)
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
     after = loop.hooks.of("on_client_end")
-    take_turn = partial(_take_turn, loop) if stacked is None else StackedTurns(loop, stacked, cohort).take
+    stacked_turns = None if stacked is None else StackedTurns(loop, stacked, cohort)
     failed = _measure(loop, cohort) if "measure_client" in loop.own_steps else {}  # by place in the cohort
 
     def take(place: int, participant: Participant) -> ClientReport:
-        report, turn = take_turn(place, participant)
+        if stacked_turns is None:
+            turn = loop.begin_turn(participant)
+            report = loop.take_turn(turn)
+        else:
+            turn, report = stacked_turns.take(place)
         now.participant = participant
         return _hand_over(loop, participant, turn, report, hand_over)
 
@@ -123,17 +128,8 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
     return {place: report for place, report in found.items() if report.error is not None}
 
 
-def _take_turn(loop: LocalLoop, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-    turn = loop.begin_turn(participant)
-    return loop.take_turn(turn), turn
-
-
 def _hand_over(
-    loop: LocalLoop,
-    participant: Participant,
-    turn: ClientTurn,
-    report: ClientReport,
-    hand_over: Callable[[Participant, ClientUpdate], None],
+    loop: LocalLoop, participant: Participant, turn: ClientTurn, report: ClientReport, hand_over: HandOver
 ) -> ClientReport:
     """Hand over a client's shared weights and store its personal layers and strategy state; returns its report."""
     learner, personal = loop.learner, loop.federation.personal

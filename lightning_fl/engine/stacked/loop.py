@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import seed_default_generators
@@ -78,7 +78,7 @@ class StackedLoop:
                 for members, batches in _alike([row.steps[step] for row in active]):
                     self._batch_of(weights, [active[member] for member in members], members, batches, step)
                 with self._profile(OPTIMIZER):
-                    weights.step(self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm, correct_)
+                    weights.step(self._settings, correct_)
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
@@ -90,20 +90,19 @@ class StackedLoop:
             assert isinstance(batches, PackedBatches)
             assert isinstance(batches.pack, TensorPack)
             length = loop.training.turn_length(batches, None)
+            total = int(length.total)
             path = loop.path(turn.client, turn.purpose)
             layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in batches.pack.tensors)
             steps: list[list[RowBatch]] = []
             begins = True
-            for index, (samples, targets) in enumerate(batches.picks(path, int(length.total))):
+            for index, (samples, targets) in enumerate(batches.picks(path, total)):
                 if begins:
                     steps.append([])
                 steps[-1].append(RowBatch(index, samples, targets, (index, len(samples), layout)))
                 begins = length.ends_step(index)
             collector = LogCollector(self._settings.log_every_n_steps)
             self._trainer.replay(collector)
-            rows.append(
-                Row(turn, batches.pack, batches.num_samples, int(length.total), int(length.steps), steps, collector)
-            )
+            rows.append(Row(turn, batches.pack, batches.num_samples, total, int(length.steps), steps, collector))
         return rows
 
     def _begin(self, rows: Sequence[Row]) -> StackedWeights:
@@ -304,8 +303,8 @@ class StackedTurns:
         #: Place -> turn, the group's weights, its row and report; or its error.
         self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
 
-    def take(self, place: int, participant: Participant) -> tuple[ClientReport, ClientTurn]:
-        """Take a hosted participant's turn, which leaves its new weights in the module."""
+    def take(self, place: int) -> tuple[ClientTurn, ClientReport]:
+        """Take the turn of a hosted participant, by place in the cohort, which leaves its new weights in the module."""
         if place not in self._trained:
             self._train(self._members[self._groups[place]])
         outcome = self._trained.pop(place)
@@ -313,7 +312,7 @@ class StackedTurns:
             raise outcome
         turn, weights, row, report = outcome
         weights.give(row)
-        return report, turn
+        return turn, report
 
     def _train(self, places: list[int]) -> None:
         turns: dict[int, ClientTurn] = {}

@@ -78,10 +78,8 @@ def _of_the_data(loop: LocalLoop) -> Iterator[str]:
     for client in loop.processes.hosted:
         batches = loop.factory.batches(client, "train")
         if not isinstance(batches, PackedBatches) or not isinstance(batches.pack, TensorPack):
-            yield (
-                f"the training data of {loop.name_of(client)} are not a TensorDataset with default collation and no"
-                " workers"
-            )
+            what = "are not a TensorDataset with default collation and no workers"
+            yield f"the training data of {loop.name_of(client)} {what}"
             return
 
 
@@ -89,12 +87,9 @@ def _of_the_optimizer(loop: LocalLoop) -> Iterator[str]:
     optimizers, schedulers = loop.training.optimization.configure()
     if schedulers or loop.training.optimization.held_schedulers:
         yield "configure_optimizers returns a learning-rate scheduler, or keeps one"
-    reason = (
-        "configure_optimizers returns no optimiser"
-        if isinstance(optimizers[0], NoOptimizer)
-        else why_not_stackable(optimizers[0], loop.flat)
-    )
-    if reason is not None:
+    if isinstance(optimizers[0], NoOptimizer):
+        yield "configure_optimizers returns no optimiser"
+    elif (reason := why_not_stackable(optimizers[0], loop.flat)) is not None:
         yield reason
 
 

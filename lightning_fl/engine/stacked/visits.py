@@ -135,9 +135,7 @@ class Row:
 
     def __post_init__(self) -> None:
         #: Step and batch of those not yet passed to hooks.
-        self.pending: Iterator[tuple[int, RowBatch]] = (
-            (step, batch) for step, batches in enumerate(self.steps) for batch in batches
-        )
+        self.pending = ((step, batch) for step, batches in enumerate(self.steps) for batch in batches)
 
     def samples(self, batch: RowBatch) -> list[Tensor]:
         (tensors,) = self.pack.gather(batch.samples, [len(batch.samples)], batch.targets)

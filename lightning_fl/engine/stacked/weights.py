@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
+from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.flat_optimizer import (
     FlatRun,
     flat_runs,
@@ -189,18 +190,13 @@ class StackedWeights:
         """The active rows of the trained matrices, [k, P_run] each."""
         return [one.matrix[: self.active] for one in self._runs]
 
-    def step(
-        self,
-        clip_val: float | None = None,
-        algorithm: Literal["norm", "value"] | None = None,
-        correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None,
-    ) -> None:
-        """Step the active rows by the accumulated gradients, and clear these."""
+    def step(self, settings: Settings, correct_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None) -> None:
+        """Step the active rows by the accumulated gradients, corrected and clipped, and clear these."""
         gradients = [one.gradient[: self.active] for one in self._runs]
         if correct_ is not None:
             correct_(gradients, self.matrices)
-        if clip_val and gradients:
-            clip_rows_(gradients, clip_val, algorithm or "norm")
+        if settings.gradient_clip_val and gradients:
+            clip_rows_(gradients, settings.gradient_clip_val, settings.gradient_clip_algorithm or "norm")
         for one, gradient in zip(self._runs, gradients, strict=True):
             one.parameter.grad = gradient
         step_twin(self._twin, self._optimizer, fused=self._fused)

@@ -85,7 +85,8 @@ class Evaluator:
         self._trainer.set_stage(TrainerFn.FITTING if fitting and read is None else fn, running)
         if fitting:
             services.call("on_validation_model_zero_grad")
-        for _ in self._turn(client, weights, batches, split, word, read, keep=own and fitting):
+        services.flat.load(weights)
+        for _ in self._turn(client, batches, split, word, read, keep=own and fitting):
             pass
         if fitting:
             services.refuse_new(f"in the {word}", client)
@@ -101,28 +102,20 @@ class Evaluator:
             return []
         self._trainer.set_stage(*STAGES["predict"])
         outputs: list[list[Any]] = [[] for _ in batches.loaders]
-        for number, output in self._turn(client, weights, batches, split, "predict"):
+        self._services.flat.load(weights)
+        for number, output in self._turn(client, batches, split, "predict", read=None, keep=False):
             outputs[number].append(move_data_to_device(output, "cpu"))
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _turn(
-        self,
-        client: int,
-        weights: Weights,
-        batches: ClientBatches,
-        split: Split,
-        word: str,
-        read: Reading | None = None,
-        *,
-        keep: bool = False,
+        self, client: int, batches: ClientBatches, split: Split, word: str, read: Reading | None, *, keep: bool
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the number of the loader and the step's output for every batch."""
+        """Evaluate the module's weights; yields the number of the loader and the step's output for every batch."""
         services, trainer, loaders = self._services, self._trainer, batches.loaders
         module, several, path = services.module, len(loaders) > 1, services.path(client, split)
         self._check_loaders(word, len(loaders))
         lengths = [loader.epoch_length() for loader in loaders]
         counts = [math.inf if length is None else length for length in lengths]
-        services.flat.load(weights)
         services.metric_states.begin(client)
         services.seed_user_code(*path)
         trainer.begin_turn(client, services.global_step(client), evaluated=split, num_batches=counts)

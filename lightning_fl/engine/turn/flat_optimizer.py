@@ -16,8 +16,9 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights, merge_spans
+from lightning_fl.engine.weights.flat import FlatModule, Place, Weights, merge_spans
 from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
 
 #: Without norms, sorts or draws over whole parameters.
@@ -244,25 +245,16 @@ def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] |
 
 
 class SecondOptimizer:
-    """Steps other weights, in place, by a client's only optimiser: its rule and rates, with a state of its own."""
+    """Steps ``turn.kept[name]``, in place, by the turn's only optimiser: its rule and rates, with an own state."""
 
-    def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        flat: FlatModule,
-        spans: Sequence[Span],
-        weights: Weights,
-        *,
-        settings: Settings,
-        state: Sequence[dict[str, Any]],
-        who: str,
-    ) -> None:
-        if len(optimizers) != 1:
-            what = f"{who} trains two models with one optimiser each, and the module has {len(optimizers)}"
+    def __init__(self, turn: ClientTurn, name: str, flat: FlatModule, settings: Settings, who: str) -> None:
+        if len(turn.optimizers) != 1:
+            what = f"{who} trains two models with one optimiser each, and the module has {len(turn.optimizers)}"
             raise ConfigurationError(f"{what}: return one from configure_optimizers, with automatic optimisation.")
-        self._first = optimizers[0]
+        self.key = f"optimizer of {name}"  #: of its state in ``turn.kept``
+        self._first = turn.optimizers[0]
         self._settings = settings
-        shared = {(span.dtype, span.begin): span for span in spans}
+        shared = {(span.dtype, span.begin): span for span in turn.spans}
         whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
@@ -273,13 +265,12 @@ class SecondOptimizer:
                 parts = [(run, None) for run in merge_spans([span for span, _ in own])]
             else:
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
-            self._groups.append([(place, nn.Parameter(_part(weights, place, shape))) for place, shape in parts])
+            self._groups.append([(place, nn.Parameter(_part(turn.kept[name], place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # keeps its class and settings
-        states = [
-            _moved_state(parameter, kept, self._first) for parameter, kept in zip(self._parameters, state, strict=False)
-        ]
-        self._twin.state = defaultdict(dict, zip(self._parameters, states, strict=False))
+        kept = zip(self._parameters, turn.kept.get(self.key, []), strict=False)
+        states = ((parameter, _moved_state(parameter, state, self._first)) for parameter, state in kept)
+        self._twin.state = defaultdict(dict, states)
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
 
     def step(self, gradient: Weights) -> None:

@@ -1,7 +1,7 @@
 """Clients' turns with the steps of strategy and callbacks."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,18 +125,17 @@ class LocalLoop(TurnServices):
         """The model that a client uses, now or in another ``federation``, with what its host adapts."""
         federation = federation or self.federation
         model = federation.client_model(client, self.processes.device)
-        final = federation.final_models
-        adapters = self.hooks.of("evaluation_weights")
-        own = "evaluation_weights" in self.own_steps
-        if client in final or not self.processes.hosts(client):
+        if client in federation.final_models or not self.processes.hosts(client):
             return model
-        average = {} if own else averaged_weights(federation, client)
+        steps: list[Any] = [self.learner.evaluation_weights] if "evaluation_weights" in self.own_steps else []
+        average = {} if steps else averaged_weights(federation, client)
         if average:
             model = model.clone()
             for span in self.flat.spans():
                 if span.name in average:
                     model.part(span).copy_(average[span.name].flatten())
-        if not (own or adapters):
+        steps += self.hooks.of("evaluation_weights")
+        if not steps:
             return model
         device, home = self.processes.device, self.flat.device
         if home != device:  # the run has ended and moved everything to the host
@@ -144,7 +143,6 @@ class LocalLoop(TurnServices):
             model = model.clone().to_(device)
         present, self.federation = self.federation, federation  # for draws of its round
         try:
-            steps: list[Any] = [self.learner.evaluation_weights, *adapters] if own else adapters
             for step in steps:
                 model = step(self._turn(client, None, model, ClientState(), federation))
             return model if home == device else model.clone().to_(home)
@@ -177,17 +175,9 @@ class LocalLoop(TurnServices):
     def take_turn(self, turn: ClientTurn) -> ClientReport:
         """Train the client of a turn; leaves its new weights in ``flat``."""
         self._second, self.module_trainer.rates = {}, []
-        phases = self.learner.phases(turn) if "phases" in self.own_steps else ()
-        if phases:
-            report = self._train_in_phases(turn, phases)
-        else:
-            correct_ = self._correction(turn)
-            report = self.training.train(
-                turn.client, turn.start, turn.state, purpose=turn.purpose, correct_=correct_, moments=turn.moments
-            )
-        for name, second in self._second.items():
-            if self.keeps_states:
-                turn.kept[f"optimizer of {name}"] = second.state()
+        report = self._train_in_phases(turn, self.learner.phases(turn) if "phases" in self.own_steps else ())
+        if self.keeps_states:
+            turn.kept |= {second.key: second.state() for second in self._second.values()}
         if report.trainable and self.own_steps:  # the parameters that were trainable at the end of the turn
             before = self.flat.set_trainable(report.trainable)
             turn.spans = self.averaged_spans()
@@ -211,23 +201,22 @@ class LocalLoop(TurnServices):
         return all_ if parts else None
 
     def _train_in_phases(self, turn: ClientTurn, phases: Sequence[Phase]) -> ClientReport:
-        """Train in phases, each with optimisers of its own; returns the report of the last one."""
-        *before, last = phases
+        """Train in phases, each with optimisers of its own, or all at once; returns the report of the last one."""
         start: Weights | None = turn.start
-        for phase in before:
+        last = phases[-1] if phases else None
+        for phase in phases[:-1]:
             purpose = f"the {phase.trained} part"
             draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
             state = ClientState(**turn.kept.get(f"training for {purpose}", {}))
             with self._frozen_but(phase.trained):
                 self.training.train(turn.client, start, state, purpose=draws, work=phase.work)
             turn.kept[f"training for {purpose}"], start = state.state_dict(), None
-        with self._frozen_but(last.trained):
-            correct_ = self._correction(turn)
+        with nullcontext() if last is None else self._frozen_but(last.trained):
             return self.training.train(
                 *(turn.client, start, turn.state),
                 purpose=turn.purpose,
-                work=last.work,
-                correct_=correct_,
+                work=None if last is None else last.work,
+                correct_=self._correction(turn),
                 moments=turn.moments,
             )
 
@@ -291,13 +280,5 @@ class LocalLoop(TurnServices):
 
     def second_step(self, turn: ClientTurn, name: str, gradient: Weights) -> None:
         if name not in self._second:
-            self._second[name] = SecondOptimizer(
-                turn.optimizers,
-                self.flat,
-                turn.spans,
-                turn.kept[name],
-                settings=self.settings,
-                state=turn.kept.get(f"optimizer of {name}", []),
-                who=type(self.learner).__name__,
-            )
+            self._second[name] = SecondOptimizer(turn, name, self.flat, self.settings, type(self.learner).__name__)
         self._second[name].step(gradient)

@@ -226,12 +226,10 @@ class SharedAverages(Callback):
         federation.models_are_final = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors."""
         kept = {name: [one.state_dict() for one in getattr(self, name)] for name in ("averages", "trained")}
         return {"count": self.count, **kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.count = state_dict["count"]
         for name in ("averages", "trained"):
             models = [Weights({getattr(torch, key): one for key, one in of.items()}) for of in state_dict[name]]

@@ -206,11 +206,10 @@ class Optimization:
             if isinstance(made, Optimizer)
             else _configure_optimizers(NoOptimizer() if made is None else made)
         )
-        configs = (
-            _configure_schedulers_automatic_opt(schedulers, monitor)
-            if module.automatic_optimization
-            else _configure_schedulers_manual_opt(schedulers)
-        )
+        if module.automatic_optimization:
+            configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        else:
+            configs = _configure_schedulers_manual_opt(schedulers)
         if not self._validated:  # once per run, because all clients have the same
             _validate_multiple_optimizers_support(optimizers, module)
             _validate_optimizers_attached(optimizers, configs)

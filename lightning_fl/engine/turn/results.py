@@ -139,9 +139,8 @@ class LogCollector:
         if entry is None:
             entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step, on_epoch, self._loader)
         elif entry.loader != self._loader and self._loader is not None:
-            what = (
-                f"self.log({name!r}, add_dataloader_idx=False) is called for loaders {entry.loader} and {self._loader}"
-            )
+            loaders = f"loaders {entry.loader} and {self._loader}"
+            what = f"self.log({name!r}, add_dataloader_idx=False) is called for {loaders}"
             raise ConfigurationError(f"{what}: use different names, or leave add_dataloader_idx out.")
         if isinstance(value, Metric):
             entry.metric, entry.last = value, value._forward_cache
@@ -278,9 +277,8 @@ def _reduced(entry: _Entry) -> Tensor:
         return getattr(torch, name)(values)
     if callable(entry.reduce_fx):
         return entry.reduce_fx(values)
-    raise ConfigurationError(
-        f"self.log(reduce_fx={entry.reduce_fx!r}): use 'mean', 'sum', 'min', 'max' or a function of a tensor."
-    )
+    known = "'mean', 'sum', 'min', 'max' or a function of a tensor"
+    raise ConfigurationError(f"self.log(reduce_fx={entry.reduce_fx!r}): use {known}.")
 
 
 def _so_far(entry: _Entry) -> Tensor:

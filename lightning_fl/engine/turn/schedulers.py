@@ -39,9 +39,7 @@ class Schedulers:
             interval = self._settings.scheduler_interval
             if interval == "auto":
                 interval = "round" if config.interval == "epoch" else "step"
-            if interval != when:
-                continue
-            if done % config.frequency:
+            if interval != when or done % config.frequency:
                 continue
             metric = self._monitored(config) if config.reduce_on_plateau and latest else None
             if config.reduce_on_plateau and metric is None:
@@ -100,16 +98,13 @@ class PristineOptimizers:
         """Refuse an optimiser or scheduler of an earlier turn that was not returned at the first call."""
         if self._snapshots is None:
             self._snapshots = {id(one): _snapshot(one) for one in made}
-        else:
-            known = {id(one): self._snapshots[id(one)] for one in made if id(one) in self._snapshots}
-            for one in made:
-                if id(one) not in known and one in self._seen:
-                    what = f"configure_optimizers returned the {type(one).__name__} of an earlier turn"
-                    why = "which it had not returned at first: it holds what another client has learned"
-                    raise ConfigurationError(
-                        f"{what}, {why}. Return new ones in every turn, or the same from the first."
-                    )
-            self._snapshots = known
+        known = {id(one): self._snapshots[id(one)] for one in made if id(one) in self._snapshots}
+        for one in made:
+            if id(one) not in known and one in self._seen:
+                what = f"configure_optimizers returned the {type(one).__name__} of an earlier turn"
+                why = "which it had not returned at first: it holds what another client has learned"
+                raise ConfigurationError(f"{what}, {why}. Return new ones in every turn, or the same from the first.")
+        self._snapshots = known
         self._seen.update(made)
 
 

@@ -212,9 +212,8 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
     try:
         signature.bind(*range(1 + takes_index), **({"dataloader_idx": 0} if loader else {}))
     except TypeError as error:
-        raise ConfigurationError(
-            f"{step} gets a batch and its index, by position ({error}): give other arguments default values."
-        ) from error
+        what = f"{step} gets a batch and its index, by position ({error})"
+        raise ConfigurationError(f"{what}: give other arguments default values.") from error
     return takes_index
 
 

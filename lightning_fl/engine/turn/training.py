@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from typing import Any, cast
@@ -121,127 +122,121 @@ class TrainingLoop:
             work: amount; ``None`` for the round's, else the trainer's ``local_steps`` or ``local_epochs``.
             moments: averaged states of optimisers (:meth:`Optimization.begin`), replaced by the turn's.
         """
+        services, trainer, learner = self._services, self._trainer, self._learner
+        with self._states_of(client, start, own) as changed:
+            path = services.path(client, purpose)
+            batches = services.batches(client, "train")
+            batches.next_pass = state.passes
+            length = self.turn_length(batches, work)
+            by_strategy = own and "client_loss" in self.own_steps
+            parts = learner.batch_parts if own else 1
+            profile, overridden, call = services.profiler.profile, services.overridden, services.call
+            # An elementwise correction needs no gradients at other weights.
+            again = correct_ is not None and not learner.elementwise
+            with profile(SET_UP):
+                self.generators = self.seed(*path)
+                if again:
+                    self.draws = DrawStates([*self.generators, *services.held_generators])
+                trainer.set_stage(*STAGES["fit"])
+                trainer.begin_turn(client, state.global_step, batches_before=state.batches)
+                self._set_length(length)
+                self.optimization.begin(state, correct_, moments)
+            if overridden("on_train_epoch_start"):
+                call("on_train_epoch_start")
+                if trainer.accumulate_grad_batches != length.accumulate:
+                    length = self.turn_length(batches, work)
+                    self._set_length(length)
+                services.refuse_new("in on_train_epoch_start", client)
+            collector, progress = trainer.collector, trainer.progress
+            trainer.fit_loop.epoch_progress.increment_started()
+
+            losses: list[Tensor] = []
+            sizes: list[float] = []
+            first = True  # no batch of the present step was used yet
+            taken = timed_items(services.profiler, _training_batches(batches, path, length))
+            for index, (batch, size) in enumerate(taken):
+                with profile(DATA):
+                    batch = services.move(batch, batches.on_device, client)
+                    if services.channels_last:
+                        batch = to_channels_last(batch)
+                progress.increment_ready()
+                progress.is_last_batch = index == length.total - 1
+                first, stepping = first or length.begins_step(index), length.ends_step(index)
+                whole = batch
+                if parts > 1 and batch is not None:
+                    pieces = parts_of(batch, size, parts, learner.smallest_part, type(learner).__name__)
+                    batch, size = pieces[0] if pieces else (None, None)
+                else:
+                    pieces = [(batch, size)]
+                left_out = batch is None  # too small, or the collate function dropped all samples
+                if not left_out:
+                    collector.begin_step(batch, size, trainer.global_step)
+                    if overridden("on_train_batch_start") and call("on_train_batch_start", whole, index) == -1:
+                        break
+                    if again:
+                        self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
+                progress.increment_started()
+                if left_out and (first or not stepping):
+                    progress.increment_processed()
+                    progress.increment_completed()
+                    continue
+
+                def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
+                    if batch is None:  # the step uses the batches before it
+                        return None, None
+                    with profile(FORWARD):
+                        if again:
+                            self.step_batches[-1].draws = self.draws.read()
+                        output = self.training_output(batch, index, self.generators)
+                        if again:
+                            self.draws.look(self.step_batches[-1].draws)
+                        return self.loss(output, by_strategy), output
+
+                with profile(OPTIMIZER):
+                    loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
+                first = False
+                progress.increment_processed()
+                if loss is not None:
+                    losses.append(loss.detach())
+                    sizes.append(collector.step_size())
+                if not left_out and overridden("on_train_batch_end"):
+                    outputs = _batch_outputs(output, length.accumulate)
+                    call("on_train_batch_end", outputs, whole, index)
+                progress.increment_completed()
+                if stepping and own:
+                    for hook in self._after_step:
+                        hook(client, trainer.global_step - state.global_step)
+            trainer.fit_loop.epoch_progress.increment_processed()
+            call("on_train_epoch_end")
+            services.refuse_new("in the turn", client)
+            self.step_batches = []
+            with profile(SET_UP):
+                self.optimization.end(state)
+            state.batches += progress.current.ready
+            state.passes = batches.next_pass
+            trainer.end_turn()
+            steps, state.global_step = trainer.global_step - state.global_step, trainer.global_step
+            metrics, values = collector.reduce(batches.num_samples, losses=losses)
+            report = turn_report(batches.num_samples, steps, metrics, values, sizes)
+        return replace(report, trainable=changed) if changed else report
+
+    @contextmanager
+    def _states_of(self, client: int, start: Weights | None, own: bool) -> Iterator[dict[str, bool]]:
+        """Context with a client's weights and states; yields a dict that gets the parameters frozen and unfrozen."""
         services = self._services
-        trainable = services.flat.trainable()
+        trainable, changed = services.flat.trainable(), dict[str, bool]()
         try:
             with services.profiler.profile(BOOKKEEPING):
                 services.metric_states.begin(client)
                 if start is not None:
                     services.load(client, start, own)
                 with services.callback_states.turn(client, keep=own, trained=True):
-                    report = self._train(client, state, purpose, own, work, correct_, moments)
+                    yield changed
                 services.metric_states.end(client, keep=own)
         finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
-            changed = services.flat.trainable_changes(trainable)
+            changed |= services.flat.trainable_changes(trainable)
             if changed:
                 services.flat.set_trainable({name: not flag for name, flag in changed.items()})
-        return replace(report, trainable=changed) if changed else report
-
-    def _train(
-        self,
-        client: int,
-        state: ClientState,
-        purpose: str,
-        own: bool,
-        work: LocalWork | None,
-        correct_: Correction | None,
-        moments: dict[str, Weights] | None,
-    ) -> ClientReport:
-        services, trainer, learner = self._services, self._trainer, self._learner
-        path = services.path(client, purpose)
-        batches = services.batches(client, "train")
-        batches.next_pass = state.passes
-        length = self.turn_length(batches, work)
-        by_strategy = own and "client_loss" in self.own_steps
-        parts = learner.batch_parts if own else 1
-        profile, overridden, call = services.profiler.profile, services.overridden, services.call
-        # An elementwise correction needs no gradients at other weights.
-        again = correct_ is not None and not learner.elementwise
-        with profile(SET_UP):
-            self.generators = self.seed(*path)
-            if again:
-                self.draws = DrawStates([*self.generators, *services.held_generators])
-            trainer.set_stage(*STAGES["fit"])
-            trainer.begin_turn(client, state.global_step, batches_before=state.batches)
-            self._set_length(length)
-            self.optimization.begin(state, correct_, moments)
-        if overridden("on_train_epoch_start"):
-            call("on_train_epoch_start")
-            if trainer.accumulate_grad_batches != length.accumulate:
-                length = self.turn_length(batches, work)
-                self._set_length(length)
-            services.refuse_new("in on_train_epoch_start", client)
-        collector, progress = trainer.collector, trainer.progress
-        trainer.fit_loop.epoch_progress.increment_started()
-
-        losses: list[Tensor] = []
-        sizes: list[float] = []
-        first = True  # no batch of the present step was used yet
-        taken = timed_items(services.profiler, _training_batches(batches, path, length))
-        for index, (batch, size) in enumerate(taken):
-            with profile(DATA):
-                batch = services.move(batch, batches.on_device, client)
-                if services.channels_last:
-                    batch = to_channels_last(batch)
-            progress.increment_ready()
-            progress.is_last_batch = index == length.total - 1
-            first, stepping = first or length.begins_step(index), length.ends_step(index)
-            whole = batch
-            if parts > 1 and batch is not None:
-                pieces = parts_of(batch, size, parts, learner.smallest_part, type(learner).__name__)
-                batch, size = pieces[0] if pieces else (None, None)
-            else:
-                pieces = [(batch, size)]
-            left_out = batch is None  # too small, or the collate function dropped all samples
-            if not left_out:
-                collector.begin_step(batch, size, trainer.global_step)
-                if overridden("on_train_batch_start") and call("on_train_batch_start", whole, index) == -1:
-                    break
-                if again:
-                    self.step_batches = [*([] if first else self.step_batches), StepBatch(pieces, index)]
-            progress.increment_started()
-            if left_out and (first or not stepping):
-                progress.increment_processed()
-                progress.increment_completed()
-                continue
-
-            def compute(batch: Any = batch, index: int = index) -> tuple[Tensor | None, STEP_OUTPUT]:
-                if batch is None:  # the step uses the batches before it
-                    return None, None
-                with profile(FORWARD):
-                    if again:
-                        self.step_batches[-1].draws = self.draws.read()
-                    output = self.training_output(batch, index, self.generators)
-                    if again:
-                        self.draws.look(self.step_batches[-1].draws)
-                    return self.loss(output, by_strategy), output
-
-            with profile(OPTIMIZER):
-                loss, output = self.optimization.step(compute, index, first=first, stepping=stepping)
-            first = False
-            progress.increment_processed()
-            if loss is not None:
-                losses.append(loss.detach())
-                sizes.append(collector.step_size())
-            if not left_out and overridden("on_train_batch_end"):
-                outputs = _batch_outputs(output, length.accumulate)
-                call("on_train_batch_end", outputs, whole, index)
-            progress.increment_completed()
-            if stepping and own:
-                for hook in self._after_step:
-                    hook(client, trainer.global_step - state.global_step)
-        trainer.fit_loop.epoch_progress.increment_processed()
-        call("on_train_epoch_end")
-        services.refuse_new("in the turn", client)
-        self.step_batches = []
-        with profile(SET_UP):
-            self.optimization.end(state)
-        state.batches += progress.current.ready
-        state.passes = batches.next_pass
-        trainer.end_turn()
-        steps, state.global_step = trainer.global_step - state.global_step, trainer.global_step
-        metrics, values = collector.reduce(batches.num_samples, losses=losses)
-        return turn_report(batches.num_samples, steps, metrics, values, sizes)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
         settings = self._services.settings
