@@ -331,10 +331,9 @@ class Federation:
     ) -> None:
         """Restore what :meth:`state_dict` returned; ``weights_only`` restores what an evaluation needs."""
         names = state.get("client_names") or ()
-        hosted = set(processes.hosted)
 
         def of_hosted(values: Mapping[int, Any]) -> dict[int, Any]:
-            return {client: one for client, one in values.items() if client in hosted}
+            return {client: one for client, one in values.items() if processes.hosts(client)}
 
         stores = {name: of_hosted(values) for name, values in state.get("client_stores", {}).items()}
         state = {**state, "clients": of_hosted(state.get("clients", {})), "client_stores": stores}

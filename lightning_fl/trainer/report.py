@@ -42,8 +42,6 @@ def client_table(
         metrics: name -> summary over clients, as the trainer returns them.
         names: client -> its name.
         num_samples: client -> samples behind its values, for a column of their own.
-        title: above the table.
-        notes: below it.
     """
     clients = sorted({client for metric in metrics.values() for client in metric.clients})
     leading, shown, more = displayed_metric(metrics), clients, []

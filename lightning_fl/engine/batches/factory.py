@@ -69,8 +69,11 @@ class BatchFactory:
         key = (client, split)
         if key not in self._loaders:
             data: Any = self.data.client_data(client, split)
-            one = is_dataset(data) and not holds_several(data)
-            self._loaders[key] = self._loader_of(data, split) if one else self._loaders_of(data, split)
+            if holds_several(data):
+                data = self._loaders_of(data, split)
+            elif is_dataset(data):
+                data = self._loader_of(data, split)
+            self._loaders[key] = data
         return self._loaders[key]
 
     def release(self) -> None:

@@ -23,7 +23,7 @@ def compute_on_hosts(
     found: dict[int, tuple[T | None, str, str]] = {}
     failure: Exception | None = None
     for client in sorted(clients):
-        if processes.client_ranks[client] != processes.rank:
+        if not processes.hosts(client):
             continue
         try:
             found[client] = (compute(client), "", "")

@@ -302,9 +302,8 @@ class ClientModels:
         clients = sorted(loop.round.survivors)
         reports = {participant.client: report for participant, report in arrived.items()}
         if processes.several:
-            hosted = set(processes.hosted)
             for client in clients:
-                if client not in hosted:
+                if not processes.hosts(client):
                     federation.models[client] = federation.models[client].clone()
                 for vector in federation.models[client].vectors.values():
                     processes.transport.broadcast_bytes_(vector, processes.client_ranks[client])

@@ -22,6 +22,7 @@ from lightning_fl.engine.round.averaging import ClientModels, SharedModels, coun
 from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 
+#: Takes a participant's update.
 HandOver = Callable[[Participant, ClientUpdate], None]
 
 

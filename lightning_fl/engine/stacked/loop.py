@@ -295,10 +295,9 @@ class StackedTurns:
         if loop.federation.personal is not None and any(turn for _, turn in self._groups):
             option = f"trainer.stacked_clients={loop.settings.stacked_clients}"
             raise ConfigurationError(f"{option}: a client trains several models. Remove PersonalLayers. {_INSTEAD}")
-        hosted = set(loop.processes.hosted)
         self._members: dict[tuple[int, int], list[int]] = {}
         for place, participant in enumerate(cohort.participants):
-            if participant.client in hosted:
+            if loop.processes.hosts(participant.client):
                 self._members.setdefault(self._groups[place], []).append(place)
         #: Place -> turn, the group's weights, its row and report; or its error.
         self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}

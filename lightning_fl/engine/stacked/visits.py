@@ -22,7 +22,7 @@ from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.stacked.weights import StackedWeights
 from lightning_fl.engine.turn.loop import LocalLoop
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
-from lightning_fl.engine.turn.results import LogCollector
+from lightning_fl.engine.turn.results import LogCollector, ResultCollection
 
 #: Attributes that differ between clients.
 _OF_ONE_CLIENT = frozenset(
@@ -49,7 +49,7 @@ class Logged:
     options: dict[str, Any]
 
 
-class StackedTrainer:
+class StackedTrainer(ResultCollection):
     """Replaces the :class:`ModuleTrainer` during a group's turns, and collects what is logged."""
 
     def __init__(self, trainer: ModuleTrainer) -> None:
@@ -81,9 +81,6 @@ class StackedTrainer:
             what = f"a {type(value).__name__} counts one client's samples, and several train at once: log a number"
             raise ConfigurationError(f"self.log({name!r}): {what}, or set trainer.stacked_clients=1.")
         self.logged.append(Logged(fx, name, value, options))
-
-    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Do nothing; Lightning calls this between hooks."""
 
     @property
     def should_stop(self) -> bool:

@@ -245,7 +245,7 @@ def flat_runs(parameters: Sequence[Tensor], flat: FlatModule) -> list[FlatRun] |
 
 
 class SecondOptimizer:
-    """Steps ``turn.kept[name]``, in place, by the turn's only optimiser: its rule and rates, with an own state."""
+    """Steps ``turn.kept[name]``, in place, by the rule and rates of the turn's only optimiser, with its own state."""
 
     def __init__(self, turn: ClientTurn, name: str, flat: FlatModule, settings: Settings, who: str) -> None:
         if len(turn.optimizers) != 1:

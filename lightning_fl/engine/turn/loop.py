@@ -48,9 +48,9 @@ class LocalLoop(TurnServices):
         given = participant.model
         return self.federation.collaboration.model_of(participant.client) if given is None else given
 
-    def identity_of(self, model: int | None, federation: Federation | None = None) -> str:
+    def identity_of(self, model: int | None) -> str:
         """Identity of a model that a client trains, or of a mixture (:meth:`Federation.identities`)."""
-        return MIXTURE if model is None else (federation or self.federation).identities()[model]
+        return MIXTURE if model is None else self.federation.identities()[model]
 
     def start_of(self, participant: Participant) -> Weights:
         """The shared model, or mixture, that a participant's turn starts from."""
@@ -59,9 +59,8 @@ class LocalLoop(TurnServices):
 
     def measure(self, participant: Participant) -> dict[str, float]:
         """Measurements of the strategy for a hosted participant, before the round's turns."""
-        client, federation = participant.client, self.federation
-        state = federation.client_states.get(client) or ClientState()
-        turn = self._turn(client, participant.model, self.start_of(participant), state, federation)
+        state = self.federation.client_states.get(participant.client) or ClientState()
+        turn = self._turn(participant.client, participant.model, self.start_of(participant), state)
         return self.learner.measure_client(turn)
 
     def begin_turn(self, participant: Participant) -> ClientTurn:
@@ -76,7 +75,7 @@ class LocalLoop(TurnServices):
             self.load(client, start, own=True)
         for hook in watchers:
             hook(client)
-        turn = self._turn(client, participant.model, start, state, federation)
+        turn = self._turn(client, participant.model, start, state)
         if self.optimizer_state == "average":
             turn.moments = self._moments(participant)
         if participant.draw:
@@ -94,10 +93,9 @@ class LocalLoop(TurnServices):
         names = [name for name in used[0] if name != IDENTITY and all(name in one for one in used)]
         return {name: mixture([*shares.values()], [one[name] for one in used]) for name in names}
 
-    def _turn(
-        self, client: int, model: int | None, start: Weights, state: ClientState, federation: Federation
-    ) -> ClientTurn:
+    def _turn(self, client: int, model: int | None, start: Weights, state: ClientState) -> ClientTurn:
         """Create a turn, with the states of client and server if the strategy overrides steps."""
+        federation = self.federation
         kept: dict[str, Any] = {}
         model_state: dict[str, Any] = {}
         spans: list[Span] = []
@@ -108,7 +106,7 @@ class LocalLoop(TurnServices):
             model_state = {} if model is None else dict(federation.model_states.get(model, {}))
             model_state.pop(IDENTITY, None)
             names = self.learner.kept_for_model
-            if names and kept.pop(OF_MODEL, None) not in (self.identity_of(model, federation), model):
+            if names and kept.pop(OF_MODEL, None) not in (self.identity_of(model), model):
                 kept = {name: value for name, value in kept.items() if name not in names}
             spans, buffers = self.averaged_spans(), self.flat.buffers()
         samples = federation.num_samples[client] if federation.num_samples else 0
@@ -141,10 +139,10 @@ class LocalLoop(TurnServices):
         if home != device:  # the run has ended and moved everything to the host
             self.flat.to(device)
             model = model.clone().to_(device)
-        present, self.federation = self.federation, federation  # for draws of its round
+        present, self.federation = self.federation, federation  # for its states, and draws of its round
         try:
             for step in steps:
-                model = step(self._turn(client, None, model, ClientState(), federation))
+                model = step(self._turn(client, None, model, ClientState()))
             return model if home == device else model.clone().to_(home)
         finally:
             self.federation = present

@@ -38,7 +38,14 @@ class _Entry:
         return self.on_step and self.on_epoch
 
 
-class LogCollector:
+class ResultCollection:
+    """Base of what replaces Lightning's result collection, which a module's ``log`` calls."""
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Do nothing; Lightning calls this between hooks."""
+
+
+class LogCollector(ResultCollection):
     """Result collection of ``LightningModule.log`` for one client's turn, which also keeps every n-th step's values.
 
     Values stay on their device until :meth:`reduce`, which waits for a GPU once. A ``Metric`` is computed once at the
@@ -109,9 +116,6 @@ class LogCollector:
         self._entries.clear()
         self.begin_step(None, None, 0)
         self._loader = None
-
-    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Do nothing; Lightning calls this between hooks."""
 
     def log(
         self,
@@ -225,7 +229,7 @@ class LogCollector:
         return self.batch_size
 
 
-class EarlyLog:
+class EarlyLog(ResultCollection):
     """Keeps what ``on_train_start``, ``on_validation_start`` and ``on_test_start`` log for the turns that follow."""
 
     def __init__(self) -> None:
@@ -238,9 +242,6 @@ class EarlyLog:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         self._calls.append((args, kwargs))
-
-    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Do nothing; Lightning calls this between hooks."""
 
     def replay(self, moment: Any, collector: LogCollector) -> None:
         if moment == self._moment:

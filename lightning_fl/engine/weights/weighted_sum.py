@@ -228,13 +228,10 @@ class SoleContribution:
         self._reference = reference
         self._weights: Weights | None = None
 
-    def add_(self, weights: Weights, weight: float) -> None:
-        check_finite(weights, self._reference)
-        self._weights = weights.clone()
-
     def add_all_(self, terms: Sequence[tuple[Weights, float]]) -> None:
-        for weights, weight in terms:
-            self.add_(weights, weight)
+        for weights, _ in terms:
+            check_finite(weights, self._reference)
+            self._weights = weights.clone()
 
     def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
         self._weights = None if terms else self._weights

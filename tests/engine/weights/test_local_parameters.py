@@ -89,7 +89,7 @@ def test_a_sole_contribution_is_the_weights_to_the_last_bit():
     weights.vectors[torch.float32].copy_(torch.randn(weights.vectors[torch.float32].shape) * 1e-7)
     sole, total = SoleContribution(0, reference), WeightedSum(reference)
     for add in (sole, total):
-        add.add_(weights, 0.25)
+        add.add_all_([(weights, 0.25)])
     assert sole.value(0.25).equal(weights)
     difference = (total.value(0.25).vectors[torch.float32] - weights.vectors[torch.float32]).abs().max()
     assert 0 < difference < 2.0**-40  # what the exception is for
@@ -116,4 +116,4 @@ def test_infinities_that_were_there_before_are_no_divergence():
     with pytest.raises(TrainingError, match="not finite"):
         check_finite(weights, reference)
     with pytest.raises(TrainingError, match="not finite"):
-        SoleContribution(0, reference).add_(weights, 1.0)
+        SoleContribution(0, reference).add_all_([(weights, 1.0)])
