@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.turn.module_trainer import STAGES
-from lightning_fl.engine.turn.services import TurnServices, check_dataloader_idx
+from lightning_fl.engine.turn.services import WORDS, TurnServices
 from lightning_fl.engine.weights.flat import Weights
 
 #: Split -> stage of the run, and name in hooks and steps; training data are validated.
@@ -178,7 +180,14 @@ class Evaluator:
                     self._check_loaders("validation", len(batches.loaders))
 
     def _check_loaders(self, word: str, num_loaders: int) -> None:
-        kind = (word, num_loaders > 1)
-        if kind not in self._checked_loaders:
-            check_dataloader_idx(self._services.module, word, num_loaders)
-            self._checked_loaders.add(kind)
+        """Check a step and its batch hooks against a client's number of loaders, by Lightning's own rule."""
+        module, several = self._services.module, num_loaders > 1
+        if (word, several) in self._checked_loaders:
+            return
+        hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
+        try:
+            _verify_dataloader_idx_requirement(hooks, several, STAGES[WORDS[word]][1], module)
+        except RuntimeError as error:
+            has = f"{num_loaders} loaders" if several else "one loader"
+            raise ConfigurationError(f"{type(module).__name__} does not fit data with {has}: {error}") from error
+        self._checked_loaders.add((word, several))

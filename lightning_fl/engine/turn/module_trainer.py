@@ -36,7 +36,6 @@ from lightning_fl.engine.turn.trainer_parts import (
     ClientDataModule,
     FixedList,
     Refused,
-    fixed,
     make_strategy,
     refusal,
     refuse_outside_of_a_turn,
@@ -380,7 +379,10 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             # GradientAccumulationScheduler sets it at the start of an epoch, which is a turn here.
             begins = self._module._current_fx_name == "on_train_epoch_start"
             if not (begins and name == "accumulate_grad_batches"):
-                raise AttributeError(fixed(name, value, _SETTINGS[name]))
+                instead = _SETTINGS[name]
+                remedy = f"set trainer.{instead} of the run instead" if instead else "leave it as it is"
+                what = f"self.trainer.{name} = {value!r} would change nothing: it belongs to the whole run"
+                raise AttributeError(f"{what}; {remedy}.")
         super().__setattr__(name, value)
 
 

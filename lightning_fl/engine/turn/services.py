@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
@@ -34,10 +33,11 @@ from lightning_fl.engine.turn.module_trainer import STAGES, ModuleTrainer
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 
 _TRAINING = (TrainerFn.FITTING, RunningStage.TRAINING)
-_WORDS = {"validation": "validate", "test": "test", "predict": "predict"}
+#: Name of a stage in hooks and steps -> its name in the trainer.
+WORDS = {"validation": "validate", "test": "test", "predict": "predict"}
 #: Hooks called once for all clients -> stage of the trainer.
 _HOOKS_OF_RUN = {
-    f"on_{word}_{moment}": STAGES[stage] for word, stage in _WORDS.items() for moment in ("start", "end")
+    f"on_{word}_{moment}": STAGES[stage] for word, stage in WORDS.items() for moment in ("start", "end")
 } | dict.fromkeys(("on_train_start", "on_train_end", "on_fit_end"), _TRAINING)
 #: Those that a fit calls in every round.
 _HOOKS_OF_ROUND = frozenset({"on_validation_start", "on_validation_end"})
@@ -67,7 +67,9 @@ class TurnServices:
         trainer = self.module_trainer
         self.module = module = trainer.lightning_module
         self.profiler: Profiler = trainer.profiler
-        refuse_hooks(module)
+        if is_overridden("configure_sharded_model", module):
+            what = f"{type(module).__name__}.configure_sharded_model is not called"
+            raise ConfigurationError(f"{what}: rename it to configure_model.")
         self._overridden: dict[str, bool] = {}  # cached, because every step looks it up
         steps = ("training_step", "validation_step", "test_step", "predict_step")
         self._step_takes_index = {name: takes_batch_index(module, name) for name in steps}
@@ -186,13 +188,6 @@ class TurnServices:
         return loss
 
 
-def refuse_hooks(module: LightningModule) -> None:
-    """Refuse hooks that are not called."""
-    if is_overridden("configure_sharded_model", module):
-        name = type(module).__name__
-        raise ConfigurationError(f"{name}.configure_sharded_model is not called: rename it to configure_model.")
-
-
 def refuse_manual_steps(module: LightningModule, who: str) -> None:
     """Refuse manual optimisation where losses or gradients are needed."""
     if not module.automatic_optimization:
@@ -215,16 +210,6 @@ def takes_batch_index(module: LightningModule, name: str) -> bool:
         what = f"{step} gets a batch and its index, by position ({error})"
         raise ConfigurationError(f"{what}: give other arguments default values.") from error
     return takes_index
-
-
-def check_dataloader_idx(module: LightningModule, word: str, num_loaders: int) -> None:
-    """Check a step and its batch hooks against a client's number of loaders, by Lightning's own rule."""
-    hooks = (f"{word}_step", f"on_{word}_batch_start", f"on_{word}_batch_end")
-    try:
-        _verify_dataloader_idx_requirement(hooks, num_loaders > 1, STAGES[_WORDS[word]][1], module)
-    except RuntimeError as error:
-        has = f"{num_loaders} loaders" if num_loaders > 1 else "one loader"
-        raise ConfigurationError(f"{type(module).__name__} does not fit data with {has}: {error}") from error
 
 
 @dataclass

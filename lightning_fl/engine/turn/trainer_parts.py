@@ -60,12 +60,6 @@ class Refused:
         raise AttributeError
 
 
-def fixed(name: str, value: object, instead: str) -> str:
-    """Message that a module cannot set ``self.trainer.NAME``; ``instead`` is the federated trainer's argument."""
-    remedy = f"set trainer.{instead} of the run instead" if instead else "leave it as it is"
-    return f"self.trainer.{name} = {value!r} would change nothing: it belongs to the whole run; {remedy}."
-
-
 class FixedList(list[Any]):
     """The run's callbacks, which a module can only read."""
 
