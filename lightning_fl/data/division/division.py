@@ -160,15 +160,16 @@ def fold_numbers(
     Groups [n], from the largest on, each go to the fold with the fewest samples (like scikit-learn's ``GroupKFold``),
     ties in random order. Without groups, the proportions of ``labels`` [n] are kept in every fold.
     """
+    count, noun = (num_samples, "samples") if groups is None else (len(groups.unique()), "groups")
+    if count < num_folds:
+        raise DataError(f"{count} {noun} for folds={num_folds}: use fewer folds, or larger clients.")
     folds = torch.empty(num_samples, dtype=torch.long)
     if groups is None:
-        _check_units(num_samples, num_folds, "samples")
         sizes = apportion(num_samples, [1.0] * num_folds)
         for fold, part in enumerate(random_parts(num_samples, sizes, rng, labels)):
             folds[part] = fold
         return folds
     names, counts = groups.unique(return_counts=True)
-    _check_units(len(names), num_folds, "groups")
     filled = torch.zeros(num_folds, dtype=torch.long)
     fold_of = torch.empty(len(names), dtype=torch.long)
     order = torch.randperm(len(names), generator=rng).tolist()
@@ -176,11 +177,6 @@ def fold_numbers(
         fold_of[place] = int(filled.argmin())
         filled[fold_of[place]] += counts[place]
     return fold_of[torch.searchsorted(names, groups)]
-
-
-def _check_units(count: int, num_folds: int, noun: str) -> None:
-    if count < num_folds:
-        raise DataError(f"{count} {noun} for folds={num_folds}: use fewer folds, or larger clients.")
 
 
 class RandomDivision(Division):
@@ -192,12 +188,7 @@ class RandomDivision(Division):
             return cut.by_folds(fold_numbers(cut.size, cut.folds, rng, groups=cut.copies, labels=cut.labels))
         if cut.copies is not None:
             return cut.by_fractions(grouped_parts(cut.copies, cut.fractions, cut.generator("random groups")))
-        parts = split_indices(torch.arange(cut.size), cut.fractions, cut.seed, cut.client)
-        if cut.labels is None:
-            return parts
-        sizes = [len(part) for part in parts.values()]
-        rng = generator(cut.seed, "split", "stratified", cut.client)
-        return cut.by_fractions(stratified_parts(cut.labels, sizes, rng))
+        return split_indices(torch.arange(cut.size), cut.fractions, cut.seed, cut.client, labels=cut.labels)
 
 
 def cut_splits(
@@ -209,34 +200,32 @@ def cut_splits(
     own: Sequence[Split] = ("train",),
     labels: Tensor | None = None,
 ) -> dict[Split, Tensor]:
-    """Cut the splits that are not in ``own`` from a client's samples ``train`` [n], n >= 1, of the training data.
+    """Cut the splits that are not in ``own`` from a client's ascending samples of the training data.
 
     The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, if their proportions
     are to be kept.
     """
-    cut = Cut(
-        size=len(train),
-        fractions=remaining_fractions(fractions, own),
-        own=own,
-        seed=seed,
-        client=client,
-        name=str(client),
-        labels=None if labels is None else labels[train],
-    )
-    parts = RandomDivision().divide([], cut)
-    return {split: train[parts[split]] for split in SPLITS if cut.is_cut[split]}
+    of_client = None if labels is None else labels[train]
+    parts = split_indices(train, remaining_fractions(fractions, own), seed, client, labels=of_client)
+    return {split: part for split, part in parts.items() if split == "train" or split not in own}
 
 
-def split_indices(indices: Tensor, fractions: Sequence[float], seed: int, client: int) -> dict[Split, Tensor]:
-    """Divide one client's samples at random into ascending training, validation and test samples.
+def split_indices(
+    indices: Tensor, fractions: Sequence[float], seed: int, client: int, *, labels: Tensor | None = None
+) -> dict[Split, Tensor]:
+    """Divide one client's samples [n] at random into ascending training, validation and test samples.
 
-    Depends on the set of indices, the seed and the client; sizes are :func:`~lightning_fl.data.sizes.split_sizes`.
+    Depends on the set of indices, the seed and the client; sizes are :func:`~lightning_fl.data.sizes.split_sizes`. With
+    ``labels``, classes [n] of ascending samples, their proportions are kept in every part.
     """
     check_fractions(fractions)
     total = len(indices)
     if total == 0:
         raise DataError(f"client {client} has no samples to split: use fewer clients, or another partitioner.")
     sizes = split_sizes(total, fractions)
+    if labels is not None:
+        parts = stratified_parts(labels, sizes, generator(seed, "split", "stratified", client))
+        return {split: indices[part] for split, part in zip(SPLITS, parts, strict=True)}
     # Nothing is drawn where all samples train. NumPy sorts a small client's samples many times faster than torch.
     drawn = None if sizes[0] == total else torch.randperm(total, generator=generator(seed, "split", client)).numpy()
     ordered, starts = np.sort(indices.numpy()), [0, *itertools.accumulate(sizes)]

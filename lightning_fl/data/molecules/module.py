@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fl.core.errors import ConfigurationError, expect_extra
-from lightning_fl.core.validation import Positive, checked, checked_fields
+from lightning_fl.core.validation import Positive, checked_fields
 from lightning_fl.data.cards.lookup import cache_folder, file_sha256
 from lightning_fl.data.division import ColumnDivision, HashDivision, ListDivision
 from lightning_fl.data.module import Split
@@ -194,6 +194,7 @@ class MoleculeDataModule(SharedDataModule):
         return {**super().describe(), **record}
 
 
+@checked_fields
 class MoleculeCSV(MoleculeDataModule):
     """Molecules of the user's table: CSV (or with semicolons, tabs, bars), packed or not, Parquet, Excel, SDF.
 
@@ -209,50 +210,40 @@ class MoleculeCSV(MoleculeDataModule):
             are the units after it. ``"-log10"`` and 1e-6 make a pIC50 of an IC50 in µmol/L, and an upper bound of a
             lower one. ``None`` for the values of the file.
         target_factor: see ``target_transform``.
-        **kwargs: arguments of :class:`MoleculeDataModule`.
     """
 
-    @checked
-    def __init__(
-        self,
-        *,
-        path: str,
-        target_columns: list[str],
-        target_units: list[str] | None = None,
-        smiles_column: str = "smiles",
-        group_column: str | None = None,
-        partitioner: Partitioner | None = None,
-        censored: bool = False,
-        target_transform: Transform | None = None,
-        target_factor: Positive = 1.0,
-        **kwargs: Any,
-    ) -> None:
-        if (group_column is None) == (partitioner is None):
-            given = f"group_column={group_column!r} and partitioner={type(partitioner).__name__}"
+    path: str
+    target_columns: list[str]
+    target_units: list[str] | None = None  # type: ignore[assignment]  # until __post_init__
+    smiles_column: str = "smiles"
+    group_column: str | None = None
+    partitioner: Partitioner | None = None  # type: ignore[assignment]  # until __post_init__
+    censored: bool = False
+    target_transform: Transform | None = None
+    target_factor: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.group_column is None) == (self.partitioner is None):
+            given = f"group_column={self.group_column!r} and partitioner={type(self.partitioner).__name__}"
             remedy = "To deal groups to fewer clients use partitioner GroupBy with num_clients."
             raise ConfigurationError(f"{given}: give exactly one of them. {remedy}")
-        super().__init__(partitioner=partitioner or GroupBy(column=str(group_column)), **kwargs)
-        if not target_columns:
+        self.partitioner = self.partitioner or GroupBy(column=str(self.group_column))
+        super().__post_init__()
+        units, transform, factor = self.target_units, self.target_transform, self.target_factor
+        if not self.target_columns:
             raise ConfigurationError("target_columns=[]: name at least one column to predict.")
-        if target_units is not None and len(target_units) != (count := len(target_columns)):
-            raise ConfigurationError(f"target_units={target_units!r}: give one for each of {count} target_columns.")
-        if target_transform is None and target_factor != 1:
-            raise ConfigurationError(f"target_factor={target_factor!r} has no effect without target_transform.")
-        self.path = path
-        self.target_columns = target_columns
-        self.units = target_units or ["not given"] * len(target_columns)
-        self.smiles_column = smiles_column
-        self.group_column = group_column
-        self.censored = censored
-        self.target_transform = target_transform
-        self.target_factor = target_factor
-        if target_transform is not None:
-            self.transforms = dict.fromkeys(target_columns, TargetTransform(target_transform, target_factor))
+        if units is not None and len(units) != (count := len(self.target_columns)):
+            raise ConfigurationError(f"target_units={units!r}: give one for each of {count} target_columns.")
+        if transform is None and factor != 1:
+            raise ConfigurationError(f"target_factor={factor!r} has no effect without target_transform.")
+        self.target_units = units or ["not given"] * len(self.target_columns)
+        if transform is not None:
+            self.transforms = dict.fromkeys(self.target_columns, TargetTransform(transform, factor))
 
     def _open_table(self, *, allow_download: bool) -> OpenedData:
         path = existing_file(self.path)
         groups = [self.group_column] if self.group_column else []
-        table = self._read(path, self.target_columns, self.units, required=groups)
+        table = self._read(path, self.target_columns, self.target_units or (), required=groups)
         record = {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}
         return OpenedData({"train": table}, "user", record)
 

@@ -57,7 +57,7 @@ class WholeGroups(KeyPartitioner):
     that fits nowhere goes to a client with most room; the others' room is then scaled to the remaining samples.
 
     Args:
-        num_clients: N, at most the number of groups; ``None``: each group is a client with its name.
+        num_clients: number of clients to deal the groups to; ``None``: each group is a client with its name.
         ratios: the clients' shares of the samples, one per client; ``None`` for equal ones.
     """
 
@@ -122,8 +122,6 @@ class GroupBy(WholeGroups):
 
     Args:
         column: name of the column, read with ``dataset.column(name)``.
-        num_clients: number of clients to deal the groups to; ``None``: each group is a client with its name.
-        ratios: the clients' shares of the samples, one per client; ``None`` for equal ones.
         num_groups: number of groups to use, drawn at random; ``None`` for all.
         min_samples: least number of (training) samples of a group; smaller groups stay unused.
 
@@ -173,7 +171,6 @@ class Scaffold(WholeGroups):
 
     Args:
         num_clients: number of clients.
-        ratios: the clients' shares of the samples, one per client; ``None`` for equal ones.
     """
 
     _kind = "scaffolds"

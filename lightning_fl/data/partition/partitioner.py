@@ -124,20 +124,14 @@ def name_split(split: Split) -> Iterator[None]:
 
 def read_column(dataset: Dataset, name: str, reader: str) -> Sequence[Any]:
     """Read a column with ``dataset.column(name)``, one value per sample; ``reader`` is named in errors."""
-    return _read_keys(
-        dataset,
-        lambda base: base.column(name) if hasattr(base, "column") else None,
-        f"has no method column(name) that returns the {name!r} of every sample: {reader} needs one",
-    )
+    problem = f"has no method column(name) that returns the {name!r} of every sample: {reader} needs one"
+    return _read_keys(dataset, lambda base: base.column(name) if hasattr(base, "column") else None, problem)
 
 
 def read_smiles(dataset: Dataset, reader: str) -> Sequence[str]:
     """Read the SMILES of every molecule from ``dataset.smiles``; ``reader`` is named in errors."""
-    return _read_keys(
-        dataset,
-        lambda base: getattr(base, "smiles", None),
-        f"has no attribute smiles with the SMILES of every sample: {reader} needs molecules",
-    )
+    problem = f"has no attribute smiles with the SMILES of every sample: {reader} needs molecules"
+    return _read_keys(dataset, lambda base: getattr(base, "smiles", None), problem)
 
 
 def sample_rows(dataset: Any) -> Sequence[int] | None:
