@@ -1,6 +1,5 @@
 """Unique names of clients in records and curves."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
@@ -41,11 +40,10 @@ def rows_of(names: Sequence[str], values: Iterable[Collection[str]]) -> list[str
 def check_distinct(names: Sequence[str]) -> None:
     """Refuse clients with the same name: records could not tell them apart."""
     if len(set(names)) < len(names):
-        same = [name for name, count in Counter(names).items() if count > 1]
-        clients = [
-            f"{name!r} (clients {', '.join(str(client) for client, other in enumerate(names) if other == name)})"
-            for name in same
-        ]
+        places: dict[str, list[str]] = {}
+        for client, name in enumerate(names):
+            places.setdefault(name, []).append(str(client))
+        clients = [f"{name!r} (clients {', '.join(of_name)})" for name, of_name in places.items() if len(of_name) > 1]
         raise ConfigurationError(f"several clients have the same name: {listed(clients, 5)}. Give each its own.")
 
 

@@ -1,7 +1,4 @@
-"""Private names of Lightning that several files need, so that each stands in one place.
-
-What one file needs stands there. ``.ci/run`` tries the oldest supported Lightning, too.
-"""
+"""Private names of Lightning that several files need, so that each stands in one place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

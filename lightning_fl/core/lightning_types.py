@@ -82,9 +82,8 @@ def rank_seen(rank: int) -> Iterator[None]:
 
 def is_overridden(method: str, instance: object) -> bool:
     """Whether a module or data module (else a TypeError) overrides a hook of Lightning."""
-    for name, kind in (("LightningModule", AnyModule), ("LightningDataModule", AnyDataModule)):
-        if isinstance(instance, kind):
-            root = "lightning.pytorch" if isinstance(instance, LightningModule | LightningDataModule) else None
-            parent = getattr(sys.modules[root or "pytorch_lightning"], name)
-            return _is_overridden(method, instance, parent)
+    for kind in (LightningModule, LightningDataModule):
+        if isinstance(instance, EITHER_NAME[kind]):
+            own = kind if isinstance(instance, kind) else getattr(sys.modules["pytorch_lightning"], kind.__name__)
+            return _is_overridden(method, instance, own)
     raise TypeError(f"{type(instance).__name__} is neither a LightningModule nor a LightningDataModule.")

@@ -87,15 +87,16 @@ class HFDataset(SharedDataModule):
         columns = [image] if image else self._columns(first.features)
         classes = _categories(found, self.target, whole_numbers=True)
         encoders = {} if image else {name: _categories(found, name, whole_numbers=False) for name in columns}
-        datasets: dict[Split, Dataset] = {}
-        for split, table in found.items():
-            inputs = (
-                self._images(table, image)
-                if image
-                else torch.cat([_numbers(table, name, encoders[name]) for name in columns], 1)
-            )
-            datasets[split] = _Samples(inputs, self._targets(table, classes), table)
-        inputs = datasets["train"].inputs  # type: ignore[attr-defined]
+
+        def inputs_of(table: Any) -> Tensor:
+            if image:
+                return self._images(table, image)
+            return torch.cat([_numbers(table, name, encoders[name]) for name in columns], 1)
+
+        datasets = {
+            split: _Samples(inputs_of(table), self._targets(table, classes), table) for split, table in found.items()
+        }
+        shape = list(datasets["train"].inputs.shape[1:])
         record = {
             "name": Path(self.path).name if Path(self.path).exists() else self.path,
             "config": self.config,
@@ -106,7 +107,7 @@ class HFDataset(SharedDataModule):
             "target": self.target,
             "classes": classes or [],
             "columns": columns,
-            ("image_shape" if image else "num_features"): list(inputs.shape[1:]) if image else inputs.shape[1],
+            **({"image_shape": shape} if image else {"num_features": shape[0]}),
         }
         return OpenedData(datasets, "user" if Path(self.path).exists() else "measured", record)
 
@@ -198,19 +199,17 @@ class HFDataset(SharedDataModule):
         return torch.from_numpy(np.stack(found))
 
     def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        trained = torch.cat([of_client["train"] for of_client in shares])
         samples = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, _Samples)}
         inputs = {split: dataset.inputs for split, dataset in samples.items()}
         scale = 255.0 if inputs["train"].dtype == torch.uint8 else 1.0
-        of_training = inputs["train"][trained].double() / scale
+        mean, std = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         if self.normalize:
-            images = of_training.ndim == 4
-            axes = (0, 2, 3) if images else (0,)
+            trained = torch.cat([of_client["train"] for of_client in shares])
+            of_training = inputs["train"][trained].double() / scale
+            axes = (0, 2, 3) if of_training.ndim == 4 else (0,)
             mean, std = of_training.mean(axes, keepdim=True), of_training.std(axes, correction=0, keepdim=True)
             std = torch.where(std > 0, std, 1.0)
             self._statistics = {"mean": mean.flatten().tolist(), "std": std.flatten().tolist()}
-        else:
-            mean, std = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         return {
             split: TensorDataset(((values.double() / scale - mean) / std).float(), samples[split].targets)
             for split, values in inputs.items()

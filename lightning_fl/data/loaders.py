@@ -55,10 +55,7 @@ def _is_web_loader(value: object) -> bool:
 def holds_several(value: object) -> bool:
     """Whether a list, tuple or mapping contains loaders or data sets, not samples."""
     parts = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
-    return bool(parts) and all(
-        isinstance(part, DataLoader | CombinedLoader | Dataset) or is_loader(part) or holds_several(part)
-        for part in parts
-    )
+    return bool(parts) and all(isinstance(part, Dataset) or is_loader(part) or holds_several(part) for part in parts)
 
 
 def combined(loaders: Any, split: Split) -> CombinedLoader:

@@ -66,12 +66,7 @@ class Partitioned(SharedDataModule):
         if collate_fn is not None and module is not None:
             raise ConfigurationError(f"collate_fn is for a data set, not for a {type(data).__name__}: omit it.")
         self._collate = collate_fn
-        self._given = {
-            "batch_size": batch_size,
-            "eval_batch_size": eval_batch_size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-        }
+        self._given = batch_size, eval_batch_size, shuffle, drop_last
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders, for their settings
         self._kept: dict[tuple[int, Split], Subset | DataLoader] = {}
         for hook in BATCH_HOOKS if module is not None else ():
@@ -99,20 +94,20 @@ class Partitioned(SharedDataModule):
         return OpenedData(datasets, source if isinstance(source, str) else self.source, {})
 
     def _samples_of(self, loader: DataLoader, split: Split) -> Dataset:
-        given = self._given
-        batch_size = given["batch_size" if split == "train" else "eval_batch_size"]
+        batch_size, eval_batch_size, shuffle, drop_last = self._given
+        training = split == "train"
         dataset = loaders.sampled_dataset(
             loader,
             split,
-            replace_order=split == "train" and given["shuffle"] is not None,
-            replace_batches=batch_size is not None,
+            replace_order=training and shuffle is not None,
+            replace_batches=(batch_size if training else eval_batch_size) is not None,
         )
-        if split == "train":
-            self.batch_size = given["batch_size"] or loader.batch_size or self.batch_size
-            self.eval_batch_size = given["eval_batch_size"] or 4 * self.batch_size
-            self.shuffle = loaders.is_shuffled(loader) if given["shuffle"] is None else self.shuffle
-            self.drop_last = loader.drop_last if given["drop_last"] is None else self.drop_last
-        elif given["eval_batch_size"] is None:
+        if training:
+            self.batch_size = batch_size or loader.batch_size or self.batch_size
+            self.eval_batch_size = eval_batch_size or 4 * self.batch_size
+            self.shuffle = loaders.is_shuffled(loader) if shuffle is None else shuffle
+            self.drop_last = loader.drop_last if drop_last is None else drop_last
+        elif eval_batch_size is None:
             self.eval_batch_size = loader.batch_size or self.batch_size
         self._loaders[split] = loader
         return dataset

@@ -51,7 +51,6 @@ class Rotation(Shift):
     clients_per_value: Count = 5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(self.degrees) == 0:
             raise ConfigurationError("degrees=[]: must have at least one angle.")
         self.degrees = list(self.degrees)
@@ -82,7 +81,6 @@ class LabelPermutation(Shift):
     clients_per_value: Count = 5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(self.permutations) == 0:
             raise ConfigurationError("permutations=[]: must have at least one.")
         num_classes = max(1, len(self.permutations[0]))
@@ -161,7 +159,6 @@ class Inversion(Shift):
     clients: list[Size]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if len(self.clients) == 0 or len(set(self.clients)) < len(self.clients):
             raise ConfigurationError(f"clients={self.clients}: must have at least one client number, each once.")
 

@@ -107,12 +107,9 @@ class Silos(FederatedDataModule):
         self.split_seed = split_seed
         self._samples = self._samples_of_clients(num_samples)
         self._collate = collate_fn
-        self._given: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last}
-        self._batch_sizes: dict[str, int | None] = {
-            "train": batch_size,
-            "val": eval_batch_size or batch_size,
-            "test": eval_batch_size or batch_size,
-        }
+        evaluation = (eval_batch_size or batch_size, None, None)
+        #: Batch size, shuffle and drop_last that the user set, by split.
+        self._given = {"train": (batch_size, shuffle, drop_last), "val": evaluation, "test": evaluation}
         self._has_logged_cut = False
         self._loaders: dict[tuple[int, Split], Any] = {}
 
@@ -191,9 +188,7 @@ class Silos(FederatedDataModule):
             return self._with_settings(loaders.combined(made, split), name, split)
         if part is None or loaders.is_dataset(part):
             return part if part is None or self._collate is None else self._collated(part, split)
-        training = split == "train"
-        batch_size = self._batch_sizes[split]
-        shuffle, drop_last = (self._given["shuffle"], self._given["drop_last"]) if training else (None, None)
+        batch_size, shuffle, drop_last = self._given[split]
         if batch_size is None and shuffle is None and drop_last is None:
             return part
         if isinstance(part, CombinedLoader):
@@ -214,7 +209,7 @@ class Silos(FederatedDataModule):
             part,
             dataset,
             batch_size=batch_size or part.batch_size or 1,
-            shuffle=loaders.is_shuffled(part) and training if shuffle is None else shuffle,
+            shuffle=loaders.is_shuffled(part) and split == "train" if shuffle is None else shuffle,
             drop_last=part.drop_last if drop_last is None else drop_last,
         )
 

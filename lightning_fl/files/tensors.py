@@ -124,16 +124,18 @@ def _refused(value: Any, known: Sequence[Any]) -> str | None:
     return None
 
 
-def load_or_compute(cache: Path | None, versions: str, smiles: Sequence[str], compute: Callable[[], T]) -> T:
-    """Load a value from a folder (``None`` for none), or compute and store it.
+def load_or_compute(cache: Path | None, kind: str, smiles: Sequence[str], compute: Callable[[], T]) -> T:
+    """Load a value of some molecules from a folder (``None`` for none), or compute and store it.
 
     Warns of a damaged entry, which is computed again, and of a folder that cannot be written, which is not used. The
-    kind of value, the ``versions`` of the software and the molecules are the key of the entry; ``compute`` returns
-    tensors and plain values, as ``torch.save`` stores them without classes.
+    ``kind`` of value, RDKit's version and the molecules are the key of the entry; ``compute`` returns tensors and plain
+    values, as ``torch.save`` stores them without classes.
     """
     if cache is None:
         return compute()
-    key = hashlib.sha256(json.dumps([versions, list(smiles)]).encode()).hexdigest()
+    import rdkit
+
+    key = hashlib.sha256(json.dumps([f"{kind}, rdkit {rdkit.__version__}", list(smiles)]).encode()).hexdigest()
     path = cache / f"{key}.pt"
     try:
         if not path.exists():

@@ -24,8 +24,11 @@ from lightning_fl.files.yaml import read_yaml
 class _GivenDivision(Division):
     """Division with given parts; a part without any sample is cut from every client's training samples.
 
-    A key is the sample's part, "train" followed by the parts to cut from the training samples; "" for an unused sample.
+    A key is the sample's part; "" for an unused sample.
     """
+
+    #: Parts without any sample of any client.
+    _missing: Sequence[Split] = ()
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
         """Use the given parts; cut missing ones from the training samples at random or by folds."""
@@ -35,13 +38,13 @@ class _GivenDivision(Division):
             if len(parts[split]) and not cut.is_cut[split]:
                 what = f"{len(parts[split])} samples of client {cut.name} are for {split}"
                 raise DataError(f"{type(self).__name__}: {what}, which the data give apart: leave the division out.")
-        rest = torch.tensor([place for place, key in enumerate(keys) if key.startswith("train")], dtype=torch.long)
+        rest = torch.tensor([place for place, key in enumerate(keys) if key == "train"], dtype=torch.long)
         check_train({"train": rest}, cut, "leave the client out, or use another division")
-        missing = keys[int(rest[0])].split("+")[1:]
-        if cut.folds is not None and not [split for split in missing if cut.is_cut[split]]:
+        missing = [split for split in self._missing if cut.is_cut[split]]
+        if cut.folds is not None and not missing:
             name = type(self).__name__
             raise DataError(f"folds={cut.folds}: {name} already has samples for both val and test. Leave folds out.")
-        own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing or not cut.is_cut[split])]
+        own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing)]
         inner = replace(
             cut,
             size=len(rest),
@@ -54,6 +57,13 @@ class _GivenDivision(Division):
             if inner.is_cut[split]:
                 parts[split] = rest[positions]
         return {split: parts[split] for split in SPLITS}
+
+    def _note_missing(self, parts: list[str], place: str) -> list[str]:
+        """Return the parts of all samples, and keep in mind which have none."""
+        if "train" not in parts:
+            raise DataError(f"{place} has no sample for training: check its values.")
+        self._missing = [split for split in SPLITS if split not in parts]
+        return parts
 
 
 @checked_fields
@@ -83,7 +93,6 @@ class ColumnDivision(_GivenDivision):
     leave_out: list[str] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         part_of: dict[str, str] = {}
         chosen = {"train": self.train, "val": self.val, "test": self.test, "": self.leave_out}
         for part, values in chosen.items():
@@ -101,7 +110,7 @@ class ColumnDivision(_GivenDivision):
             values, known = listed(list(map(repr, unknown)), 10), listed(list(filter(None, self._part_of)))
             what = f"ColumnDivision.column={self.column!r} has unknown values {values}; known are {known}"
             raise DataError(f"{what}. Add the others to train, val, test or leave_out.")
-        return _with_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
+        return self._note_missing([self._part_of[text.lower()] for text in texts], f"column {self.column!r}")
 
 
 @checked_fields
@@ -122,7 +131,6 @@ class ListDivision(_GivenDivision):
     unlisted: Literal["refuse", "leave_out"] = "refuse"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.path.endswith((".yaml", ".yml", ".json", ".csv", ".csv.gz")):
             raise ConfigurationError(f"ListDivision.path={self.path!r}: must end in .yaml, .json or .csv.")
 
@@ -138,15 +146,7 @@ class ListDivision(_GivenDivision):
         spare = sorted(set(part_of) - set(ids))
         if spare:
             rank_zero_warn(f"{path} has {len(spare)} entries that are not among the {what}: {listed(spare, 5)}.")
-        return _with_missing([part_of.get(name, "") for name in ids], str(path))
-
-
-def _with_missing(parts: list[str], place: str) -> list[str]:
-    """Add the parts without any sample to the key of training samples."""
-    if "train" not in parts:
-        raise DataError(f"{place} has no sample for training: check its values.")
-    missing = [split for split in SPLITS if split not in parts]
-    return ["+".join([part, *missing]) if part == "train" else part for part in parts]
+        return self._note_missing([part_of.get(name, "") for name in ids], str(path))
 
 
 def _read_lists(path: Path) -> dict[str, str]:

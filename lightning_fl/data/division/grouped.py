@@ -129,7 +129,6 @@ class HashDivision(Division):
     column: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.column is not None and self.by != "molecule":
             raise ConfigurationError(f"HashDivision.by={self.by!r} and column={self.column!r}: give one of them.")
 

@@ -55,13 +55,9 @@ class ImageDataset(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.images[index], self.targets[index]
 
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns; ``label`` (the name of the class) always exists."""
-        return [*self.columns, "label"]
-
     def column(self, name: str) -> Column:
-        require_columns(self.column_names, [name], self.place)
+        """Values of a column; ``label``, the name of the class, always exists."""
+        require_columns([*self.columns, "label"], [name], self.place)
         if name in self.columns:
             return self.columns[name]
         return [self.classes[target] for target in self.targets.tolist()]
@@ -86,17 +82,17 @@ class ImageDataset(Dataset):
 
     def converted(self, *, size: int | None = None, channels: int | None = None) -> Self:
         """Convert to ``size`` x ``size`` pixels and a number of channels; ``None`` keeps them."""
-        height, width = self.images.shape[2:]
-        images = self.images if channels is None or channels == 3 else convert_channels(self.images, channels)
-        if size is not None and (height, width) != (size, size):
-            images = resize_images(images, size)
-        # colours last, so that grey images are resized once
-        images = images if channels is None else convert_channels(images, channels)
+        images = convert_channels(self.images, 1) if channels == 1 else self.images
+        images = resize_images(images, size)
+        if channels == 3:  # last, so that grey images are resized once
+            images = convert_channels(images, 3)
         return replace(self, images=images)
 
 
-def resize_images(images: Tensor, size: int) -> Tensor:
+def resize_images(images: Tensor, size: int | None) -> Tensor:
     """Resize bytes [n, C, H, W] to [n, C, size, size], bilinear with antialiasing, which skips no pixel."""
+    if size is None or images.shape[2:] == (size, size):
+        return images
     from torchvision.transforms.v2 import functional
 
     chunks = images.split(_CHUNK_IMAGES)  # resizing works in floats, four times as large

@@ -53,7 +53,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
             height, width = image.shape[1:]
             if not resize and (height, width) != (size, size):
                 raise DataError(f"{what}: {path} has {width} x {height} pixels, not {size} x {size}: replace it.")
-            images[index] = resize_images(image[None], size)[0] if resize else image
+            images[index] = resize_images(image[None], size)[0]
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         for _ in pool.map(read, range(0, len(paths), _FILES_PER_TASK)):
@@ -204,8 +204,7 @@ def _read_arrays(
 
 def _fitting(images: Tensor, shape: Sequence[int], size: int | None, what: str) -> Tensor:
     """Resize images [n, C, H, W] to the run's size; refuse another shape than the run's."""
-    if size is not None and list(images.shape[2:]) != [size, size]:
-        images = resize_images(images, size)
+    images = resize_images(images, size)
     if (given := list(images.shape[1:])) != list(shape):
         raise DataError(f"{what} has the shape {given} (channels, height, width), the run's images {list(shape)}.")
     return images

@@ -7,6 +7,7 @@ values from 0 to 1, and their classes ``y``.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,11 @@ def _read_part(card: ImageCard, files: Sequence[Path], place: str) -> ImageDatas
     )
 
 
-class _Floats(dict[str, float]):
-    """Cache of parsed numbers: 256 grey values, each stored once instead of once per pixel."""
-
-    def __missing__(self, digits: str) -> float:
-        return self.setdefault(digits, float(digits))
-
-
 def _read_file(card: ImageCard, path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield the writers of a file that have images: name, bytes [n, size * size] and classes int64 [n]."""
     try:
         with path.open(encoding="utf-8") as stream:
-            content = json.load(stream, parse_float=_Floats().__getitem__)
+            content = json.load(stream, parse_float=cache(float))  # 256 grey values, each stored once, not per pixel
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({' '.join(str(error).split())}): {_REMEDY}.") from error
     _require(content, {"users": list, "num_samples": list, "user_data": dict}, str(path))

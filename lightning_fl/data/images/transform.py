@@ -72,9 +72,8 @@ class ImageTransform:
     def __init__(self, mean: Sequence[float] | None, std: Sequence[float] | None, augment: Sequence[str] = ()) -> None:
         self.augment = list(augment)
         # (x / 255 - mean) / std, as one difference and one product
-        self._shift = 255 * torch.tensor(mean if mean is not None else [0.0], dtype=torch.float64)[:, None, None]
-        self._scale = 1 / (255 * torch.tensor(std if std is not None else [1.0], dtype=torch.float64)[:, None, None])
-        self._shift, self._scale = self._shift.float(), self._scale.float()
+        self._shift = (255 * torch.tensor(mean or [0.0], dtype=torch.float64)).float()[:, None, None]
+        self._scale = (1 / (255 * torch.tensor(std or [1.0], dtype=torch.float64))).float()[:, None, None]
 
     def __call__(self, images: Tensor, training: bool) -> Tensor:
         """Convert bytes to float32 images [B, C, H, W]; the bytes are unchanged."""

@@ -1,6 +1,7 @@
 """Data modules of molecules that a card describes: MoleculeNet's, ChEMBL's, DrugOOD's."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
@@ -76,11 +77,8 @@ class MoleculeNet(_CardModule):
         self.data_root = data_root
 
     def _open_table(self, *, allow_download: bool) -> OpenedData:
-        found = real_or_standin(
-            self.card,
-            self.source_choice,
-            lambda: find_file(self.card, data_root=self.data_root, allow_download=allow_download),
-        )
+        find = partial(find_file, self.card, data_root=self.data_root, allow_download=allow_download)
+        found = real_or_standin(self.card, self.source_choice, find)
         return _open_standin(self.card) if found is None else self._open_file(found, self.card, select=self.select)
 
 

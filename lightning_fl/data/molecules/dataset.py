@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import rdkit
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from rdkit import Chem, rdBase
@@ -109,10 +108,6 @@ class MoleculeDataset(InMemoryDataset):
         """The n row numbers in the source, as a spreadsheet shows them (the header is row 1)."""
         return [self._rows[index] for index in self.indices()]
 
-    @property
-    def column_names(self) -> list[str]:
-        return list(self._columns)
-
     def column(self, name: str) -> list[str]:
         """Return the n values of another column, as text; refuse empty cells."""
         values = self.cells(name)
@@ -145,18 +140,15 @@ def _load_or_encode(table: MoleculeTable, cache: Path | None) -> Codes:
         codes = encode_smiles(_with_progress(table.smiles, "Reading", "molecules"))
         return {name: torch.from_numpy(part) for name, part in codes._asdict().items()}
 
-    version = f"featuriser {FEATURIZER_VERSION}, rdkit {rdkit.__version__}"
-    value = load_or_compute(cache, version, table.smiles, compute)
+    value = load_or_compute(cache, f"featuriser {FEATURIZER_VERSION}", table.smiles, compute)
     return Codes(**{name: part.numpy() for name, part in value.items()})
 
 
 def _descriptors(table: MoleculeTable, kind: FeatureName, cache: Path | None) -> Tensor:
-    value = load_or_compute(
-        cache,
-        f"descriptors {kind} {len(descriptor_names(kind))}, rdkit {rdkit.__version__}",
-        table.smiles,
-        lambda: compute_descriptors(_with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind),
-    )
+    def compute() -> Tensor:
+        return compute_descriptors(_with_progress(table.smiles, "Describing", f"molecules ({kind})"), kind)
+
+    value = load_or_compute(cache, f"descriptors {kind} {len(descriptor_names(kind))}", table.smiles, compute)
     return clean_descriptors(value, kind)
 
 

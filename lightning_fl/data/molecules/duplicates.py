@@ -55,15 +55,9 @@ def molecule_identities(
     first block of the standard InChIKey (formula and connections), which stereoisomers, many tautomers and
     isotopologues share, or, without an InChI, the canonical SMILES without stereochemistry.
     """
-    import rdkit
-
     distinct = sorted(set(smiles))
-    found = load_or_compute(
-        cache,
-        f"identities {_IDENTITY_VERSION}, {identity}, rdkit {rdkit.__version__}",
-        distinct,
-        lambda: _compute(distinct, identity),
-    )
+    kind = f"identities {_IDENTITY_VERSION}, {identity}"
+    found = load_or_compute(cache, kind, distinct, lambda: _compute(distinct, identity))
     known = dict(zip(distinct, found, strict=True))
     return [known[text] for text in smiles]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import checked
 from lightning_fl.data.cards.kinds import FileFormat, Transform
 from lightning_fl.files.table_file import as_texts, read_table_file
@@ -141,8 +141,7 @@ def _select(frame: "pd.DataFrame", column: str, value: str, path: Path) -> "pd.D
     found = frame[frame[column] == value]
     if found.empty:
         known = sorted({str(other) for other in frame[column] if other is not None})
-        hint = did_you_mean(value, known)
-        raise DataError(f"{path}, column {column!r} has no {value!r}{hint}. It has {listed(known)}.")
+        require_columns(known, [value], f"{path}, column {column!r}", "value")
     return found
 
 

@@ -89,7 +89,6 @@ class Sizes(SizePartitioner):
     stratified: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.train:
             raise ConfigurationError("Sizes.train=[]: must have one number per client.")
         self.num_clients = len(self.train)
@@ -124,7 +123,6 @@ class Quantity(SizePartitioner):
     min_samples: Count | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         drawn = (self.num_clients, self.alpha, self.min_samples)
         is_drawn = self.ratios is None and None not in drawn[:2]
         if not is_drawn and not (self.ratios and drawn == (None, None, None)):

@@ -68,7 +68,6 @@ class WholeGroups(KeyPartitioner):
     ratios: list[Positive] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.ratios is not None and len(self.ratios) != self.num_clients:
             what = f"{type(self).__name__}.ratios={self.ratios} with num_clients={self.num_clients}"
             raise ConfigurationError(f"{what}: give num_clients, and a ratio for each.")
@@ -229,10 +228,7 @@ def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887. The cache
     folder keeps them.
     """
-    import rdkit
-
-    version = f"scaffolds, rdkit {rdkit.__version__}"
-    return load_or_compute(cache_folder() / "molecules", version, smiles, lambda: _compute_scaffolds(smiles))
+    return load_or_compute(cache_folder() / "molecules", "scaffolds", smiles, lambda: _compute_scaffolds(smiles))
 
 
 def _compute_scaffolds(smiles: Sequence[str]) -> list[str]:

@@ -200,7 +200,6 @@ class LabelTypes(LabelPartitioner):
     target: Size | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         shares = self.shares
         if not shares or not shares[0] or len({len(of_type) for of_type in shares}) > 1:
             raise ConfigurationError(f"shares={shares}: must have one list per type, each with one share per class.")
@@ -279,7 +278,6 @@ class OneClassShards(LabelPartitioner):
     target: Size | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.num_shards < self.num_clients:
             what = f"OneClassShards.num_shards={self.num_shards}"
             raise ConfigurationError(f"{what}: must be at least num_clients={self.num_clients}.")

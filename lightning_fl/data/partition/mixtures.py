@@ -68,7 +68,6 @@ class Mixture(JointPartitioner):
     invert_validation: bool | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_mixture(self.mixture)
         by_class = self.column is None
         if by_class != (self.values_a is None) or (by_class and self.values_b is not None):
@@ -112,10 +111,9 @@ class Mixture(JointPartitioner):
         """For every sample 0 for D_A, 1 for D_B, 2 for neither, int64, shape [n] each."""
         keys = self._keys(datasets)
         known = set().union(*keys.values())
-        by_class = self.column is None
-        name = "classes" if by_class else "values"
-        of_a: Sequence[Hashable] | None = self.classes_a if by_class else self.values_a
-        of_b: Sequence[Hashable] | None = self.classes_b if by_class else self.values_b
+        name = "classes" if self.column is None else "values"
+        of_a: Sequence[Hashable] | None = self.classes_a if self.column is None else self.values_a
+        of_b: Sequence[Hashable] | None = self.classes_b if self.column is None else self.values_b
         for letter, named in (("a", of_a), ("b", of_b)):
             if unknown := [key for key in named or [] if key not in known]:
                 values = listed(list(map(str, sorted(known))))

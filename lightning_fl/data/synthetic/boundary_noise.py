@@ -91,8 +91,6 @@ class BoundaryNoise(SyntheticDataModule):
         return {
             **super().describe(),
             "title": "Wrong labels near the boundary at one of two clients",
-            "num_features": self.num_features,
-            "flip_probability": self.flip_probability,
-            "width": self.width,
+            **{name: getattr(self, name) for name in ("num_features", "flip_probability", "width")},
             "samples": self.sizes,
         }
