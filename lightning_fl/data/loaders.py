@@ -31,8 +31,6 @@ Loader = DataLoader | CombinedLoader
 
 def is_loader(value: object) -> bool:
     """Whether a value yields ready batches, as opposed to samples (:func:`is_dataset`)."""
-    if isinstance(value, DataLoader | CombinedLoader) or _is_web_loader(value):
-        return True
     sample = isinstance(value, torch.Tensor | Mapping | str | bytes) or is_graph(value)
     return isinstance(value, Iterable) and not sample and not is_dataset(value)
 

@@ -141,10 +141,8 @@ class SharedDataModule(FederatedDataModule):
         )
         warn_of_missing_parts(name_of, shares)
         if self.train_shares is not None:
-            pairs = zip(shares, self.train_shares, strict=True)
-            shares = ClientShares.of(
-                [of | {"train": self._keep(of["train"], labels, kept, i)} for i, (of, kept) in enumerate(pairs)]
-            )
+            kept = [self._keep(shares[i]["train"], labels, share, i) for i, share in enumerate(self.train_shares)]
+            shares = ClientShares.of([of | {"train": train} for of, train in zip(shares, kept, strict=True)])
         self._names = names
         if self.unlabelled == "leave_out":
             shares = self._leave_out_unlabelled(shares, dataset_targets(datasets["train"]))

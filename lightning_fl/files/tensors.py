@@ -138,11 +138,10 @@ def load_or_compute(cache: Path | None, kind: str, smiles: Sequence[str], comput
     key = hashlib.sha256(json.dumps([f"{kind}, rdkit {rdkit.__version__}", list(smiles)]).encode()).hexdigest()
     path = cache / f"{key}.pt"
     try:
-        if not path.exists():
-            raise FileNotFoundError(path)
-        return read_torch(path, "a file of features", "They are computed again.", error=DataError)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # there is no entry yet; writing it reports what is wrong with the folder
+        if path.exists():
+            return read_torch(path, "a file of features", "They are computed again.", error=DataError)
+    except PermissionError:
+        pass  # writing the entry reports what is wrong with the folder
     except DataError as error:
         rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
     value = compute()

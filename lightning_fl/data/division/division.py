@@ -128,12 +128,9 @@ def grouped_parts(
     names, counts = groups.unique(return_counts=True)
     sizes = apportion(len(groups), fractions)
     order = torch.randperm(len(names), generator=rng).tolist()
-    if balanced:
-        held_out = [size for size, share in zip(sizes[1:], fractions[1:], strict=True) if share > 0]
-        large = min(held_out, default=0) / 2
-        order.sort(key=lambda place: -int(counts[place]) if counts[place] > large else 0)
-    else:
-        order.sort(key=lambda place: -int(counts[place]))
+    held_out = [size for size, share in zip(sizes[1:], fractions[1:], strict=True) if share > 0]
+    large = min(held_out, default=0) / 2 if balanced else 0  # larger groups come first, from the largest on
+    order.sort(key=lambda place: -int(counts[place]) if counts[place] > large else 0)
     last = max(part for part, share in enumerate(fractions) if share > 0)
     filled = [0, 0, 0]
     part_of = torch.empty(len(names), dtype=torch.long)

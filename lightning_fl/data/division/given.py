@@ -150,7 +150,6 @@ class ListDivision(_GivenDivision):
 
 
 def _read_lists(path: Path) -> dict[str, str]:
-    pairs: list[tuple[str, str]] = []
     if path.name.endswith((".csv", ".csv.gz")):
         frame = read_text_table(path)
         require_columns(frame, ["id", "split"], str(path))

@@ -20,8 +20,6 @@ from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.validation import NonNegative, Positive, checked_fields
 from lightning_fl.data.module import FederatedDataModule
 
-Augmentation = Literal["crop", "flip"]
-
 _PADDING = 4
 _CHUNK_IMAGES = 1024
 
@@ -110,7 +108,7 @@ class TransformedImages(FederatedDataModule):
     normalize: bool = True
     mean: list[NonNegative] | None = None
     std: list[Positive] | None = None
-    augment: list[Augmentation] | None = None
+    augment: list[Literal["crop", "flip"]] | None = None
     #: Made when the channels are known.
     _transform: ImageTransform = field(init=False, repr=False)
 

@@ -13,8 +13,6 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.partitioner import Partitioner, read_column
 
-#: Name of the classes in ``partition_by``.
-LABEL = "label"
 _INDEX = "lightning_fl_index"
 
 
@@ -70,7 +68,7 @@ class FromFlower(Partitioner):
         return [torch.tensor(list(part), dtype=torch.long).sort().values for part in parts]
 
     def _column(self, dataset: Dataset, name: str) -> list[Any]:
-        if name == LABEL:
+        if name == "label":
             return list(read_classes({"train": dataset}, num_bins=10)["train"].tolist())
         return list(read_column(dataset, name, "FromFlower"))
 

@@ -30,8 +30,11 @@ SUM_TOLERANCE = 1e-5
 class LabelPartitioner(JointPartitioner):
     """Base class of partitions by label; real targets are put into ``num_bins`` bins that are the same for all splits.
 
-    What clients hold of every class is drawn for the training data and applied to all splits. ``target`` is the column
-    to use of several targets [n, T].
+    What clients hold of every class is drawn for the training data and applied to all splits.
+
+    Args:
+        num_bins: bins between quantiles for real targets.
+        target: the column of several targets [n, T] to use.
     """
 
     num_clients: int
@@ -102,8 +105,6 @@ class Dirichlet(LabelPartitioner):
     Args:
         num_clients: number of clients.
         alpha: concentration α: 0.1 gives clients with few classes, 100 nearly equal ones.
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
         min_samples: least number of (training) samples of a client.
     """
 
@@ -135,8 +136,6 @@ class Pathological(LabelPartitioner):
     Args:
         num_clients: number of clients.
         classes_per_client: number of classes of every client; enough for each class to have a holder.
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
     """
 
     num_clients: Count
@@ -187,7 +186,6 @@ class LabelTypes(LabelPartitioner):
         shares: for every type the share of every class's samples; a class's shares sum to at most 1. Real targets are
             put into as many bins between quantiles as there are classes.
         clients_per_type: clients of each type.
-        target: the column of several targets [n, T] to use.
 
     Example:
         >>> two_types = LabelTypes(shares=[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], clients_per_type=3)
@@ -233,10 +231,6 @@ class FedCollabLabelShift(LabelTypes):
     5-9. So the first two types are similar, as are the last two, and the two pairs share no class.
 
     On the 70,000 images of Fashion-MNIST (training and test data pooled) each of twenty clients holds 2,450.
-
-    Args:
-        clients_per_type: clients of each of the four types.
-        target: the column of several targets [n, T] to use.
     """
 
     def __init__(self, *, clients_per_type: Count = 5, target: Size | None = None) -> None:
@@ -266,8 +260,6 @@ class OneClassShards(LabelPartitioner):
             for ``K/N · √(π/2)``, which makes K/N the mean draw.
         shard_size: training samples in a shard, other samples stay unused; ``None`` for as many as the classes allow.
             95 gives the paper's 950 samples per client on average.
-        num_bins: bins between quantiles for real targets.
-        target: the column of several targets [n, T] to use.
     """
 
     num_clients: Count = 10

@@ -40,10 +40,6 @@ from lightning_fl.data.partition import mixture_counts, mixture_shares
 from lightning_fl.data.partition.mixtures import check_mixture, mixture_share
 from lightning_fl.data.synthetic import SyntheticDataModule
 
-SyntheticTask = Literal["regression", "classification"]
-#: τ of FedSoft.
-_FEDSOFT_STD = math.sqrt(10)
-
 
 def linear_samples(
     coefficients: Tensor, counts: Sequence[int], *, noise_std: float, rng: torch.Generator
@@ -91,14 +87,14 @@ class SyntheticMixture(SyntheticDataModule):
     """
 
     num_clients: Count = 100
-    task: SyntheticTask = "classification"
+    task: Literal["regression", "classification"] = "classification"
     mixture: str = "10:90"
     num_features: Count = 10
     min_samples: Count = 100
     max_samples: Count = 200
     val_samples: Size = 50
     test_samples: Size = 100
-    coefficient_std: Positive = _FEDSOFT_STD
+    coefficient_std: Positive = math.sqrt(10)
     noise_std: NonNegative = 1.0
     invert_test: bool = False
     invert_validation: bool | None = None
