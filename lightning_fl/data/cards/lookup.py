@@ -96,8 +96,7 @@ def find_file(
     card: Card, file: CardFile | None = None, *, data_root: str | Path | None = None, allow_download: bool = True
 ) -> FoundFile:
     """Find a file of a card in ``data_root``, ``$LIGHTNING_FL_DATA`` or the cache, or download it."""
-    if file is None:
-        (file,) = card.files
+    file = file or card.file
     looked: list[str] = []
     for origin, folder in user_folders(data_root, file.name):
         if (found := file_in_folder(card, file, folder, origin)) is not None:

@@ -67,17 +67,13 @@ class DivisionSettings:
 
     def check_partitioner(self, partitioner: Partitioner) -> None:
         """Refuse settings next to a partitioner that already fixes every client's splits."""
-        if partitioner.exact and not (self.is_default and not self.stratified):
+        if partitioner.exact and (self.division is not None or self.folds is not None or self.stratified):
             name = type(partitioner).__name__
             raise ConfigurationError(f"{name} fixes every client's splits: omit division, folds and stratified.")
 
     def check_parts(self, parts: Collection[Split]) -> None:
-        if not self.is_default and len(parts) == len(SPLITS):
+        if len(parts) == len(SPLITS) and (self.division is not None or self.folds is not None):
             raise ConfigurationError("the data have validation and test samples: leave out division, folds and fold.")
-
-    @property
-    def is_default(self) -> bool:
-        return self.division is None and self.folds is None
 
     def describe(self) -> dict[str, object]:
         record: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}

@@ -7,6 +7,7 @@ digits in another rendering (:data:`RENDERINGS`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -52,15 +53,15 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
         turned = digits.images[wanted].rot90(turns, (2, 3))
         images.append(turned if turns < 4 else turned.flip(3))
         targets.append(digits.targets[wanted] + turns * _DIGITS)
-    together, place = torch.cat(images), "the stand-in digits"
+    made = ImageDataset(torch.cat(images), torch.cat(targets), classes, place="the stand-in digits")
     if not writers:
-        return ImageDataset(together, torch.cat(targets), classes=classes, place=place)
+        return made
     rng = generator(_SEED, "writers")
-    writer = torch.randint(NUM_WRITERS, (len(together),), generator=rng)
+    writer = torch.randint(NUM_WRITERS, (len(made),), generator=rng)
     pressure = 0.4 + 0.6 * torch.rand(NUM_WRITERS, generator=rng)
-    written = 255 - (together * pressure[writer, None, None, None]).round().to(torch.uint8)
+    written = 255 - (made.images * pressure[writer, None, None, None]).round().to(torch.uint8)
     names = [f"made_up_{number:03}" for number in writer.tolist()]
-    return ImageDataset(written, torch.cat(targets), classes=classes, columns={"writer": names}, place=place)
+    return replace(made, images=written, columns={"writer": names})
 
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:

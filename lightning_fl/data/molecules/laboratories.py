@@ -128,7 +128,6 @@ class PrivateTargets(FederatedDataModule):
         columns = self._public_targets.get(self.client_names()[client])
         table = read_table(
             path,
-            file_format="csv",
             smiles=self.smiles_column,
             targets=columns,
             units="not given" if columns is None else ["not given"] * len(columns),

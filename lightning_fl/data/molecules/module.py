@@ -102,9 +102,8 @@ class MoleculeDataModule(SharedDataModule):
     def _read(
         self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
     ) -> MoleculeTable:
-        own: dict[str, Any] = {"file_format": "csv", "censored": self.censored, "transforms": self.transforms}
-        options = own | options
-        return read_table(path, smiles=self.smiles_column, targets=targets, units=units, **options)
+        options |= {"smiles": self.smiles_column, "censored": self.censored, "transforms": self.transforms}
+        return read_table(path, targets=targets, units=units, **options)
 
     def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset

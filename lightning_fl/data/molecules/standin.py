@@ -128,7 +128,7 @@ def _esol(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Mad
         offset, deviation = ASSAYS[assay]
         exact = delaney_log_solubility(Chem.MolFromSmiles(text))
         values.append(round(exact + offset + normal_noise(deviation, "noise", text), 3))
-    return smiles, _column(values), {"assay": list(assays)}
+    return smiles, torch.tensor(values, dtype=torch.float32)[:, None], {"assay": list(assays)}
 
 
 def _bbbp(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
@@ -162,11 +162,7 @@ def _aqsoldb(every: list[str], scaffolds: list[str], names: Sequence[str]) -> _M
                 smiles.append(text)
                 sources.append(laboratory)
                 values.append(round(value + offset + normal_noise(deviation, "noise", laboratory, text), 3))
-    return smiles, _column(values), {"Source": list(sources)}
-
-
-def _column(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None]
+    return smiles, torch.tensor(values, dtype=torch.float32)[:, None], {"Source": list(sources)}
 
 
 def _features(molecule: Chem.Mol) -> list[float]:

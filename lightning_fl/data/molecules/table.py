@@ -76,7 +76,7 @@ class MoleculeTable:
 def read_table(
     path: Path,
     *,
-    file_format: FileFormat,
+    file_format: FileFormat = "csv",
     smiles: str,
     targets: Sequence[str] | None,
     units: Sequence[str] | str,
@@ -115,14 +115,15 @@ def read_table(
     smiles = smiles_name(frame.columns, smiles)
     require_columns(frame, (smiles, *(targets or ()), *required, *(select or {})), str(path))
     for column, value in (select or {}).items():
-        frame = _select(frame, column, value, path)
+        known = sorted({str(other) for other in frame[column] if other is not None})
+        require_columns(known, [value], f"{path}, column {column!r}", "value")
+        frame = frame[frame[column] == value]
     if targets is None:
-        known = {smiles, *required, *not_targets}
-        targets = [str(name) for name in frame.columns if name not in known and frame[name].notna().any()]
+        others = {smiles, *required, *not_targets}
+        targets = [str(name) for name in frame.columns if name not in others and frame[name].notna().any()]
         if not targets:
-            raise DataError(f"{path} has no column with values to predict besides {', '.join(sorted(known))}.")
+            raise DataError(f"{path} has no column with values to predict besides {', '.join(sorted(others))}.")
         units = [str(units)] * len(targets)
-    others = [name for name in frame.columns if name not in (smiles, *targets)]
     read = [_read_target(frame[name], path, censored, (transforms or {}).get(name)) for name in targets]
     bounds = torch.stack([bound for _, bound in read], dim=1)
     return MoleculeTable(
@@ -131,18 +132,10 @@ def read_table(
         bounds=bounds if bool(bounds.any()) else None,
         target_names=list(targets),
         target_units=list(units),
-        columns={str(name): frame[name].tolist() for name in others},
+        columns={str(name): frame[name].tolist() for name in frame.columns if name not in (smiles, *targets)},
         rows=list(map(int, frame.index)),
         place=str(path),
     )
-
-
-def _select(frame: "pd.DataFrame", column: str, value: str, path: Path) -> "pd.DataFrame":
-    found = frame[frame[column] == value]
-    if found.empty:
-        known = sorted({str(other) for other in frame[column] if other is not None})
-        require_columns(known, [value], f"{path}, column {column!r}", "value")
-    return found
 
 
 def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":

@@ -55,8 +55,10 @@ class FromFlower(Partitioner):
         flower = self._make(seed)
         columns: dict[str, Any] = {_INDEX: list(range(len(dataset)))}  # type: ignore[arg-type]
         by = self.arguments.get("partition_by")
-        if by is not None:
-            columns[by] = self._column(dataset, str(by))
+        if by == "label":
+            columns[by] = read_classes({"train": dataset}, num_bins=10)["train"].tolist()
+        elif by is not None:
+            columns[by] = list(read_column(dataset, str(by), "FromFlower"))
         flower.dataset = Table.from_dict(columns)
         try:
             parts = [flower.load_partition(client)[_INDEX] for client in range(flower.num_partitions)]
@@ -66,11 +68,6 @@ class FromFlower(Partitioner):
         if names:
             self.names = [str(names[client]) for client in range(len(parts))]
         return [torch.tensor(list(part), dtype=torch.long).sort().values for part in parts]
-
-    def _column(self, dataset: Dataset, name: str) -> list[Any]:
-        if name == "label":
-            return list(read_classes({"train": dataset}, num_bins=10)["train"].tolist())
-        return list(read_column(dataset, name, "FromFlower"))
 
     def partition_splits(self, datasets: Any, seed: int) -> Mapping[Split, Sequence[Tensor]]:
         if len(datasets) > 1:
