@@ -38,10 +38,8 @@ _LISTED_ROWS = 10
 #: Byte order marks, the longer first: UTF-32's begins like UTF-16's.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
 }
 #: Texts for a missing number, in lower case. In a column of texts they are values: "NA" is a country.
 _GAPS = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
