@@ -137,13 +137,11 @@ class HFDataset(SharedDataModule):
 
     def _parts_of(self, read: Any) -> dict[Split, Any]:
         there = dict(read) if isinstance(read, dict) else {"train": read}
-        if self.parts is None:
-            usual = {SPLIT_NAMES.get(name.lower()): name for name in reversed(list(there))}
-            wanted = {split: usual.get(split) for split in SPLITS}
-            if wanted["train"] is None and len(there) == 1:
-                wanted = {"train": next(iter(there))}
-        else:
-            wanted = {split: self.parts.get(split) for split in SPLITS}
+        usual: dict[Any, str] = {SPLIT_NAMES.get(name.lower()): name for name in reversed(list(there))}
+        if "train" not in usual and len(there) == 1:
+            usual = {"train": next(iter(there))}
+        named = usual if self.parts is None else self.parts
+        wanted = {split: named.get(split) for split in SPLITS}
         missing = [name for name in wanted.values() if name is not None and name not in there]
         if missing or wanted["train"] is None:
             part = missing[0] if missing else "train"

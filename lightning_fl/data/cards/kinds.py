@@ -84,8 +84,7 @@ class MoleculeCard(Card):
     @property
     def required(self) -> tuple[str, ...]:
         """Columns that must exist, besides SMILES and targets."""
-        named = (self.split_column, self.select_column)
-        return tuple(dict.fromkeys((*self.groups, *(name for name in named if name is not None))))
+        return tuple(dict.fromkeys(filter(None, (*self.groups, self.split_column, self.select_column))))
 
 
 #: Format of the digits in scikit-learn, which have no file.
