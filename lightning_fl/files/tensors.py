@@ -13,11 +13,13 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from filelock import FileLock
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.core.errors import CheckpointError, DataError, FederatedError
@@ -136,25 +138,44 @@ def load_or_compute(cache: Path | None, kind: str, smiles: Sequence[str], comput
     import rdkit
 
     key = hashlib.sha256(json.dumps([f"{kind}, rdkit {rdkit.__version__}", list(smiles)]).encode()).hexdigest()
-    path = cache / f"{key}.pt"
+    path, lock = cache / f"{key}.pt", FileLock(cache / f"{key}.lock")
+    with suppress(OSError, NotImplementedError):  # writing the entry reports what is wrong with the folder
+        if not path.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            lock.acquire()  # of several processes one computes it
+    try:
+        value: T | None = _read_entry(path)
+        if value is None:
+            value = compute()
+            _write_entry(path, value)
+    finally:
+        if lock.is_locked:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+    return value
+
+
+def _read_entry(path: Path) -> Any:
     try:
         if path.exists():
             return read_torch(path, "a file of features", "They are computed again.", error=DataError)
     except PermissionError:
-        pass  # writing the entry reports what is wrong with the folder
+        pass  # as above
     except DataError as error:
         rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
-    value = compute()
+    return None
+
+
+def _write_entry(path: Path, value: object) -> None:
     content = io.BytesIO()  # in memory first: torch.save hides errors of the disk behind its own
     torch.save(value, content)
     try:
-        remove_leftovers(cache)
+        remove_leftovers(path.parent)
         with whole_file(path, by_several=True) as file:
             file.write(content.getbuffer())
     except OSError as error:
-        reason = f"cannot write features to {cache} ({error}), so every run computes them again"
+        reason = f"cannot write features to {path.parent} ({error}), so every run computes them again"
         rank_zero_warn(f"{reason}: set LIGHTNING_FL_CACHE to a writable folder.")
-    return value
 
 
 class _Unreadable(ValueError):

@@ -3,15 +3,19 @@
 import io
 import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from lightning_fl.core.errors import CheckpointError, DataError
-from lightning_fl.files.tensors import NUMPY, read_numpy, read_torch
+from lightning_fl.files import tensors
+from lightning_fl.files.tensors import NUMPY, load_or_compute, read_numpy, read_torch
 
 CONTENT = {"weights": torch.arange(40.0), "name": "a", "numbers": [1, 2.5], "rate": np.float64(0.5)}
 
@@ -146,3 +150,24 @@ def test_other_files_of_arrays_are_refused(content: Any, reason: str, tmp_path: 
         arrays(path)
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_what_several_need_at_once_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, computed = Semaphore(0), []
+
+    class Announced(FileLock):  # type: ignore[misc, valid-type]  # an alias of the platform's class
+        def acquire(self, *args: Any, **options: Any) -> Any:
+            arrived.release()
+            return super().acquire(*args, **options)
+
+    def compute() -> torch.Tensor:
+        computed.append("x")
+        arrived.acquire(timeout=60)
+        arrived.acquire(timeout=60)  # both look for it before it is there
+        return CONTENT["weights"]  # type: ignore[return-value]
+
+    monkeypatch.setattr(tensors, "FileLock", Announced)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: load_or_compute(tmp_path, "a kind", ["C"], compute), range(2)))
+    assert all(torch.equal(one, CONTENT["weights"]) for one in found)  # type: ignore[arg-type]
+    assert len(computed) == 1
