@@ -10,6 +10,7 @@ give the fit on all of their data. For isotonic regression probabilities are rep
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,8 +105,6 @@ def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
 
 def apply_isotonic(probability: Tensor, points: tuple[list[float], list[float]]) -> Tensor:
     """Calibrated probabilities of any shape, float64: linear between the points, constant beyond the ends."""
-    import numpy as np
-
     found = np.interp(probability.double().numpy(), *points)
     return torch.from_numpy(np.asarray(found)).masked_fill(probability.isnan(), torch.nan)
 

@@ -18,6 +18,7 @@ The paper writes v({S ∪ {m}}) and S ∈ A - {m} in equation 18 for v(S ∪ {m}
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Annotated, NamedTuple
 
@@ -141,8 +142,8 @@ def shapley_exact(
         >>> shapley_exact(lambda coalition: float({0, 1} <= coalition), num_players=3)
         tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
-    game = _Game(value)
-    values = np.array([game(coalition) for coalition in range(1 << num_players)])
+    value_of = _values(value)
+    values = np.array([value_of(coalition) for coalition in range(1 << num_players)])
     coalitions = np.arange(1 << num_players)
     sizes = np.bitwise_count(coalitions)
     shares = np.array([1 / (num_players * math.comb(num_players - 1, size)) for size in range(num_players)])
@@ -164,39 +165,34 @@ def shapley_permutations(
     """
     if num_permutations % 2:
         raise ConfigurationError(f"num_permutations={num_permutations}: must be even.")
-    game = _Game(value)
+    value_of = _values(value)
     orders = [torch.randperm(num_players, generator=generator).tolist() for _ in range(num_permutations // 2)]
-    pairs = np.array([(game.marginals(order) + game.marginals(order[::-1])) / 2 for order in orders])
+    pairs = np.array([(_marginals(value_of, order) + _marginals(value_of, order[::-1])) / 2 for order in orders])
     errors = pairs.std(0, ddof=1) / math.sqrt(len(pairs))
     return ShapleyEstimate(torch.from_numpy(pairs.mean(0)), torch.from_numpy(errors))
 
 
-class _Game:
-    """Cached values of coalitions; a coalition is an integer with a bit per player."""
+def _values(value: Value) -> Callable[[int], float]:
+    """The value of a coalition given as an integer with a bit per player, each computed once."""
 
-    def __init__(self, value: Value) -> None:
-        self._value = value
-        self._known: dict[int, float] = {}
+    @cache
+    def value_of(coalition: int) -> float:
+        players = frozenset(player for player in range(coalition.bit_length()) if coalition >> player & 1)
+        found = float(value(players))
+        if not math.isfinite(found):
+            raise DataError(f"the value of coalition {sorted(players)} is {found}: give a finite, bounded one.")
+        return found
 
-    def __call__(self, coalition: int) -> float:
-        if coalition not in self._known:
-            players = frozenset(player for player in range(coalition.bit_length()) if coalition >> player & 1)
-            value = float(self._value(players))
-            if not math.isfinite(value):
-                raise DataError(f"the value of coalition {sorted(players)} is {value}: give a finite, bounded one.")
-            self._known[coalition] = value
-        return self._known[coalition]
+    return value_of
 
-    def marginals(self, order: list[int]) -> np.ndarray:
-        """Marginal value of each player after those before it, shape [N]."""
-        added = np.zeros(len(order))
-        coalition, value = 0, self(0)
-        for player in order:
-            coalition |= 1 << player
-            joined = self(coalition)
-            added[player] = joined - value
-            value = joined
-        return added
+
+def _marginals(value_of: Callable[[int], float], order: list[int]) -> np.ndarray:
+    """Marginal value of each player after those before it, shape [N]."""
+    added, coalition = np.zeros(len(order)), 0
+    for player in order:
+        before, coalition = value_of(coalition), coalition | 1 << player
+        added[player] = value_of(coalition) - before
+    return added
 
 
 def _vectors(name: str, model: Model) -> list[Tensor]:

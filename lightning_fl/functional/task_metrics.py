@@ -4,9 +4,7 @@ Targets are [n, T] with NaN for missing values, which have no gradient. A loss i
 present; 0 with zero gradient without any.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,8 +21,6 @@ _OF_CLASSES = {
     "classification": ("auroc", "average_precision", "balanced_accuracy", "mcc", "calibration_error"),
     "multiclass": ("accuracy", "balanced_accuracy", "mcc", "auroc", "calibration_error"),
 }
-#: Fewest samples of a correlation.
-_LEAST_FOR_CORRELATION = 2
 
 
 class TaskOutputs(Metric):
@@ -144,16 +140,15 @@ def _multiclass(probability: Tensor, label: Tensor) -> dict[str, Tensor] | str:
     if len(occurring) < 2:
         return "one class"
     quick: dict[str, Any] = {"num_classes": classes, "validate_args": False}
-    areas: Sequence[Callable[[], Tensor]] = [
-        partial(of_classes.binary_auroc, probability[:, kind], (label == kind).long(), validate_args=False)
-        for kind in occurring
+    areas = [
+        of_classes.binary_auroc(probability[:, kind], (label == kind).long(), validate_args=False) for kind in occurring
     ]
     chosen = probability.argmax(1)
     return {
         "accuracy": of_classes.multiclass_accuracy(chosen, label, average="micro", **quick),
         "balanced_accuracy": _balanced_accuracy(chosen, label, classes),
         "mcc": _matthews(chosen, label, classes),
-        "auroc": torch.stack([area() for area in areas]).mean(),
+        "auroc": torch.stack(areas).mean(),
         "calibration_error": of_classes.multiclass_calibration_error(probability, label, **quick),
     }
 
@@ -189,7 +184,7 @@ def _errors(predicted: Tensor, measured: Tensor, bound: Tensor | None, suffix: s
 
 def _correlations(predicted: Tensor, measured: Tensor) -> dict[str, Tensor]:
     """Defined correlations: none for equal values, only R2 for a constant prediction."""
-    if len(measured) < _LEAST_FOR_CORRELATION or measured.min() == measured.max():
+    if len(measured) < 2 or measured.min() == measured.max():
         return {}
     found = {"r2": r2_score(predicted, measured)}
     if predicted.min() < predicted.max():

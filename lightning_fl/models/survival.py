@@ -22,24 +22,19 @@ class ConcordanceIndex(Metric):
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
-    scores: list[Tensor]
-    times: list[Tensor]
-    events: list[Tensor]
+    samples: list[Tensor]  #: scores, times and events of a batch, [B, 3]
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("scores", "times", "events"):
-            self.add_state(name, [], dist_reduce_fx="cat")
+        self.add_state("samples", [], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, times: Tensor, events: Tensor) -> None:
         """Add samples, each [B]."""
-        self.scores.append(scores.detach())
-        self.times.append(times)
-        self.events.append(events)
+        self.samples.append(torch.stack([scores.detach(), times, events], dim=1))
 
     def compute(self) -> Tensor:
         """Compute the index; NaN if no pair of samples is comparable."""
-        scores, times, events = (dim_zero_cat(state) for state in (self.scores, self.times, self.events))
+        scores, times, events = dim_zero_cat(self.samples).unbind(1)
         return torch.tensor(concordance_index(scores, times, events), device=scores.device)
 
 

@@ -68,8 +68,7 @@ def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tens
     """Gather a summary of each client's, or process's, training targets, [parts, ...]; ``None`` if there are none."""
     summaries = getattr(module.trainer, "target_summaries", None)
     if summaries is not None:
-        found: Tensor = summaries(summarize)
-        return found
+        return summaries(summarize)
     values = _read(module, "y") if module.trainer.training else None
     if values is None:
         return None
@@ -81,8 +80,7 @@ def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tenso
     of_clients = {"y": "target_statistics", "descriptors": "descriptor_statistics"}[name]
     statistics = getattr(module.trainer, of_clients, None)
     if statistics is not None:
-        found: tuple[Tensor, Tensor] = statistics()
-        return found
+        return statistics()
     values = _read(module, name)
     if values is None:
         remedy = "give training data, or set standardize_targets=False"
@@ -93,8 +91,7 @@ def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tenso
 def _gather(module: LightningModule, summary: Tensor) -> Tensor:
     """The summaries of all processes, [parts, ...]."""
     gathered: Any = module.all_gather(summary)  # has a leading dimension only with several processes
-    parts: Tensor = gathered.reshape(-1, *summary.shape)
-    return parts
+    return gathered.reshape(-1, *summary.shape)
 
 
 def _read(module: LightningModule, name: str) -> Tensor | None:
