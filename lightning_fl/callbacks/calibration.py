@@ -155,9 +155,7 @@ def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> lis
             fitted = (a, b) if number else None
             found.append(TargetCalibration("classification", number, count, None, fitted, fit_isotonic(pooled[place])))
         else:
-            total: Counter[int] = Counter()
-            for of in clients:
-                total.update(of[place])
+            total = sum((Counter(of[place]) for of in clients), Counter[int]())
             count = sum(1 for of in clients if of[place])
             found.append(TargetCalibration("regression", sum(total.values()), count, dict(sorted(total.items()))))
     return found

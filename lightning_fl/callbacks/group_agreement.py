@@ -34,13 +34,9 @@ class GroupAgreement(Callback):
     groups: list[str] | None = None
     num: Count = 10
 
-    def __post_init__(self) -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         #: The adjusted Rand index after each round.
         self.history: list[float] = []
-        self._known: list[str] | None = None
-
-    def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self.history = []
         self._known = self.groups if self.groups is not None else trainer.datamodule.client_groups()
         if self._known is None:
             rank_zero_info("GroupAgreement compares nothing: the data have no groups; set GroupAgreement.groups")

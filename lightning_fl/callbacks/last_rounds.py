@@ -31,13 +31,10 @@ class LastRounds(Callback):
 
     num: Count = 10
 
-    def __post_init__(self) -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         #: Round -> metric -> client -> value.
         self._rounds: dict[int, dict[str, dict[int, float]]] = {}
         self._higher_is_better: dict[str, bool] = {}
-
-    def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._rounds, self._higher_is_better = {}, {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         evaluator = trainer.loop.evaluator

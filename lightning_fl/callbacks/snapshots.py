@@ -30,12 +30,9 @@ class Snapshots(Callback):
     num: Count = 5
     every_n_rounds: Count = 1
 
-    def __post_init__(self) -> None:
+    def on_fit_start(self, trainer: TrainerSurface) -> None:
         #: Round -> states of the shared models.
         self._kept: dict[int, list[dict[str, Tensor]]] = {}
-
-    def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._kept = {}
 
     def on_round_end(self, trainer: TrainerSurface) -> None:
         if trainer.federation.current_round % self.every_n_rounds == 0:

@@ -66,9 +66,7 @@ def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
 
     ``counts`` are each client's :func:`score_counts`; K leaves out clients without scores.
     """
-    total: Counter[int] = Counter()
-    for of_client in counts:
-        total.update(of_client)
+    total = sum(map(Counter, counts), Counter[int]())
     clients = sum(1 for of_client in counts if sum(of_client.values()))
     return quantile_of_counts(total, clients, level)
 

@@ -26,7 +26,6 @@ class Model(LightningModule):
         raise NotImplementedError
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the optimiser of the arguments."""
         rate, decay = self.hparams["learning_rate"], self.hparams["weight_decay"]
         if self.hparams["optimizer"] == "adam":
             return torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay)

@@ -70,11 +70,11 @@ class GCN(PyGGCN):
         hidden = self._hidden(x, adjacency)
         source, target = (membership.index_select(0, end) for end in edge_index)
         if torch.equal(source, target):
-            pooled = molecules.scale_columns(adjacency.column_sums) @ hidden
+            pooled = molecules.scale_columns(adjacency.columns.sums) @ hidden
         else:
             pooled = molecules @ (adjacency @ hidden)
         last: Any = self.convs[-1]
-        return F.linear(pooled, last.lin.weight) + molecules.row_sums.unsqueeze(1) * last.bias
+        return F.linear(pooled, last.lin.weight) + molecules.rows.sums.unsqueeze(1) * last.bias
 
     def _hidden(self, x: Tensor, adjacency: SparseMatrix | EdgeMatrix) -> Tensor:
         convs: Any = self.convs

@@ -59,7 +59,6 @@ class ChannelsLast(nn.Module):
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the same images [B, C, H, W]."""
         return channels_last(images) if images.device.type == "cpu" else images
 
 

@@ -7,19 +7,23 @@ the edges, independently of the number of threads.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Entries sorted by row: row i has ``weight[e]`` in column ``index[e]`` for e in ``pointer[i]:pointer[i + 1]``."""
+class _Rows(NamedTuple):
+    """Entries sorted by row: row i has ``weight[e]`` in ``column[e]`` for e in ``pointer[i]:pointer[i + 1]``."""
 
-    index: Tensor  #: [N], int64
+    column: Tensor  #: [N], int64
     pointer: Tensor  #: [rows + 1], int64
     weight: Tensor  #: [N]
+
+    @property
+    def sums(self) -> Tensor:
+        """Sum of each row, [rows]."""
+        return torch.segment_reduce(self.weight, "sum", offsets=self.pointer, unsafe=True)
 
 
 @dataclass(frozen=True)
@@ -30,52 +34,34 @@ class SparseMatrix:
     columns: _Rows  #: entries of the transpose; the same object if the matrix is symmetric
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        rows, columns = self.rows, self.columns
-        return _Product.apply(x, rows.index, rows.pointer, rows.weight, columns.index, columns.pointer, columns.weight)
-
-    @property
-    def row_sums(self) -> Tensor:
-        return torch.segment_reduce(self.rows.weight, "sum", offsets=self.rows.pointer, unsafe=True)
+        return _Product.apply(x, *self.rows, *self.columns)
 
     def scale_columns(self, scale: Tensor) -> "SparseMatrix":
         """Multiply column j by ``scale[j]``, [C]."""
         rows, columns = self.rows, self.columns
-        of_column = scale.repeat_interleave(columns.pointer.diff(), output_size=len(columns.index))
+        of_column = scale.repeat_interleave(columns.pointer.diff(), output_size=len(columns.column))
         return SparseMatrix(
-            _Rows(rows.index, rows.pointer, rows.weight * scale.index_select(0, rows.index)),
-            _Rows(columns.index, columns.pointer, columns.weight * of_column),
+            rows._replace(weight=rows.weight * scale.index_select(0, rows.column)),
+            columns._replace(weight=columns.weight * of_column),
         )
-
-    @property
-    def column_sums(self) -> Tensor:
-        return torch.segment_reduce(self.columns.weight, "sum", offsets=self.columns.pointer, unsafe=True)
 
 
 class _Product(torch.autograd.Function):
-    """Product with a sparse matrix given by rows and columns; its gradient is a product of the same kind."""
+    """Product with a sparse matrix, given by its rows and its columns; the gradient is one with the transpose."""
 
     # Without setup_context, which would look up and bind this signature in every call: 40 us, as long as the product.
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        index: Tensor,
-        pointer: Tensor,
-        weight: Tensor,
-        column_index: Tensor,
-        column_pointer: Tensor,
-        column_weight: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(index, pointer, weight, column_index, column_pointer, column_weight)
+    def forward(ctx: Any, x: Tensor, *matrix: Tensor) -> Tensor:
+        ctx.save_for_backward(*matrix)
+        index, pointer, weight = matrix[:3]
         return torch.embedding_bag(
             x.contiguous(), index, pointer, mode=0, per_sample_weights=weight.to(x.dtype), include_last_offset=True
         )[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        index, pointer, weight, column_index, column_pointer, column_weight = ctx.saved_tensors
-        transposed = (column_index, column_pointer, column_weight, index, pointer, weight)
-        return _Product.apply(gradient, *transposed), None, None, None, None, None, None
+        rows, columns = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        return _Product.apply(gradient, *columns, *rows), None, None, None, None, None, None
 
 
 def multiplies(x: Tensor) -> bool:

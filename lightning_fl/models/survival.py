@@ -33,7 +33,6 @@ class ConcordanceIndex(Metric):
         self.samples.append(torch.stack([scores.detach(), times, events], dim=1))
 
     def compute(self) -> Tensor:
-        """Compute the index; NaN if no pair of samples is comparable."""
         scores, times, events = dim_zero_cat(self.samples).unbind(1)
         return torch.tensor(concordance_index(scores, times, events), device=scores.device)
 

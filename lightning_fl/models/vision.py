@@ -72,6 +72,7 @@ class ClassificationModel(Model):
         super().__init__()
         check_optimizer(optimizer, momentum)
         self.save_hyperparameters()
+        self._num_classes = num_classes
         self.network = build_network(
             network, in_shape, num_classes, channels=channels, hidden_sizes=hidden_sizes, dropout=dropout, stem=stem
         )
@@ -121,10 +122,6 @@ class ClassificationModel(Model):
     def predict_step(self, batch: LabelledBatch | Tensor, batch_idx: int) -> Tensor:
         """Compute probabilities [B, C] of a batch ``(x, y)``, ``(x,)`` or ``x``."""
         return self(batch if isinstance(batch, Tensor) else batch[0]).float().softmax(dim=1)
-
-    @property
-    def _num_classes(self) -> int:
-        return self.hparams["num_classes"]
 
     def _evaluate(self, batch: LabelledBatch, split: str) -> None:
         x, y = self._samples_and_labels(batch)

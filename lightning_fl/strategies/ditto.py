@@ -39,8 +39,6 @@ class Ditto(FedAvg):
         self.strength, self.personal_steps = strength, personal_steps
 
     def end_client(self, turn: ClientTurn, weights: Weights) -> None:
-        """Train the client's own model."""
-
         def pull(gradient: Weights, present: Weights) -> None:
             for dtype, vector in gradient.floating():
                 vector.add_(present.vectors[dtype] - turn.start.vectors[dtype], alpha=self.strength)

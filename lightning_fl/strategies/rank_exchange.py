@@ -142,7 +142,6 @@ class RankExchange(DDPStrategy):
             return tensor.copy_(tensor / size) if mean else tensor
 
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
-        """Gather as Fabric does."""
         with self._together():
             return super().all_gather(tensor, group, sync_grads)
 

@@ -77,8 +77,8 @@ def test_the_adjacency_is_that_of_pyg(kind):
     expected = torch.zeros(n, n, dtype=torch.float64).index_put((index[1], index[0]), weight, accumulate=True)
     found = normalized_adjacency(edge_index, n, torch.float64)
     assert torch.allclose(dense(found, n), expected, rtol=1e-12, atol=0)
-    assert torch.allclose(found.row_sums, expected.sum(1), rtol=1e-12)
-    assert torch.allclose(found.column_sums, expected.sum(0), rtol=1e-12)
+    assert torch.allclose(found.rows.sums, expected.sum(1), rtol=1e-12)
+    assert torch.allclose(found.columns.sums, expected.sum(0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,7 +111,7 @@ def test_the_matrix_of_molecules():
     means = sums / sums.sum(1, keepdim=True).clamp(min=1)
     matrix = molecule_matrix(membership, 4, mean=True)
     assert torch.allclose(dense(matrix, 5), means)
-    assert torch.allclose(matrix.row_sums, torch.tensor([1.0, 0, 1, 0]))
+    assert torch.allclose(matrix.rows.sums, torch.tensor([1.0, 0, 1, 0]))
     scale = torch.tensor([1.0, -2, 3, 0, 5])
     assert torch.allclose(dense(matrix.scale_columns(scale), 5), means * scale)
 

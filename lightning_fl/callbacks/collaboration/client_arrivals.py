@@ -28,9 +28,6 @@ class ClientArrivals(Callback):
 
     rounds: dict[str, Count]
 
-    def __post_init__(self) -> None:
-        self._first: dict[int, int] = {}
-
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         names = trainer.datamodule.client_names()
         numbers = {str(client): client for client in range(len(names))} | {name: i for i, name in enumerate(names)}

@@ -123,10 +123,9 @@ class FedCollab(ClientClusters):
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)
         #: D, float64 [N, N]; NaN for pairs not measured (absent clients).
-        self.distances: Tensor = torch.empty(0, 0, dtype=torch.float64)
+        self.distances = torch.empty(0, 0, dtype=torch.float64)
         #: Standard errors of D, float64 [N, N]; NaN for pairs not measured, also for given distances.
-        unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
-        self.distance_errors: Tensor = unknown.fill_diagonal_(0.0)
+        self.distance_errors = torch.full((num_clients, num_clients), torch.nan).double().fill_diagonal_(0.0)
 
     @property
     def assignment(self) -> list[int]:
@@ -146,7 +145,10 @@ class FedCollab(ClientClusters):
 
     def _form_coalitions(self, trainer: TrainerSurface) -> None:
         present = trainer.present_clients
-        self.distances = self._measure(trainer, self._known_distances(trainer), present)
+        path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
+        names = trainer.datamodule.client_names()
+        self.distances = self.distance_errors.clone() if path is None else read_distances(Path(path), names)
+        self._measure(trainer, present)
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
             return
@@ -167,7 +169,7 @@ class FedCollab(ClientClusters):
         present = trainer.present_clients
         newcomers = [client for client in present if self.clusters[client] < 0]
         if newcomers:
-            self.distances = self._measure(trainer, self.distances, present)
+            self._measure(trainer, present)
             known = {client: label for client, label in enumerate(self.clusters) if label >= 0}
             self._set_coalitions(trainer, self._join(trainer, known, newcomers))
 
@@ -185,19 +187,11 @@ class FedCollab(ClientClusters):
             title = "Distances between clients, by coalition"
             yield "distances", partial(draw_distances, self.distances[present][:, present], labels, names, title)
 
-    def _known_distances(self, trainer: TrainerSurface) -> Tensor:
-        """Known distances [N, N], NaN for the others."""
-        count = trainer.num_clients
-        path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
-        if path is None:
-            return torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0.0)
-        return read_distances(Path(path), trainer.datamodule.client_names())
-
-    def _measure(self, trainer: TrainerSurface, known: Tensor, clients: Sequence[int]) -> Tensor:
-        """The distances, with unknown ones among ``clients`` measured."""
-        pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(known[i, j])]
+    def _measure(self, trainer: TrainerSurface, clients: Sequence[int]) -> None:
+        """Measure the unknown distances among ``clients``."""
+        pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(self.distances[i, j])]
         if not pairs:
-            return known
+            return
         rank_zero_info(f"FedCollab: measuring {len(pairs)} distances between {len(clients)} clients")
         started = time.perf_counter()
         involved = sorted({client for pair in pairs for client in pair})
@@ -208,7 +202,6 @@ class FedCollab(ClientClusters):
             trainer.federation.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
         features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)
-        several = trainer.fabric.world_size > 1
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},
             self.discriminator,
@@ -216,19 +209,17 @@ class FedCollab(ClientClusters):
             pairs=[(places[i], places[j]) for i, j in pairs],
             seed=derive_seed(trainer.seed, "client discriminators"),
             groups={places[client]: labels for client, labels in classes.items()},
-            reduce=(lambda tensor: trainer.strategy.all_reduce(tensor, reduce_op="sum")) if several else None,
+            reduce=trainer.processes.sum,
         )
         traffic = dict(zip(involved, found.bytes_each_way.tolist(), strict=True))
         trainer.federation.communication.add(traffic, traffic)
         record = trainer.run_log.summary.setdefault("fedcollab", {})
         record["measured_pairs"] = record.get("measured_pairs", 0) + len(pairs)
         record["distance_seconds"] = round(record.get("distance_seconds", 0.0) + time.perf_counter() - started, 3)
-        measured = known.clone()
         for i, j in pairs:
-            measured[i, j] = measured[j, i] = found.distances[places[i], places[j]]
-            error = found.standard_errors[places[i], places[j]]
-            self.distance_errors[i, j] = self.distance_errors[j, i] = error
-        return measured
+            where = places[i], places[j]
+            self.distances[i, j] = self.distances[j, i] = found.distances[where]
+            self.distance_errors[i, j] = self.distance_errors[j, i] = found.standard_errors[where]
 
     def _objective_inputs(self, trainer: TrainerSurface, clients: Sequence[int]) -> tuple[Tensor, Tensor, float]:
         """The distances [n, n] and numbers of samples [n] of some clients for the objective, and its C."""

@@ -100,8 +100,7 @@ class IFCA(ClientClusters):
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
         loss = math.fsum(min(self._found[client]) for client in clients) / len(clients)
         trainer.log(f"{type(self).__name__.lower()}/loss", loss)
-        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
-        beta = (samples / samples.sum()).tolist()
+        beta = Collaboration.fedavg(trainer.federation.num_samples).aggregation[0].tolist()
         parts = []
         for one in cohort.participants:
             models, weight = chosen[one.client], beta[one.client] if one.weight is None else one.weight

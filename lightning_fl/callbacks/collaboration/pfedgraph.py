@@ -73,16 +73,12 @@ class PFedGraph(Callback):
         if self.layers == []:
             raise ConfigurationError("PFedGraph.layers=[]: name at least one layer, or leave it out to compare all.")
         self._strength = -self.lam if self.sign == "pull" else self.lam
-        #: Clients with a z_i, on all ranks.
-        self._pulled: set[int] = set()
-        #: z_i of the present turn, and the entries that are averaged.
-        self._centre: Weights | None = None
-        self._spans: list[Span] = []
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self._compared(trainer)
         self._initial, self._device = trainer.federation.models[0].clone(), trainer.processes.device
-        self._pulled = set()
+        #: Clients with a z_i, on all ranks.
+        self._pulled: set[int] = set()
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.federation.num_samples).aggregation  # counts the first model as sent
         trainer.federation.collaboration = Collaboration(
@@ -96,7 +92,7 @@ class PFedGraph(Callback):
 
     def correct_gradient_(self, trainer: TrainerSurface, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Add the gradient of ``strength z_i·w / |w|``, from a client's second turn on."""
-        if turn.steps == 0:
+        if turn.steps == 0:  # keep z_i of the turn, and the entries that are averaged
             kept = trainer.client_store(_STORE).get(turn.client) if self._strength else None
             self._centre = None if kept is None else Weights.from_state_dict(kept, trainer.processes.device)
             self._spans = trainer.loop.averaged_spans()

@@ -84,15 +84,6 @@ class DROClientSampling(Callback):
         self.method_name = self.method.upper() if self.step_size else "equal weights" if everybody else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
-        #: t', uniform in 1..tau.
-        self.snapshot_step = 0
-        self._loss_clients: list[int] = []
-        self._snapshot: Weights | None = None
-        self._steps = 0
-        #: Hosted client -> sum of the weights of its finished turns, and number of those that passed step t'.
-        self._done: dict[int, tuple[float, int]] = {}
-        self._snapshots: WeightedSum | None = None
-        self._losses: dict[int, float] = {}
         #: AFL: w_t between rounds, the average while clients train, and t.
         self._latest: dict[str, Tensor] | None = None
         self._mean: Weights | None = None
@@ -114,8 +105,8 @@ class DROClientSampling(Callback):
         if (self.cohort_size or 0) > (most_draws := _MOST_DRAWS * count):
             size = f"DROClientSampling.cohort_size={self.cohort_size}"
             raise ConfigurationError(f"{size} for {count} clients: must be at most {most_draws}.")
+        self.__post_init__()
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
-        self._latest, self._mean, self._num_averaged = None, None, 0
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """AFL: continue from the latest model, not from the average."""
@@ -142,10 +133,13 @@ class DROClientSampling(Callback):
             self._measure_losses(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
             return _everybody(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
+        #: t', uniform in 1..tau.
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
         asked = draw_subset(len(present), min(size, len(present)), trainer.generator("loss clients"))
         self._loss_clients = [present[position] for position in asked.tolist()]
-        self._snapshots, self._done = WeightedSum(trainer.federation.models[0]), {}
+        self._snapshots = WeightedSum(trainer.federation.models[0])
+        #: Hosted client -> sum of the weights of its finished turns, and number of those that passed step t'.
+        self._done: dict[int, tuple[float, int]] = {}
         if self.cohort == "all":
             return _everybody(there)
         counts = draw_cohort(there, size, trainer.generator("cohort"))
@@ -153,7 +147,8 @@ class DROClientSampling(Callback):
         return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
-        self._snapshot, self._steps = None, 0
+        self._snapshot: Weights | None = None
+        self._steps = 0
 
     def on_client_step_end(self, trainer: TrainerSurface, client: int, num_steps: int) -> None:
         self._steps = num_steps
@@ -164,7 +159,6 @@ class DROClientSampling(Callback):
         """Add the snapshot (or the last weights, if the client stopped before t') to the average."""
         if self.method == "afl":
             return
-        assert self._snapshots is not None
         assert trainer.round.participant is not None
         assert trainer.round.participant.weight is not None
         weight = trainer.round.participant.weight
@@ -183,7 +177,6 @@ class DROClientSampling(Callback):
         else:
             self._average(trainer)
         losses = self._finite(trainer, self._losses)
-        self._losses = {}
         if not losses:
             return
         values = torch.tensor(list(losses.values()), dtype=torch.float64)
@@ -202,12 +195,12 @@ class DROClientSampling(Callback):
 
     def _measure_at_snapshot(self, trainer: TrainerSurface) -> None:
         """Measure the losses of ``U_s`` at the averaged snapshot."""
-        assert self._snapshots is not None
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
         done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling cannot average")
         snapshot = self._snapshots.value(math.fsum(weight for weight, _ in done.values()))
-        self._snapshots = self._snapshot = None
+        del self._snapshots
+        self._snapshot = None
         # Turns that passed step t' send two models; without any, the averaged snapshot is the new model.
         twice = [client for client, (_, later) in done.items() for _ in range(later)]
         trainer.federation.communication.send(twice)

@@ -71,9 +71,6 @@ class FedSoft(SoftAveraging):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trained: set[int] = set()
-        #: Of the present turn: Σ_s u_ks c_s, and λ Σ_s u_ks.
-        self._centre: Weights
-        self._strength = 0.0
 
     def _collaboration(self, importance: Tensor, num_samples: Sequence[int]) -> Collaboration:
         return Collaboration(contribution_weights(floored_importance(importance, self.sigma), num_samples), importance)
@@ -102,7 +99,7 @@ class FedSoft(SoftAveraging):
         """Add ``λ (Σ_s u_ks w - Σ_s u_ks c_s)``, once u is known."""
         if self.lam == 0 or not self.importance:
             return
-        if turn.steps == 0:
+        if turn.steps == 0:  # keep Σ_s u_ks c_s and λ Σ_s u_ks of the turn
             importance = floored_importance(self.importance[-1][turn.client], self.sigma)
             models = trainer.federation.models
             terms = list(zip(importance.tolist(), models, strict=True))

@@ -40,13 +40,9 @@ class ForestReference(Callback):
 
     num_trees: Count = 200
 
-    def __post_init__(self) -> None:
+    def setup(self, trainer: TrainerSurface, stage: str) -> None:
         self._found: dict[tuple[int, Split], dict[str, float]] = {}
         self._forests: dict[int, list[Any]] = {}
-        self._task: TaskName = "regression"
-
-    def setup(self, trainer: TrainerSurface, stage: str) -> None:
-        self._found, self._forests = {}, {}
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         if not self._forests:
@@ -66,7 +62,7 @@ class ForestReference(Callback):
     def _fit(self, trainer: TrainerSurface) -> None:
         data = trainer.datamodule
         summaries = trainer.target_summaries(_is_binary)
-        self._task = "classification" if bool(summaries.all()) else "regression"
+        self._task: TaskName = "classification" if bool(summaries.all()) else "regression"
         for client in trainer.hosted_clients:
             smiles, targets = _molecules(data, client, "train")
             counts = _counts(smiles)

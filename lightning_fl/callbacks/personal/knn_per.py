@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError, page
 from lightning_fl.core.validation import Count, Fraction, Positive, checked_fields
-from lightning_fl.engine.probes.layer_records import LayerRecords, layer_misses_targets, layer_records, named_layer
+from lightning_fl.engine.probes.layer_records import layer_misses_targets, layer_records, named_layer
 from lightning_fl.engine.probes.on_hosts import clients_without
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.functional.neighbors import Neighbors, Task, task_of
@@ -88,9 +88,7 @@ class KNNPer(Callback):
             yield
             return
         name, layer = self._found(trainer)
-        records = layer_records(trainer.loop, client, weights, "train", name, layer)
-        assert records is not None  # whose targets there are
-        store = self._neighbors(trainer, weights, name, records)
+        store = self._neighbors(trainer, client, weights, name, layer)
         share = self.interpolation
         if share == "validation":
             held_out = layer_records(trainer.loop, client, weights, "val", name, layer)
@@ -107,9 +105,7 @@ class KNNPer(Callback):
         """Refuse a layer whose output is not what the module predicts with."""
         name, layer = self._found(trainer)
         weights = trainer.client_model(client)
-        records = layer_records(trainer.loop, client, weights, "train", name, layer)
-        assert records is not None
-        store = self._neighbors(trainer, weights, name, records)
+        store = self._neighbors(trainer, client, weights, name, layer)
         fault = layer_misses_targets(trainer.loop, client, weights, layer, store.task, store.target_scales)
         if fault:
             remedy = "Set KNNPer.layer to the layer whose outputs are logits or target values, or set KNNPer.task"
@@ -128,7 +124,12 @@ class KNNPer(Callback):
         name = linear[-1] if self.layer is None else self.layer
         return name, named_layer(module, name, "KNNPer.layer")
 
-    def _neighbors(self, trainer: TrainerSurface, weights: Weights, name: str, records: LayerRecords) -> Neighbors:
+    def _neighbors(
+        self, trainer: TrainerSurface, client: int, weights: Weights, name: str, layer: nn.Module
+    ) -> Neighbors:
+        """The client's training samples as this layer sees them."""
+        records = layer_records(trainer.loop, client, weights, "train", name, layer)
+        assert records is not None  # a client has training samples
         inputs, outputs, targets = records
         try:
             said = _TASKS.get(getattr(trainer.module, "task", None)) if self.task == "auto" else self.task

@@ -50,7 +50,6 @@ class PretrainedWeights(Callback):
         if self.unfreeze_after is not None and not self.freeze:
             raise ConfigurationError(f"PretrainedWeights.unfreeze_after={self.unfreeze_after} needs freeze=true.")
         self._sha256 = ""
-        self._names: list[str] = []
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         part: nn.Module = trainer.module

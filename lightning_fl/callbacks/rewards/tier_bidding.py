@@ -115,8 +115,6 @@ class TierBidding(PersonalMixtures):
         # Of the current round.
         self._bids: dict[int, list[int]] = {}
         self._unaffordable: dict[int, list[int]] = {}
-        self._cohorts: dict[int, dict[str, list[int]]] = {}
-        self._shares: dict[int, dict[int, float]] = {}
 
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         """Check for payments that there are values of contributions, before data are read."""
@@ -137,17 +135,14 @@ class TierBidding(PersonalMixtures):
             raise ConfigurationError(f"TierBidding.policies of {sorted(self.policies)}: clients are 0..{count - 1}.")
         self._scores(trainer, self.bid_split)  # raises for a module without validation
         check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
-        beta = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
-        aggregation = (beta / beta.sum()).expand(self.num_tiers, count)
-        trainer.federation.collaboration = Collaboration(
-            aggregation, torch.full((count, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
-        )
+        beta = Collaboration.fedavg(trainer.federation.num_samples).aggregation
+        uniform = torch.full((count, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
+        trainer.federation.collaboration = Collaboration(beta.expand(self.num_tiers, -1), uniform)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Collect bids and select the clients of every tier; selected bidders pay."""
         present = list(trainer.active_clients)
         tiers = range(self.num_tiers)
-        self._shares = {}
         if self.ledger is not None:
             self.ledger.open(trainer.federation.current_round + 1, trainer.present_clients)
         if trainer.federation.current_round < self.initial_rounds:
@@ -177,26 +172,25 @@ class TierBidding(PersonalMixtures):
                 trainer.log(f"tokens/pool/{tier}", len(payers) * self.ledger.price / UNITS_PER_TOKEN)
             trainer.log(f"tier/{tier}/clients", len(cohort.clients))
             trainer.log(f"tier/{tier}/bidders", len(bidders[tier]))
-        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
-        beta = (samples / samples.sum()).tolist()
+        beta = Collaboration.fedavg(trainer.federation.num_samples).aggregation[0].tolist()
         chosen = [(client, tier) for tier, cohort in cohorts.items() for client in cohort.clients]
         return Cohort(tuple(Participant(client, tier, beta[client]) for client, tier in chosen))
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         """Score the new tier models, settle payments and set the clients' mixtures."""
-        self._shares = trainer.round.shares
+        shares = trainer.round.shares
         importance, mixtures = self._importance(trainer, trainer.active_clients, self.bid_split)
         accuracies = [
-            float(importance[list(self._shares[tier]), tier].mean()) if tier in self._shares else float("nan")
+            float(importance[list(shares[tier]), tier].mean()) if tier in shares else float("nan")
             for tier in range(self.num_tiers)
         ]
-        for tier in self._shares:
+        for tier in shares:
             trainer.log(f"tier/{tier}/accuracy", accuracies[tier])
         if self.ledger is not None:
             trainer.log("tokens/unaffordable", sum(map(len, self._unaffordable.values())))
             self._settle(trainer, self.ledger, accuracies)
         aggregation = trainer.federation.collaboration.aggregation.clone()
-        for tier, of_tier in self._shares.items():
+        for tier, of_tier in shares.items():
             aggregation[tier] = 0.0
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
         trainer.federation.collaboration = Collaboration(aggregation, trainer.federation.collaboration.personalisation)
@@ -206,7 +200,7 @@ class TierBidding(PersonalMixtures):
                 number=trainer.federation.current_round + 1,
                 bids={client: tiers for client, tiers in self._bids.items() if tiers},
                 cohorts=self._cohorts,
-                shares=self._shares,
+                shares=shares,
                 importance=importance,
                 accuracies=accuracies,
                 personalisation=trainer.federation.collaboration.personalisation.clone(),
@@ -335,7 +329,7 @@ class TierBidding(PersonalMixtures):
             ledger.settle(
                 trainer.federation.current_round + 1,
                 tier,
-                contributions=rewards.by_model[-1].get(tier, {}) if tier in self._shares else {},
+                contributions=rewards.by_model[-1].get(tier, {}) if tier in trainer.round.shares else {},
                 participations=Counter(client for one in trained_before for client in one.shares[tier]),
                 accuracy=accuracy,
                 best_accuracy=max((one.accuracies[tier] for one in trained_before), default=0.0),

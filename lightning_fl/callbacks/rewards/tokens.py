@@ -102,7 +102,6 @@ class Ledger:
         self.transactions.append(one)
 
     def rows(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
-
         def name(account: int | str) -> str:
             return account if isinstance(account, str) else names[account]
 

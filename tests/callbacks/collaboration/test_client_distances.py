@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from client_distances import pairwise_distances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import assert_equal_up_to_rounding
@@ -15,7 +16,6 @@ from lightning_fl.callbacks.collaboration.discriminators.distances import (
     PairwiseDistances,
     distance,
     distance_error,
-    pairwise_distances,
     spread_order,
     training_size,
 )

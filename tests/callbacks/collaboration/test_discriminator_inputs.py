@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from client_distances import pairwise_distances
 from rdkit import Chem, DataStructs
 from rdkit.Chem import rdFingerprintGenerator
 from torch import Tensor, nn
@@ -11,7 +12,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch_geometric.data import Batch, Data
 from torchvision.transforms.v2 import CenterCrop
 
-from lightning_fl.callbacks.collaboration.discriminators.distances import pairwise_distances
 from lightning_fl.callbacks.collaboration.discriminators.inputs import (
     batch_features,
     client_samples,

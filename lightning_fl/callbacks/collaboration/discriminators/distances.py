@@ -19,7 +19,6 @@ training adds an error of its own.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -89,26 +88,24 @@ def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
 
 
 def pairwise_distances(
-    features: Sequence[Tensor] | Mapping[int, Tensor],
-    settings: DiscriminatorSettings | None = None,
+    features: Mapping[int, Tensor],
+    settings: DiscriminatorSettings,
     *,
-    groups: Sequence[Tensor] | Mapping[int, Tensor] | None = None,
-    num_clients: int | None = None,
-    pairs: Iterable[Pair] | None = None,
-    seed: int = 0,
-    reduce: Reduce | None = None,
+    groups: Mapping[int, Tensor],
+    num_clients: int,
+    pairs: Iterable[Pair],
+    seed: int,
+    reduce: Reduce,
 ) -> PairwiseDistances:
-    """Train a discriminator for every pair of clients, all pairs together; the same result in all processes.
+    """Train a discriminator for every one of some pairs, all together; the same result in all processes.
 
     A client's samples have the same random order in all of its pairs; :class:`Lane` defines the folds.
 
     Args:
-        features: features and encoded labels of each client's samples, floating, [n_i, d] with n_i >= 4, all on one
-            device; with ``reduce`` client -> those of the clients in this process.
-        settings: how to train; ``None`` for the defaults.
-        groups: the class of each sample, integers [n_i], to stratify training and validation samples.
-        num_clients: N; needed with ``reduce``.
-        pairs: pairs to measure; ``None`` for all.
+        features: client of this process -> features and encoded labels of its samples, floating, [n_i, d] with
+            n_i >= 4, all on one device.
+        groups: client -> the class of each sample, integers [n_i], to stratify training and validation samples.
+        num_clients: N.
         seed: of the initial weights and the order of samples.
         reduce: sums a tensor over processes, which all call this function with their clients' samples.
 
@@ -116,12 +113,8 @@ def pairwise_distances(
         ConfigurationError: a client has fewer than 4 samples.
         TrainingError: a discriminator's loss is not finite.
     """
-    settings = settings or DiscriminatorSettings()
-    held = dict(features) if isinstance(features, Mapping) else dict(enumerate(features))
-    classes = None if groups is None else dict(groups) if isinstance(groups, Mapping) else dict(enumerate(groups))
-    count = len(held) if num_clients is None else num_clients
-    sizes, num_features = _sizes(held, count, reduce)
-    asked = combinations(range(count), 2) if pairs is None else sorted({(min(pair), max(pair)) for pair in pairs})
+    sizes, num_features = _sizes(features, num_clients, reduce)
+    asked = sorted({(min(pair), max(pair)) for pair in pairs})
     lanes = [
         Lane(
             *pair, fold, training_size(sizes if settings.shared_size else [sizes[i] for i in pair], settings.max_train)
@@ -129,15 +122,14 @@ def pairwise_distances(
         for pair in asked
         for fold in range(settings.folds)
     ]
-    device = _device_of(held)
+    first = first_weights(num_features, settings.hidden, generator(seed, _PURPOSE))
     survey = Survey(
         samples={
-            client: _prepared(x, None if classes is None else classes[client], generator(seed, client, _PURPOSE))
-            for client, x in held.items()
+            client: _prepared(x, groups[client], generator(seed, client, _PURPOSE)) for client, x in features.items()
         },
-        first=first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)).to(device),
+        first=first.to(_device_of(features)),
         sizes=sizes,
-        apart=_pairs_apart({lane[:2] for lane in lanes}, held, reduce),
+        apart=_pairs_apart(asked, features, reduce),
         settings=settings,
         reduce=reduce,
     )
@@ -147,18 +139,18 @@ def pairwise_distances(
     return _summarize(found, survey)
 
 
-def _prepared(x: Tensor, groups: Tensor | None, draws: torch.Generator) -> Tensor:
+def _prepared(x: Tensor, groups: Tensor, draws: torch.Generator) -> Tensor:
     """Samples in the order of :func:`spread_order`, each followed by a 1 for b1, float32 [n, d + 1]."""
-    order = spread_order(torch.zeros(len(x)) if groups is None else groups, draws).to(x.device)
+    order = spread_order(groups, draws).to(x.device)
     return torch.nn.functional.pad(x.index_select(0, order).float(), (0, 1), value=1.0)
 
 
-def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[list[int], int]:
+def _sizes(held: Mapping[int, Tensor], count: int, reduce: Reduce) -> tuple[list[int], int]:
+    """Every client's number of samples, and the number of features."""
     table = torch.zeros(count, 2, dtype=torch.int64)
     for client, x in held.items():
         table[client] = torch.tensor(x.shape)
-    if reduce is not None:
-        table = reduce(table.to(_device_of(held))).cpu()
+    table = reduce(table.to(_device_of(held))).cpu()
     sizes = table[:, 0].tolist()
     for client, size in enumerate(sizes):
         if size < _MIN_SAMPLES:
@@ -167,14 +159,12 @@ def _sizes(held: dict[int, Tensor], count: int, reduce: Reduce | None) -> tuple[
     return sizes, int(table[:, 1].max())
 
 
-def _device_of(held: dict[int, Tensor]) -> torch.device:
+def _device_of(held: Mapping[int, Tensor]) -> torch.device:
     return next((x.device for x in held.values()), torch.device("cpu"))
 
 
-def _pairs_apart(pairs: Iterable[Pair], held: dict[int, Tensor], reduce: Reduce | None) -> set[Pair]:
-    if reduce is None:
-        return set()
-    asked = sorted(pairs)
+def _pairs_apart(asked: Sequence[Pair], held: Mapping[int, Tensor], reduce: Reduce) -> set[Pair]:
+    """The pairs whose clients are in different processes."""
     together = torch.tensor([float(i in held and j in held) for i, j in asked] + [1.0], device=_device_of(held))
     return {pair for pair, flag in zip(asked, reduce(together).tolist(), strict=False) if not flag}
 

@@ -189,7 +189,7 @@ class Survey:
     sizes: list[int]  #: all clients' numbers of samples
     apart: set[tuple[int, int]]  #: pairs whose clients are in different processes
     settings: DiscriminatorSettings
-    reduce: Reduce | None
+    reduce: Reduce
 
     def chunks(self, lanes: Sequence[Lane]) -> Iterator[tuple[list[Lane], int]]:
         """Lanes with batches of the same size, as many as the memory limit allows; the same in all processes."""
@@ -244,7 +244,6 @@ class Survey:
             local_step_(local, batch, side.labels, self.settings.hidden, self.settings.learning_rate)
             total.index_add_(0, side.rows, local)
         if crossing := [row for row, lane in enumerate(lanes) if lane[:2] in self.apart]:
-            assert self.reduce is not None
             total[crossing] = self.reduce(total[crossing])
         return total.mul_(0.5)
 
@@ -263,10 +262,8 @@ class Survey:
                 labels = side.labels[own]
                 counted = evaluate(local[own], side.samples[span], labels, held_out[own, span], self.settings.hidden)
                 table[side.rows[own], 1 - labels.long()] = counted
-        if self.reduce is not None:
-            table = self.reduce(table)
         found = []
-        for lane, ((first, first_loss), (second, second_loss)) in zip(lanes, table.tolist(), strict=True):
+        for lane, ((first, first_loss), (second, second_loss)) in zip(lanes, self.reduce(table).tolist(), strict=True):
             counts = self.num_held_out(lane)
             loss = (first_loss / counts[0] + second_loss / counts[1]) / 2
             found.append(((first / counts[0], second / counts[1]), loss))

@@ -21,7 +21,6 @@ MOST_NAMES = 12
 #: Panels of a figure.
 MOST_PANELS = 30
 GREY = "0.75"
-COLORS = PALETTE
 #: Largest matrix with written values.
 _MOST_VALUES = 12
 _MOST_TICKS = 60

@@ -76,7 +76,7 @@ def _draw_panel(axes: Axes, kind: CurveKind, points: Pairs, names: Sequence[str]
     for client, (x, y, _) in curves.items():
         if client not in named:
             axes.plot(x, y, color=canvas.GREY, linewidth=0.7, zorder=1)
-    for client, color in zip(named, canvas.COLORS, strict=False):
+    for client, color in zip(named, canvas.PALETTE, strict=False):
         x, y, value = curves[client]
         axes.plot(x, y, color=color, linewidth=1.0, alpha=0.8, label=f"{names[client]} ({value:.3f})", zorder=2)
     probability, label = (torch.cat(parts) for parts in zip(*points.values(), strict=True))

@@ -76,7 +76,7 @@ def draw_contributions(
     lines.set_ylabel(ylabel)
     canvas.round_axis(lines)
     lines.legend(frameon=False, fontsize=8)
-    colors = [canvas.COLORS[named[client]] if client in named else canvas.GREY for client in order]
+    colors = [canvas.PALETTE[named[client]] if client in named else canvas.GREY for client in order]
     bars.barh(range(len(order)), [table[-1, client] for client in order], color=colors)
     bars.axvline(0, color="black", linewidth=0.8)
     canvas.name_clients(bars, "y", order, names)
@@ -147,7 +147,7 @@ def draw_parity(points: Pairs, names: Sequence[str], *, quantity: str, unit: str
     named = sorted(sorted(points, key=lambda client: -errors[client])[: canvas.MOST_NAMES])
     others = {client: pair for client, pair in points.items() if client not in named}
     style: dict[str, Any] = {"s": 14, "linewidths": 0, "rasterized": len(targets) > 2000}
-    for client, color in zip(named, canvas.COLORS, strict=False):
+    for client, color in zip(named, canvas.PALETTE, strict=False):
         prediction, target = points[client]
         label = f"{names[client]} (RMSE {errors[client]:.3g})"
         axes.scatter(target.numpy(), prediction.numpy(), color=color, alpha=0.7, label=label, zorder=2, **style)

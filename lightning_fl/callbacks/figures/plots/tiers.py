@@ -100,7 +100,7 @@ def draw_tier_contributions(cumulated: ArrayLike, names: Sequence[str], *, title
     count, num_tiers = values.shape
     known = np.nan_to_num(values, nan=-np.inf)
     best = np.where(np.isfinite(known.max(1)), known.argmax(1), num_tiers)  # clients without a tier come last
-    order = sorted(range(count), key=lambda client: (int(best[client]), -known[client].max(), client))
+    order = np.lexsort((-known.max(1), best)).tolist()
     finite = values[np.isfinite(values)]
     highest = float(np.abs(finite).max()) if len(finite) and np.abs(finite).max() > 0 else 1.0
     scale = {"vmin": -highest, "vmax": highest, "aspect": "auto", "interpolation": "nearest"}
@@ -142,14 +142,8 @@ def draw_tier_membership(
                     turns[client, tier] += 1
                     cells.setdefault((client, column), []).append(shade[tier])
 
-    def place(client: int) -> tuple[int, int, int]:
-        return (
-            (int(turns[client].argmax()), -int(turns[client].max()), client)
-            if turns[client].any()
-            else (len(colors), 0, client)
-        )
-
-    order = sorted(range(count), key=place)
+    main = np.where(turns.any(1), turns.argmax(1), len(colors))
+    order = np.lexsort((-turns.max(1), main)).tolist()  # by main tier, then most turns in it
     row_of = {client: row for row, client in enumerate(order)}
     image = np.ones((count * _LINES, len(rounds), 3))
     for (client, column), of_cell in cells.items():
@@ -174,8 +168,8 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
     finite = {name: values for name, values in finite.items() if len(values)}
     figure = canvas.make_figure(title, (6.8, 4.4))
     axes = figure.add_subplot()
-    shown = list(finite.items())[: len(canvas.COLORS)]
-    for number, ((name, values), color) in enumerate(zip(shown, canvas.COLORS, strict=False)):
+    shown = list(finite.items())[: len(canvas.PALETTE)]
+    for number, ((name, values), color) in enumerate(zip(shown, canvas.PALETTE, strict=False)):
         label = f"{name} (mean {values.mean():.3g})"
         plot_distribution(axes, values, color, label=label, **({} if number else {"linewidth": 2.4, "zorder": 4}))
     if len(shown) < len(finite):
