@@ -19,8 +19,6 @@ from lightning_fl.models import MoleculeModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PICTURE = (900, 640)
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -109,7 +107,7 @@ def draw_explanation(found: Explanation) -> "Figure":
     most = float(found.atoms.abs().max()) or 1.0
     colours = ScalarMappable(Normalize(-most, most), matplotlib.colormaps["coolwarm"])
     molecule = Chem.MolFromSmiles(found.smiles)
-    drawer = rdMolDraw2D.MolDraw2DCairo(*_PICTURE)
+    drawer = rdMolDraw2D.MolDraw2DCairo(900, 640)
     shown = {place: tuple(map(float, colours.to_rgba(value.numpy())[:3])) for place, value in enumerate(found.atoms)}
     rdMolDraw2D.PrepareAndDrawMolecule(
         drawer,

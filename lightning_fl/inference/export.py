@@ -171,15 +171,12 @@ def _training_facts(run: TrainedRun) -> dict[str, Any]:
     trainer, summary = run.recipe.get("trainer") or {}, run.summary
     exchanged = summary.get("communication", {}).get("bytes_sent")
     shown = [name for name in summary.get("callbacks", []) if name not in ONLY_SHOW]
+    rounds, best, steps = summary["rounds"], summary.get("best_round"), trainer.get("local_steps")
     return {
         "Strategy": summary["strategy"],
         "Callbacks": ", ".join(shown) or None,
-        "Rounds": f"{summary['rounds']}, best {summary['best_round']}"
-        if summary.get("best_round")
-        else summary["rounds"],
-        "Local work per round": f"{trainer['local_steps']} steps"
-        if trainer.get("local_steps")
-        else f"{trainer.get('local_epochs') or 1} epoch(s)",
+        "Rounds": f"{rounds}, best {best}" if best else rounds,
+        "Local work per round": f"{steps} steps" if steps else f"{trainer.get('local_epochs') or 1} epoch(s)",
         "Seed": summary["seed"],
         "Sent by all clients": None if exchanged is None else f"{exchanged / 1e6:.3g} MB",
         "Versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),

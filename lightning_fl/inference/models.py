@@ -56,7 +56,13 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
         run.refuse_personal_layers(_PERSONAL)
         return {model: (shared | snapshots)[model]}
     if model == "snapshots":
-        return _snapshots(run, snapshots)
+        run.refuse_personal_layers(_PERSONAL)
+        if not snapshots:
+            raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
+        if len(shared) > 1:
+            what = f"{run.folder} has snapshots of {len(shared)} shared models"
+            raise ConfigurationError(f"{what}: choose one, such as {next(iter(snapshots))}.")
+        return snapshots
     if not clients and model in ("best", "all"):
         raise ConfigurationError(f"{run.folder / 'models'} has no client models, only shared ones: remove --model.")
     if model == "best":
@@ -70,16 +76,6 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
     names = ["shared", "best", "all", *shared, *clients, *snapshots]
     hint = f"{did_you_mean(model, names)}. Choose one of {listed(names)}"
     raise ConfigurationError(f"--model {model}: {run.folder} has no such model{hint}.")
-
-
-def _snapshots(run: TrainedRun, found: dict[str, Path]) -> dict[str, Path]:
-    run.refuse_personal_layers(_PERSONAL)
-    if not found:
-        raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
-    if (count := len(run.shared)) > 1:
-        first = next(iter(found))
-        raise ConfigurationError(f"{run.folder} has snapshots of {count} shared models: choose one, such as {first}.")
-    return found
 
 
 def best_client(run: TrainedRun) -> str:

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, Subset
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.core.lightning_types import is_overridden
-from lightning_fl.core.metrics import ClientMetrics, MetricSummary, monitored_metric, summarize
+from lightning_fl.core.metrics import ClientMetrics, monitored_metric, summarize
 from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import checked
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
@@ -174,7 +174,11 @@ def _labelled(dataset: Dataset) -> Dataset:
 def _mix(trainer: FederatedTrainer, shared: list[Path], out: Path | None, monitor: str | None) -> Personalization:
     reports = [_evaluate(trainer, _load(trainer, path)) for path in shared]
     scored = summarize({k: of_model[_SCORED].metrics for k, of_model in enumerate(reports)})
-    name, metric, values = _score(scored, monitor, len(shared))
+    name = monitored_metric(scored, monitor, default_score(scored), "personalize")
+    metric = scored[name]
+    values = torch.tensor([metric.clients.get(k, math.nan) for k in range(len(shared))], dtype=torch.float64)
+    if values.isnan().all():
+        raise ConfigurationError(f"{name} is NaN for all {len(shared)} shared models: set another monitor.")
     importance = importance_weights(name, values, metric.higher_is_better)
     mixture = mixture_weights(values, metric.higher_is_better)
     personal_weights = _mixture(trainer, shared, mixture.tolist())
@@ -226,13 +230,3 @@ def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence
             what = f"{path} cannot be averaged with {chosen[0][0].name}: one of them diverged"
             raise CheckpointError(f"{what}, its weights are not finite or too large. Remove it.") from error
     return total.value(math.fsum(share for _, share in chosen))
-
-
-def _score(metrics: ClientMetrics, monitor: str | None, num_models: int) -> tuple[str, MetricSummary, Tensor]:
-    """The scoring metric and its value for each model, [K]."""
-    name = monitored_metric(metrics, monitor, default_score(metrics), "personalize")
-    metric = metrics[name]
-    values = torch.tensor([metric.clients.get(k, math.nan) for k in range(num_models)], dtype=torch.float64)
-    if values.isnan().all():
-        raise ConfigurationError(f"{name} is NaN for all {num_models} shared models: set another monitor.")
-    return name, metric, values

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 #: Column with the reason why a row has no prediction.
 ERROR_COLUMN = "error"
-#: Of Morgan fingerprints.
-_BITS = 2048
 
 
 @dataclass(frozen=True)
@@ -285,4 +283,4 @@ def _fingerprint(smiles: str) -> Any:
     from rdkit import Chem
 
     molecule = Chem.MolFromSmiles(smiles)
-    return None if molecule is None else morgan_generator(_BITS).GetFingerprint(molecule)
+    return None if molecule is None else morgan_generator(2048).GetFingerprint(molecule)

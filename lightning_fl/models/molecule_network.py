@@ -122,9 +122,9 @@ class MoleculeNetwork(nn.Module):
         encoder, readout = self.encoder, self.readout
         if isinstance(readout, DescriptorReadout):
             readout = readout.readout
-        if not isinstance(encoder, GCN) or not isinstance(readout, LinearReadout):
-            return None
-        return encoder if encoder.can_read_out(x) else None
+        if isinstance(encoder, GCN) and isinstance(readout, LinearReadout) and encoder.can_read_out(x):
+            return encoder
+        return None
 
     def _check_features(self, batch: Any) -> None:
         given = self.hparams

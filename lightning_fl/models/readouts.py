@@ -15,9 +15,6 @@ class LinearReadout(nn.Module):
     """Sum or mean of a molecule's atom vectors; 0 for a molecule without atoms.
 
     Computed on a CPU as a product with a :class:`~lightning_fl.models.segments.SparseMatrix`, elsewhere by PyG.
-
-    Args:
-        reduce: "sum" or "mean".
     """
 
     def __init__(self, reduce: Literal["sum", "mean"]) -> None:

@@ -9,8 +9,6 @@ from lightning_fl.core.errors import listed
 from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
 from lightning_fl.models.tasks import TASKS
 
-_SHOWN = 8
-
 
 class LeftOut:
     """Targets without metrics, collected over the clients of a pass and reported after the first pass of a split."""
@@ -44,7 +42,7 @@ class LeftOut:
         ]
         rank = f"rank {trainer.global_rank}: " if getattr(trainer, "world_size", 1) > 1 else ""
         what = f"{rank}{split}: targets without metrics, left out of the means"
-        warnings.warn(f"{what}: {listed(words, _SHOWN)}.", stacklevel=2)
+        warnings.warn(f"{what}: {listed(words, 8)}.", stacklevel=2)
 
 
 def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
@@ -68,7 +66,9 @@ def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
         least=(options["min_positives"], options["min_negatives"]),
         train_mean=model.target_mean if standardized else None,
     )
-    names = _target_names(model.trainer, model.num_targets)
+    given = getattr(getattr(model.trainer, "datamodule", None), "target_names", None) or []
+    own_names = len(given) == model.num_targets
+    names = curve_names(given, "target") if own_names else list(map(str, range(model.num_targets)))
     for name, value in scores.mean.items():
         if name not in TASKS[model.task].over_values:
             model.log(f"{split}/{name}", value, batch_size=len(target))
@@ -77,11 +77,3 @@ def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
             for number, value in values.items():
                 model.log(f"{split}/{name}/{names[number]}", value, batch_size=len(target))
     left_out.add(model.trainer, split, {names[number]: why for number, why in scores.left_out.items()})
-
-
-def _target_names(trainer: Any, num_targets: int) -> list[str]:
-    """Names of the targets in curves: the data's, else numbers from 0."""
-    names = getattr(getattr(trainer, "datamodule", None), "target_names", None)
-    if names is None or len(names) != num_targets:
-        return list(map(str, range(num_targets)))
-    return curve_names(names, "target")

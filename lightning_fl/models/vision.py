@@ -104,9 +104,7 @@ class ClassificationModel(Model):
         # The loss finds wrong labels too, but on a GPU it then ends the process. Checking every batch would make the
         # host wait for the GPU.
         if batch_idx == 0:
-            _, labels = self._samples_and_labels(batch)
-            if not _in_range(labels, self._num_classes).all():
-                raise self._wrong_labels(labels)
+            self._check_labels(self._samples_and_labels(batch)[1])
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
         """Compute the cross-entropy, with smoothed labels."""
@@ -134,8 +132,9 @@ class ClassificationModel(Model):
     def _loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         try:
             return cross_entropy(logits, labels, label_smoothing=label_smoothing)
-        except IndexError as error:  # on a CPU: a label is out of range
-            raise self._wrong_labels(labels) from error
+        except IndexError:  # on a CPU: a label is out of range
+            self._check_labels(labels)
+            raise
 
     def _samples_and_labels(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         x, y = require_pair(self, batch, "(samples, labels)")
@@ -144,11 +143,8 @@ class ClassificationModel(Model):
             raise ConfigurationError(f"{what}: give one class, a whole number, per sample.")
         return x, y.long()
 
-    def _wrong_labels(self, labels: Tensor) -> ConfigurationError:
-        wrong = sorted(set(labels[~_in_range(labels, self._num_classes)].tolist()))
-        what = f"num_classes={self._num_classes}: the batch has the labels {wrong}"
-        return ConfigurationError(f"{what}, not only 0 to {self._num_classes - 1}; raise it, or renumber the labels.")
-
-
-def _in_range(labels: Tensor, num_classes: int) -> Tensor:
-    return (labels >= 0) & (labels < num_classes)
+    def _check_labels(self, labels: Tensor) -> None:
+        wrong = sorted(set(labels[(labels < 0) | (labels >= self._num_classes)].tolist()))
+        if wrong:
+            what = f"num_classes={self._num_classes}: the batch has the labels {wrong}, not only"
+            raise ConfigurationError(f"{what} 0 to {self._num_classes - 1}; raise it, or renumber the labels.")

@@ -199,8 +199,7 @@ class RankExchange(DDPStrategy):
         if self.global_rank == src:
             content.numpy()[:] = np.frombuffer(message, np.uint8)
         content = content.to(self.message_device)
-        with self._together():
-            torch.distributed.broadcast(content, src=src)
+        self.broadcast_bytes_(content, src)
         return content.cpu().numpy()
 
     def _read(self, message: np.ndarray, rank: int) -> Any:

@@ -22,7 +22,7 @@ from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
-from lightning_fl.core.seeding import generator
+from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.core.validation import Count, NonNegative, Size, checked_fields, number_of, number_or_share
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.engine.probes.on_hosts import clients_without
@@ -142,16 +142,14 @@ class CollaborationGraph(Callback):
             """C_k, a newcomer's candidates, and the clients whose models it received; ``None`` to keep the choice."""
             if client in (self.loners or ()):
                 return [], [], []
-            if client in newcomers:
-                others = [other for other in clients if other != client]
-                result, asked = self._choose(trainer, client, others, total)
-                chosen = result.never_worse if self.never_worse else result.chosen
-                return chosen, result.chosen, [*others, *asked]
-            if not due:
+            is_new = client in newcomers
+            if not (is_new or due):
                 return None
-            possible = [other for other in self.candidates[client] if other in trainer.round.survivors]
-            result, _ = self._choose(trainer, client, possible, None)
-            return result.never_worse if self.never_worse else result.chosen, None, possible
+            possible = clients if is_new else self.candidates[client]
+            others = [other for other in possible if other != client and other in trainer.round.survivors]
+            result, asked = self._choose(trainer, client, others, total if is_new else None)
+            chosen = result.never_worse if self.never_worse else result.chosen
+            return (chosen, result.chosen, [*others, *asked]) if is_new else (chosen, None, others)
 
         found = trainer.on_hosts(clients, choose, "choosing collaborators failed")
         chosen: dict[int, list[int]] = {}
@@ -232,11 +230,8 @@ class CollaborationGraph(Callback):
             return others
         if self.graph == "random":
             budget = self.num_collaborators(count)
-            graph = {}
-            for k, possible in others.items():
-                order = torch.randperm(len(possible), generator=generator(trainer.seed, k, "random graph")).tolist()
-                graph[k] = sorted(possible[place] for place in order[:budget])
-            return graph
+            draws = {k: generator(trainer.seed, k, "random graph") for k in others}
+            return {k: sorted(shuffled(possible, draws[k])[:budget]) for k, possible in others.items()}
         return read_graph(Path(self.graph), trainer.datamodule.client_names())
 
     def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:

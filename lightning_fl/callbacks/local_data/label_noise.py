@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.pinned_memory import to_device
-from lightning_fl.core.seeding import generator
+from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.core.validation import Fraction, NonNegative, Size, checked_fields
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches
@@ -70,8 +70,7 @@ class LabelNoise(Callback):
                 raise ConfigurationError(f"LabelNoise.clients={self.clients}: clients are 0..{num_clients - 1}.")
             return sorted(set(self.clients))
         count = math.floor(num_clients * self.client_share + 0.5)
-        order = torch.randperm(num_clients, generator=generator(seed, "label noise", "clients"))
-        return sorted(order[:count].tolist())
+        return sorted(shuffled(range(num_clients), generator(seed, "label noise", "clients"))[:count])
 
     def on_client_data(self, trainer: TrainerSurface, client: int, split: Split, batches: ClientBatches) -> None:
         if split not in self.splits or client not in self.noisy_clients(trainer.seed, trainer.num_clients):

@@ -64,8 +64,7 @@ class ForestReference(Callback):
         summaries = trainer.target_summaries(_is_binary)
         self._task: TaskName = "classification" if bool(summaries.all()) else "regression"
         for client in trainer.hosted_clients:
-            smiles, targets = _molecules(data, client, "train")
-            counts = _counts(smiles)
+            counts, targets = _samples(data, client, "train")
             self._forests[client] = [
                 self._forest(counts, targets[:, number], derive_seed(trainer.seed, "forest", client, number))
                 for number in range(targets.shape[1])
@@ -91,8 +90,7 @@ class ForestReference(Callback):
         """Metrics of a hosted client's forests on a split; empty without samples."""
         if data.client_data(client, split) is None:
             return {}
-        smiles, targets = _molecules(data, client, split)
-        counts = _counts(smiles)
+        counts, targets = _samples(data, client, split)
         predictions = torch.stack(
             [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]], dim=1
         )
@@ -118,17 +116,13 @@ def _is_binary(targets: Tensor) -> Tensor:
     return ((present == 0) | (present == 1)).all()
 
 
-def _molecules(data: FederatedDataModule, client: int, split: Split) -> tuple[list[str], Tensor]:
-    """SMILES and targets [n, T], float64, of a hosted client's split."""
+def _samples(data: FederatedDataModule, client: int, split: Split) -> tuple[np.ndarray, Tensor]:
+    """Morgan counts [n, 2048] and targets [n, T], float64, of a hosted client's split."""
+    from lightning_fl.data.molecules.descriptors import compute_descriptors
+
     part = data.client_data(client, split)
     smiles = dataset_smiles(part)
     if smiles is None:
         raise ConfigurationError(f"ForestReference needs SMILES, which {type(data).__name__} lacks: remove it.")
     targets = dataset_targets(part)
-    return smiles, targets.double().reshape(len(targets), -1)
-
-
-def _counts(smiles: list[str]) -> np.ndarray:
-    from lightning_fl.data.molecules.descriptors import compute_descriptors
-
-    return compute_descriptors(smiles, "morgan").numpy()
+    return compute_descriptors(smiles, "morgan").numpy(), targets.double().reshape(len(targets), -1)

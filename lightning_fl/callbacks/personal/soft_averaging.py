@@ -128,9 +128,7 @@ class SoftAveraging(PersonalMixtures):
         check_samples(trainer.loop, f"{name}.split", self.split)
         check_samples(trainer.loop, f"{name}.personal_split", self.personal_split or self.split)
         order = shuffled(range(count), generator(trainer.seed, "first parts"))
-        labels = [0] * count
-        for place, client in enumerate(order):
-            labels[client] = place % self.num_models
+        labels = (torch.tensor(order).argsort() % self.num_models).tolist()  # dealt in this order
         trainer.federation.collaboration = Collaboration.coalitions(labels, trainer.federation.num_samples)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Positive, check_fields
 
-Monitor = Literal["loss", "balanced_accuracy"]
 # Samples whose hidden units are held at once, in all stacked networks.
 _EVALUATED_AT_ONCE = 1024
 #: Adds a tensor over all processes and returns the sum to each.
@@ -62,7 +61,7 @@ class DiscriminatorSettings:
     max_rounds: Count = 2000
     eval_every: Count = 10
     patience: Count = 5
-    monitor: Monitor = "loss"
+    monitor: Literal["loss", "balanced_accuracy"] = "loss"
     batch_size: Count = 128
     folds: Literal[1, 2] = 2
     label_weight: Positive = 2.0

@@ -46,8 +46,7 @@ def panels_of(count: int, title: str, side: float) -> tuple[Figure, list[Axes]]:
 def hide_spines(*panels: Axes, sides: Sequence[str] = ("top", "right")) -> None:
     """Hide sides of the frame."""
     for axes in panels:
-        for side in sides:
-            axes.spines[side].set_visible(False)
+        axes.spines[list(sides)].set_visible(False)
 
 
 def legend_beside(
