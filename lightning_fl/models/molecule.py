@@ -13,7 +13,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import Count, NonNegative, Positive, Size, check_arguments
-from lightning_fl.functional.task_metrics import TaskName, TaskOutputs
+from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, bounded_error
 from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer
 from lightning_fl.models.encoders import EncoderName
 from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
@@ -316,7 +316,8 @@ class MoleculeModel(MoleculeNetwork, Model):
 
     def _evaluate(self, batch: Any, split: str) -> None:
         outputs = self.raw_outputs(batch)
-        count = int((~batch.y.isnan()).sum())
+        present = ~batch.y.isnan()
+        count = int(present.sum())
         if not count:
             self._check_targets(batch)
             return
@@ -327,7 +328,10 @@ class MoleculeModel(MoleculeNetwork, Model):
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
         metrics = {f"{split}/{name}": getattr(self, f"{split}_{name}") for name in self._task.over_values}
         if metrics:
-            self._task.measure(metrics.values(), prediction, batch.y, bound)
+            if bound is not None:
+                prediction = batch.y + bounded_error(prediction, batch.y, bound)
+            for metric in metrics.values():
+                metric.update(prediction[present], batch.y[present])
             self.log_dict(metrics, on_epoch=True, batch_size=batch.num_graphs)
         self.log(f"{split}/loss", loss, on_epoch=True, batch_size=count)
 

@@ -1,18 +1,16 @@
 """Tasks of a model of molecules: meaning and loss of its outputs, and the targets and options that fit them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.files.text_table import list_rows
 from lightning_fl.functional.task_metrics import (
     TaskName,
-    bounded_error,
     masked_binary_cross_entropy,
     masked_cross_entropy,
     masked_mse,
@@ -52,9 +50,6 @@ class Task:
     def predictions(self, model: Any, outputs: Tensor) -> Tensor:
         """Convert outputs to values in the data's units, or to probabilities."""
         raise NotImplementedError
-
-    def measure(self, metrics: Iterable[Metric], prediction: Tensor, y: Tensor, bound: Tensor | None) -> None:
-        """Update the metrics of :attr:`over_values` by a batch."""
 
     def fit(self, model: Any) -> None:
         """Learn the factors of the classes from the training targets, if the model has any."""
@@ -121,13 +116,6 @@ class _Regression(Task):
 
     def predictions(self, model: Any, outputs: Tensor) -> Tensor:
         return outputs * model.target_scale + model.target_mean
-
-    def measure(self, metrics: Iterable[Metric], prediction: Tensor, y: Tensor, bound: Tensor | None) -> None:
-        present = ~y.isnan()
-        if bound is not None:
-            prediction = y + bounded_error(prediction, y, bound)
-        for metric in metrics:
-            metric.update(prediction[present], y[present])
 
     def fit(self, model: Any) -> None:
         if model.hparams["standardize_targets"]:

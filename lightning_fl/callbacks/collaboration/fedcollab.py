@@ -125,7 +125,8 @@ class FedCollab(ClientClusters):
         #: D, float64 [N, N]; NaN for pairs not measured (absent clients).
         self.distances = torch.empty(0, 0, dtype=torch.float64)
         #: Standard errors of D, float64 [N, N]; NaN for pairs not measured, also for given distances.
-        self.distance_errors = torch.full((num_clients, num_clients), torch.nan).double().fill_diagonal_(0.0)
+        unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
+        self.distance_errors = unknown.fill_diagonal_(0.0)
 
     @property
     def assignment(self) -> list[int]:
@@ -147,7 +148,8 @@ class FedCollab(ClientClusters):
         present = trainer.present_clients
         path = self.distances_file if self.structure is None else Path(self.structure) / "distances.csv"
         names = trainer.datamodule.client_names()
-        self.distances = self.distance_errors.clone() if path is None else read_distances(Path(path), names)
+        unknown = self.distance_errors.clone()  # nothing is measured yet
+        self.distances = unknown if path is None else read_distances(Path(path), names)
         self._measure(trainer, present)
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
