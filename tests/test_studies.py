@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -87,15 +88,16 @@ def test_kept_results_are_drawn_without_running(kept, tmp_path, capsys):
     """Their values are those of the file, and the first claim's difference is the one that pandas finds."""
     assert main(["study", kept.stem, "--from", str(kept), "--out", str(tmp_path)]) == 0
     assert f"study: {tmp_path}" in capsys.readouterr().out
-    given, drawn = pd.read_csv(kept), pd.read_csv(tmp_path / "results.csv")
-    keys = ["arm", *load_study(STUDIES[kept.stem]).grid, "seed"]
+    axes = list(load_study(STUDIES[kept.stem]).grid)
+    given, drawn = (pd.read_csv(path, dtype=dict.fromkeys(axes, str)) for path in (kept, tmp_path / "results.csv"))
+    keys = ["arm", *axes, "seed"]
     drawn = drawn[drawn["status"] == "done"].set_index(keys)[["mean", "worst"]]
     pd.testing.assert_frame_equal(drawn.sort_index(), given.set_index(keys)[["mean", "worst"]].sort_index())
     claim = pd.read_csv(tmp_path / "claims.csv", keep_default_na=False).iloc[0]
-    left, right = (name.removeprefix("mean(").removesuffix(")") for name in claim["claim"].split(" < "))
+    (statistic, left), (_, right) = re.findall(r"(\w+)\((\w+)\)", claim["claim"])
     at = dict(pair.split("=") for pair in claim["at"].split(", ") if pair)
     values = given[(given[list(at)] == pd.Series(at)).all(axis="columns")].pivot(
-        columns="arm", index="seed", values="mean"
+        columns="arm", index="seed", values=statistic
     )
     differences = (values[left] - values[right]).dropna()
     assert int(claim["n"]) == len(differences) >= 5
