@@ -76,7 +76,8 @@ class Results:
 
     @property
     def federated(self) -> list[str]:
-        return [arm for arm in self.arms if arm != POOLED]
+        """Arms with a model for each client."""
+        return [arm for arm in self.arms if arm != POOLED and not arm.startswith(WITHOUT)]
 
 
 @dataclass(frozen=True)
