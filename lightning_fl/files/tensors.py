@@ -160,7 +160,7 @@ def _read_entry(path: Path) -> Any:
         if path.exists():
             return read_torch(path, "a file of features", "They are computed again.", error=DataError)
     except PermissionError:
-        pass  # as above
+        pass  # writing the entry reports it
     except DataError as error:
         rank_zero_warn(f"cached features {path} are damaged ({type(error).__name__}) and are computed again.")
     return None

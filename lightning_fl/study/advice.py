@@ -76,7 +76,7 @@ class Results:
 
     @property
     def federated(self) -> list[str]:
-        """Arms with a model for each client."""
+        """Those in which clients keep their data and none is left out."""
         return [arm for arm in self.arms if arm != POOLED and not arm.startswith(WITHOUT)]
 
 
