@@ -21,7 +21,7 @@ def advise(
     out: Folder | None = None,
     metric: str | None = None,
     seeds: Number = 3,
-    max_rounds: Number = 100,
+    max_rounds: Number = 1000,
     pooled: bool = False,
     budget: str | None = None,
     workers: Number | None = None,

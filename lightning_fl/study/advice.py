@@ -158,7 +158,9 @@ def choose(results: Results) -> str:
     means = {arm: of.mean for arm, of in found.items() if of.n == seeds or arm == LOCAL}
     best = max(means, key=means.__getitem__)
     lags = {arm: gain(results.validation, best, over=arm) for arm in means}
-    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= lag.deviation / math.sqrt(lag.n or 1))
+    errors = {arm: lag.deviation / math.sqrt(lag.n or 1) for arm, lag in lags.items()}
+    # A difference in one seed alone is exactly one standard error, but for rounding.
+    return next(arm for arm, lag in lags.items() if arm == best or lag.mean <= errors[arm] * (1 + 1e-9))
 
 
 def suspects(structures: Mapping[str, Sequence[np.ndarray]]) -> list[int]:

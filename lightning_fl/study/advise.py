@@ -246,7 +246,7 @@ def advise(
     out: str | Path = "runs/advise",
     metric: str | None = None,
     seeds: int = 3,
-    max_rounds: int = 100,
+    max_rounds: int = 1000,
     pooled: bool = False,
     **arguments: Any,
 ) -> Advice:
