@@ -91,6 +91,7 @@ def test_the_arm_is_chosen_on_validation_data_and_reported_on_test_data(test, va
     ("validation", "expected"),
     [
         ({"fedavg": UP, "ditto": (0.11, 0.11, 0.12)}, "fedavg"),  # within a standard error: the simpler one
+        ({"fedavg": (0.10, 0.11, 0.12), "ditto": (0.102, 0.112, 0.122)}, "fedavg"),  # even if better in every seed
         ({"fedavg": UP, "ditto": (0.20, 0.21, 0.22)}, "ditto"),
         *(({"fedavg": (0.9,) * 3, "ditto": (0.9, 0.9, 0.9 + one)}, "fedavg") for one in (0.011, 0.019, 0.022)),
         ({"fedavg": AROUND, "ditto": DOWN}, "local"),
