@@ -12,8 +12,6 @@ from lightning_fl.core.escaping import terminal
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.recipe.shipped import find_recipe
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
-
 
 def advise(
     recipe: str,
@@ -46,7 +44,7 @@ def advise(
 
     if not (match := re.fullmatch(r"(\d+)([smh])", budget or "1s")):
         raise ConfigurationError(f"--budget {budget}: give a number and s, m or h, such as 30m.")
-    deadline = None if budget is None else time.monotonic() + int(match[1]) * _SECONDS[match[2]]
+    deadline = None if budget is None else time.monotonic() + int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
     path = find_recipe(recipe).absolute()
     out = out or Path("runs", "advise", path.stem)
     advisor = Advisor(

@@ -20,7 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.data.graphs import is_graph, is_graph_collater
 from lightning_fl.data.module import Split
@@ -135,7 +135,9 @@ def has_plain_batches(loader: DataLoader) -> bool:
     return (collate is default_collate or plain_graphs) and loader.num_workers == 0
 
 
-def sampled_dataset(loader: DataLoader, split: Split, *, replace_order: bool, replace_batches: bool) -> Dataset:
+def sampled_dataset(
+    loader: DataLoader, split: Split, *, replace_order: bool = False, replace_batches: bool = False
+) -> Dataset:
     """The samples that a loader visits, as a map-style data set that can be divided.
 
     Refused are streams, custom loader classes, a custom sampler unless the user sets the order (``replace_order``), and
@@ -204,3 +206,18 @@ def loader_like(loader: DataLoader, dataset: Dataset, **options: Any) -> DataLoa
         in_order=loader.in_order,
         **options,
     )
+
+
+def every_other_sample(data: Any, first: int) -> Any:
+    """Half of a data set or an evaluation loader; all of a single sample, and of what cannot be divided."""
+    loader = data if isinstance(data, DataLoader) else None
+    try:
+        samples: Any = data if loader is None else sampled_dataset(loader, "val")
+    except FederatedError:  # such as a stream
+        return data
+    if isinstance(samples, IterableDataset) or holds_several(samples) or not is_dataset(samples) or len(samples) < 2:
+        return data
+    half = Subset(samples, range(first, len(samples), 2))
+    if loader is None:
+        return half
+    return loader_like(loader, half, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last)

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.errors import FederatedError
 from lightning_fl.core.metrics import ClientMetrics, default_metric
+from lightning_fl.data.loaders import every_other_sample
 from lightning_fl.data.module import Split
 from lightning_fl.recipe.error_messages import error_text
 from lightning_fl.recipe.file import class_name
@@ -23,9 +24,20 @@ _MOST_CLIENTS = 100
 
 
 class AdviceRecord(Callback):
-    """Validates the tested models, in place of those of the last round, and records who uses whose data."""
+    """Keeps half of each client's validation data back, validates the tested models on it, and records who uses whose.
 
-    only_shows = True
+    Training sees the other half only: it stops runs and chooses rounds, epochs and collaborators. On the same samples
+    ways that choose more would look better.
+    """
+
+    def setup(self, trainer: FederatedTrainer, stage: str) -> None:
+        whole, first = type(trainer.datamodule).client_data, int(stage == "test")
+
+        def client_data(client: int, split: Split) -> Any:
+            found = whole(trainer.datamodule, client, split)
+            return every_other_sample(found, first) if split == "val" else found
+
+        trainer.datamodule.client_data = client_data  # type: ignore[method-assign]
 
     def on_evaluate_end(self, trainer: FederatedTrainer, split: Split, metrics: ClientMetrics) -> None:
         record = trainer.run_log.summary

@@ -14,6 +14,7 @@ import lightning_fl
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.recipe.file import class_name
 from lightning_fl.study.advice import Results, Way, advise_on, choose, gain, suspects
+from lightning_fl.study.advice_runs import AdviceRecord
 from lightning_fl.study.advise import Advisor
 from lightning_fl.study.intervals import paired_interval
 
@@ -228,6 +229,25 @@ def test_notes_come_last_and_everything_is_valid_json():
     assert content["arms"]["fedavg"] == {
         "mean": 0.5, "low": None, "high": None, "n": 1, "p_value": None, "deviation": None, "verdict": "undecided"
     }  # fmt: skip
+
+
+def test_the_half_of_the_validation_data_that_chooses_is_not_seen_before(tmp_path):
+    seen = {"fit": [], "test": []}
+
+    class Spy(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            seen[stage].extend(batch[1].flatten().tolist())
+            return super().validation_step(batch, batch_idx)
+
+    module, data = Spy(), TinyClients()
+    trainer = lightning_fl.FederatedTrainer(max_rounds=2, callbacks=[AdviceRecord()], default_root_dir=tmp_path)
+    stage = "fit"
+    trainer.fit(module, data)
+    stage = "test"
+    trainer.test(module, data)
+    targets = [TinyClients().client_data(client, "val").tensors[1].flatten().tolist() for client in range(3)]
+    assert seen["fit"] == 2 * [value for of in targets for value in of[::2]]
+    assert seen["test"] == [value for of in targets for value in of[1::2]]
 
 
 @pytest.mark.slow
