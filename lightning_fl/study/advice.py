@@ -203,7 +203,8 @@ def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> li
     against = _by_verdict({f"{title(arm)} {found}": found for arm, found in others.items()})
     how = [f"Other ways against {title(chosen)}, on test data: {against}."] if others else []
     if chosen == LOCAL:
-        return ["Is federating worth it? No: no federated way is clearly better on validation data.", *how]
+        answer = "No" if {of.verdict for of in others.values()} == {"worse"} else "Undecided"
+        return [f"Is federating worth it? {answer}: no federated way is clearly better on validation data.", *how]
     found = gain(results.test, chosen)
     seeds = f"{found.n} seeds" if found.n > 1 else "1 seed, which has no interval: run more"
     return [

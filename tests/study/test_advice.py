@@ -72,7 +72,8 @@ def test_verdicts_follow_intervals(values, expected):
         ({"fedavg": AROUND}, {"fedavg": UP}, "fedavg", "Is federating worth it? Undecided"),
         ({"fedavg": DOWN}, {"fedavg": UP}, "fedavg", "Is federating worth it? No: -0.1"),
         ({"fedavg": DOWN}, None, "local", "Is federating worth it? No: no federated way"),
-        ({"fedavg": UP}, {"fedavg": DOWN}, "local", "Is federating worth it? No: no federated way"),
+        ({"fedavg": AROUND}, {"fedavg": DOWN}, "local", "Is federating worth it? Undecided: no federated way"),
+        ({"fedavg": UP}, {"fedavg": DOWN}, "local", "Is federating worth it? Undecided: no federated way"),
         ({"fedavg": (0.1,)}, None, "fedavg", "Is federating worth it? Undecided"),
         (
             {"fedavg": UP, "pooled": (9.0, 9.0, 9.1)},
