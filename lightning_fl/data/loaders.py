@@ -209,7 +209,7 @@ def loader_like(loader: DataLoader, dataset: Dataset, **options: Any) -> DataLoa
 
 
 def every_other_sample(data: Any, first: int) -> Any:
-    """Half of a data set or an evaluation loader; all of a single sample, and of what cannot be divided."""
+    """Half of a data set or an evaluation loader, from sample ``first`` (0 or 1) on; all of what cannot be divided."""
     loader = data if isinstance(data, DataLoader) else None
     try:
         samples: Any = data if loader is None else sampled_dataset(loader, "val")

@@ -151,9 +151,7 @@ def choose(results: Results) -> str:
     """The simplest arm within one standard error, over seeds, of the best one on validation data.
 
     The rule is that of Breiman et al. (CART, 1984), for gains over training alone: the error is that of the best arm's
-    gain. That of the difference between two arms would prefer ways with more choices by validation, such as an epoch
-    for each client, which look a little better in every seed. Arms with fewer seeds than others, and pooled training,
-    a reference, are not chosen.
+    gain. Arms with fewer seeds than others, and pooled training, a reference, are not chosen.
     """
     found = {arm: gain(results.validation, arm) for arm in (LOCAL, *results.federated)}
     seeds = max(found[arm].n for arm in results.federated)

@@ -31,13 +31,13 @@ class AdviceRecord(Callback):
     """
 
     def setup(self, trainer: FederatedTrainer, stage: str) -> None:
-        whole, first = type(trainer.datamodule).client_data, int(stage == "test")
+        data, whole = trainer.datamodule, type(trainer.datamodule).client_data
 
         def client_data(client: int, split: Split) -> Any:
-            found = whole(trainer.datamodule, client, split)
-            return every_other_sample(found, first) if split == "val" else found
+            found = whole(data, client, split)
+            return every_other_sample(found, first=int(stage == "test")) if split == "val" else found
 
-        trainer.datamodule.client_data = client_data  # type: ignore[method-assign]
+        data.client_data = client_data  # type: ignore[method-assign]
 
     def on_evaluate_end(self, trainer: FederatedTrainer, split: Split, metrics: ClientMetrics) -> None:
         record = trainer.run_log.summary
