@@ -49,7 +49,8 @@ class LabelNoise(Callback):
         probability: probability of a label to change.
         client_share: share of noisy clients, rounded half up, drawn by the run's seed.
         clients: the noisy clients, instead of a share.
-        num_classes: number of classes, for class labels, also floating ones with NaN for missing.
+        num_classes: number of classes, for class labels, also floating ones with NaN for missing; for integers the
+            module's hyper-parameter ``num_classes`` is the default.
         splits: splits to change; keep test labels clean.
     """
 
@@ -83,6 +84,7 @@ class LabelNoise(Callback):
                 warnings.warn(f"{what}. Set LabelNoise.num_classes=2 to flip labels instead.", stacklevel=2)
             batches.targets = perturb_targets(targets, self.std, self.probability, draws)
             return
-        if self.num_classes is None:
+        classes = self.num_classes or trainer.module.hparams.get("num_classes")
+        if not isinstance(classes, int):
             raise ConfigurationError("The targets are class labels: set LabelNoise.num_classes.")
-        batches.targets = flip_labels(targets, self.num_classes, self.probability, draws)
+        batches.targets = flip_labels(targets, classes, self.probability, draws)

@@ -126,6 +126,11 @@ def test_class_labels_flip() -> None:
     batches = trainer.client_batches(0, "train")
     assert batches is not None
     assert not (batches.targets.cpu() == labels).any()
+    module = Classifier()
+    module.hparams["num_classes"] = 3
+    told = quiet_trainer(LabelNoise(clients=[0], probability=1.0), max_rounds=1)
+    told.fit(module, data)
+    assert torch.equal(told.client_batches(0, "train").targets, batches.targets)
     with pytest.raises(ConfigurationError, match=r"LabelNoise\.num_classes"):
         quiet_trainer(LabelNoise(clients=[0])).fit(Classifier(), data)
 
