@@ -54,7 +54,7 @@ class HCCT(ClientClusters):
     partition). For the rest see :class:`ClientClusters`: groups are its clusters.
 
     The defaults of ``relative_trade_off``, ``memory`` and ``hysteresis`` had the best mean validation accuracy over
-    three tasks among those tried (``studies/hcct.yaml``); the paper's form came within its noise.
+    three tasks among those tried (``studies/hcct.yaml``); the paper's form differs by less than the seeds do.
 
     Args:
         relative_trade_off: lambda over the root of the clients' mean number of samples; 0 keeps clients alone. Two
