@@ -180,9 +180,10 @@ def _trainer(case: Case, folder: Path, **arguments: Any) -> FederatedTrainer:
 
 
 def fit_one_client(case: Case, folder: Path, *, rounds: int = 2) -> Any:
-    """The module after ``rounds`` with silo 0 as the only client."""
+    """The module after ``rounds`` with silo 0 as the only client, without fused steps, which round otherwise."""
     module = _seed_steps(make(case))
-    trainer = _trainer(case, folder, max_rounds=rounds, optimizer_state="keep", enable_checkpointing=False)
+    plain: dict[str, Any] = {"optimizer_state": "keep", "fused_optimizers": False, "enable_checkpointing": False}
+    trainer = _trainer(case, folder, max_rounds=rounds, **plain)
     trainer.fit(module, Silos([_data(case, 0)]))
     return module
 
