@@ -39,12 +39,12 @@ class RayWorkers:
         import ray
 
         self._ray = ray
-        new = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {"address": address}
+        new = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {}
         try:
             if ":" in address:  # Ray's own timeout is long
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-            ray.init(**new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+            ray.init(address=address, **new, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except Exception as error:  # many types, from a wrong address to another version of Ray
             reason = cut(" ".join(str(error).split()), 200).rstrip(".")
             remedy = "Run `ray start --head`, or use --ray local."

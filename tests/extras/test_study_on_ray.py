@@ -113,3 +113,10 @@ def test_no_cluster_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("error: --ray 127.0.0.1:9: ")
     assert "Run `ray start --head`, or use --ray local." in said
     assert not Path("out").exists()
+
+
+def test_local_is_a_new_cluster_whatever_address_is_in_the_environment() -> None:
+    words = [sys.executable, "-m", "lightning_fl", "study", declare(), "--out", "out", "--seeds", "0", "--ray", "local"]
+    ran = subprocess.run(words, env=os.environ | {"RAY_ADDRESS": "127.0.0.1:9"}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert len(cells("out")) == 1
