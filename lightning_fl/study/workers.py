@@ -182,7 +182,7 @@ class StudyDisplay(ExitStack):
         self._failed = 0
         self._began = time.monotonic()
         self._max_rounds: dict[Cell, str] = {}
-        self._print(f"{self._total} cells, {self._done} done, {counted(num_workers, 'worker')}")
+        self._print(f"{counted(self._total, 'cell')}, {self._done} done, {counted(num_workers, 'worker')}")
 
     def __enter__(self) -> "StudyDisplay":
         if self._console.is_interactive:
