@@ -188,7 +188,7 @@ def test_shares_at_the_same_time_get_what_one_study_gets(tiny, study):
     shares = [study(path, "--workers", "1", "--out", "shares", "--shard", f"{number}/2") for number in (1, 2)]
     ended = [share.end() for share in shares]
     assert [one.code for one in ended] == [0, 0], ended
-    assert ["2 cells, 0 done, 1 worker" in ended[0].out, "1 cells, 0 done, 1 worker" in ended[1].out] == [True, True]
+    assert ["2 cells, 0 done, 1 worker" in ended[0].out, "1 cell, 0 done, 1 worker" in ended[1].out] == [True, True]
     assert [attempts(cell) for cell in cells("shares")] == [[False]] * 3
     whole = study(path, "--workers", "1", "--out", "whole").end()
     assert whole.code == 0, whole.err
