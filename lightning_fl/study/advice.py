@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from lightning_fl.core.errors import listed
 from lightning_fl.recipe.file import class_entry
-from lightning_fl.study.intervals import Interval, Verdict, paired_interval, ratio_interval
+from lightning_fl.study.intervals import Interval, Verdict, paired_interval, ratio_interval, seeds_needed
 
 LOCAL, SHARED, POOLED = "local", "fedavg", "pooled"
 #: Prefix of an arm that averages all clients but one.
@@ -198,13 +198,15 @@ def _by_verdict(found: Mapping[str, Interval]) -> str:
 def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> list[str]:
     """Whether federating is worth it: overall, for each client, and against the other federated arms."""
     others = {arm: gain(results.test, arm, over=chosen) for arm in results.federated if arm != chosen}
-    against = _by_verdict({f"{title(arm)} {found}": found for arm, found in others.items()})
-    how = [f"Other ways against {title(chosen)}, on test data: {against}."] if others else []
+    against = {f"{title(arm)} {found}": found for arm, found in others.items()}
+    how = [f"Other ways against {title(chosen)}, on test data: {_by_verdict(against)}."] if others else []
     if chosen == LOCAL:
         answer = "No" if {of.verdict for of in others.values()} == {"worse"} else "Undecided"
         return [f"Is federating worth it? {answer}: no federated way is clearly better on validation data.", *how]
     found = gain(results.test, chosen)
     seeds = f"{found.n} seeds" if found.n > 1 else "1 seed, which has no interval: run more"
+    if found.verdict == "undecided" and (needed := seeds_needed(found)):
+        seeds += f"; about {needed} would decide a difference of this size"
     return [
         f"Is federating worth it? {_answer(found)} {results.metric} over training alone by {title(chosen)}, the best"
         f" way on validation data (here on test data, mean over clients, {seeds}).",
@@ -225,8 +227,7 @@ def _with_whom(results: Results, arm: str) -> str:
     if (together == together.T).all():
         count, labels = connected_components(together, directed=False)
         same = (labels[:, None] == labels) & ~np.eye(len(names), dtype=bool)
-        groups = pd.Series(names).groupby(labels)
-        found = " and ".join(f"{{{listed(list(group), _MOST_NAMES)}}}" for _, group in groups)
+        found = " and ".join(f"{{{listed(list(of), _MOST_NAMES)}}}" for _, of in pd.Series(names).groupby(labels))
         found = {1: "all clients together", len(names): "every client alone"}.get(count, found)
         found += f", exactly so in {sum((matrix == same).all() for matrix in matrices)} of {len(matrices)} seeds"
     else:

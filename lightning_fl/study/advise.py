@@ -118,9 +118,8 @@ class Advisor:
             raise ConfigurationError(f"{name}: there must be 2 to {_MOST_CLIENTS} clients, not {len(self.clients)}.")
         if monitor is None:
             raise ConfigurationError(
-                f"{name}: no validation metrics, by which runs are stopped and the best way is chosen. Give each client"
-                " validation data (in a recipe: data.split: [0.7, 0.15, 0.15]), and the model a validation step that"
-                " logs a metric."
+                f"{name}: no validation metrics, which stop runs and choose the best way. Give each client validation"
+                " data (in a recipe: data.split: [0.7, 0.15, 0.15]), and the model a validation step that logs one."
             )
         common = [one for one in run.metric_names("test") if one in run.metric_names("val")]
         self._metric = self.metric or min(common or run.metric_names("test"), key=lambda one: "loss" in one)

@@ -16,7 +16,7 @@ from lightning_fl.recipe.file import class_name
 from lightning_fl.study.advice import Results, Way, advise_on, choose, gain, suspects
 from lightning_fl.study.advice_runs import AdviceRecord
 from lightning_fl.study.advise import Advisor
-from lightning_fl.study.intervals import paired_interval
+from lightning_fl.study.intervals import paired_interval, seeds_needed
 
 CLIENTS = ("north", "south", "west")
 #: Gains of three seeds whose interval is above zero, below it, and around it.
@@ -87,6 +87,13 @@ def test_the_arm_is_chosen_on_validation_data_and_reported_on_test_data(test, va
     found = advice(test, validation)
     assert found.recommended == recommended
     assert found.sentences[0].startswith(first)
+
+
+def test_an_undecided_answer_says_how_many_seeds_would_decide():
+    some = (-0.02, 0.06, 0.08)
+    needed = seeds_needed(paired_interval(some))
+    assert f"3 seeds; about {needed} would decide" in advice({"fedavg": some}, {"fedavg": UP}).sentences[0]
+    assert "would decide" not in advice({"fedavg": UP}).sentences[0]
 
 
 @pytest.mark.parametrize(
