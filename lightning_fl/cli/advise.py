@@ -32,7 +32,7 @@ def advise(
         out: folder of the runs and results (default: runs/advise/RECIPE)
         metric: metric of validation and test data, such as acc (default: the first that is not a loss)
         seeds: number of seeds
-        max_rounds: most rounds of a run, which ends when validation has not improved for ten rounds
+        max_rounds: most rounds of a run, which ends ten rounds after its best one, or by the recipe's EarlyStopping
         pooled: also train on the pooled data, as a reference
         budget: time limit, such as 90s, 30m or 2h: cheap ways first, and advice from what there is
         workers: runs at once (default: the GPUs, or the cores)

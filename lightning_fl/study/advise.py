@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _PATIENCE = 10
 #: Clients above which arms that compare every pair of them are left out, and above which there is no advice.
 _MOST_PAIRED, _MOST_CLIENTS = 50, 1000
-#: Callbacks of a recipe that belong to its data and model.
-_KEPT = ("LabelNoise", "LocalMixup", "PretrainedWeights")
+#: Callbacks of a recipe that belong to its data and model, and what ends its runs.
+_KEPT = ("LabelNoise", "LocalMixup", "PretrainedWeights", "EarlyStopping")
 #: Callbacks of every run, not of the recommended recipe.
 _RECORDING = (class_entry("ModelCheckpoint", save_models=False), "lightning_fl.study.advice_runs.AdviceRecord")
 
@@ -50,7 +50,7 @@ class Advisor:
     runner: Callable[[Sequence[Cell]], Runner]  #: makes what runs some cells
     metric: str | None  #: of validation and test data; ``None`` for the first that is not a loss
     seeds: Count
-    max_rounds: Count  #: of a run, which ends when validation has not improved for ten rounds
+    max_rounds: Count  #: of a run, which ends by the recipe's EarlyStopping, or after ten rounds without improvement
     pooled: bool  #: also train on pooled data, as a reference
     deadline: float | None = None  #: by ``time.monotonic``, to stop with what there is
 
@@ -150,9 +150,9 @@ class Advisor:
         """An arm's settings of the trainer, in place of the recipe's."""
         keys = ("callbacks", "callbacks+")
         kept = [one for key in keys for one in _entries(self.trainer.get(key)) if class_name(one) in _KEPT]
-        settings: dict[str, Any] = {"strategy": way.strategy}
-        settings["callbacks"] = [*kept, *_entries([*way.callbacks, *self._stop, *extra])]
-        settings |= {"max_rounds": self.max_rounds, "check_val_every_n_rounds": 1, "enable_checkpointing": True}
+        stop = [] if "EarlyStopping" in map(class_name, kept) else self._stop
+        settings = dict[str, Any](strategy=way.strategy, max_rounds=self.max_rounds, enable_checkpointing=True)
+        settings |= {"callbacks": [*kept, *_entries([*way.callbacks, *stop, *extra])], "check_val_every_n_rounds": 1}
         if arm == POOLED and self.trainer.get("local_steps"):  # as many samples as all clients see
             settings["local_steps"] = self.trainer["local_steps"] * len(self.clients)
         return settings

@@ -282,18 +282,21 @@ def test_from_python(tmp_path, capsys):
         ("LocalMixup", ["LocalMixup"]),
         ({"class_path": "lightning_fl.callbacks.LabelNoise", "init_args": {"share": 0.2}}, ["LabelNoise"]),
         ([{"class_path": "FineTuning"}, {"class_path": "PretrainedWeights"}], ["PretrainedWeights"]),
+        (["HCCT", {"class_path": "EarlyStopping", "init_args": {"patience": 30}}], ["EarlyStopping"]),
         (None, []),
     ],
 )
 @pytest.mark.parametrize("key", ["callbacks", "callbacks+"])
-def test_callbacks_of_data_and_model_stay(tmp_path, key, callbacks, kept):
+def test_callbacks_of_data_and_model_and_what_ends_runs_stay(tmp_path, key, callbacks, kept):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"trainer": {key: callbacks}, "model": {}, "data": {}}))
     advisor = Advisor(
         recipe=recipe, out=tmp_path, runner=lambda _: None, metric=None, seeds=1, max_rounds=1, pooled=False
     )
+    advisor._stop = [{"class_path": "EarlyStopping", "init_args": {"patience": 10}}]
     settings = advisor._settings("ditto", Way("Ditto", ["BestClientModels"], strategy="ditto"))
-    assert list(map(class_name, settings["callbacks"])) == [*kept, "BestClientModels"]
+    own = [] if "EarlyStopping" in kept else ["EarlyStopping"]
+    assert list(map(class_name, settings["callbacks"])) == [*kept, "BestClientModels", *own]
 
 
 def without_validation():
