@@ -47,6 +47,7 @@ def advise(
     deadline = None if budget is None else time.monotonic() + int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
     path = find_recipe(recipe).absolute()
     out = out or Path("runs", "advise", path.stem)
+    command = shlex.join(["lightning-fl", *sys.argv[1:]])
     advisor = Advisor(
         recipe=path,
         out=out,
@@ -55,6 +56,7 @@ def advise(
         seeds=seeds,
         max_rounds=max_rounds,
         pooled=pooled,
+        command=command,
         deadline=deadline,
     )
     advice = advisor.advise()
@@ -66,6 +68,6 @@ def advise(
         print(f"advice: {out / 'report.html'}")
         print(f"Now: {shlex.join(['lightning-fl', 'fit', '--config', str(out / 'recommended.yaml')])}")
     if advisor.signal_number is not None:
-        print(f"To resume: {shlex.join(['lightning-fl', *sys.argv[1:]])}", file=sys.stderr)
+        print(f"To resume: {command}", file=sys.stderr)
         return 128 + advisor.signal_number
     return 0 if advice is not None else 1

@@ -52,6 +52,7 @@ class Advisor:
     seeds: Count
     max_rounds: Count  #: of a run, which ends by the recipe's EarlyStopping, or after ten rounds without improvement
     pooled: bool  #: also train on pooled data, as a reference
+    command: str = "# started from Python: run the script again"
     deadline: float | None = None  #: by ``time.monotonic``, to stop with what there is
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class Advisor:
         settings = {arm: self._settings(arm, way) for arm, way in arms.items()}
         advice = advise_on(Results(self._metric, gains_val, gains_test, _structures(runs)), settings, notes)
         write_whole(self.out / "advice.json", json.dumps(advice.as_dict(), indent=2) + "\n")
-        write_study_page(results, self.out, {"Advice": _answers(advice, test, self.clients)})
+        write_study_page(results, self.out, {"Advice": _answers(advice, test, self.clients)}, self.command)
         return advice
 
     def recommended(self, advice: Advice) -> str:
@@ -266,15 +267,8 @@ def advise(
     plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | None)}
     recipe, runner = Path(out, "module_and_data.yaml"), ThisProcess(module, data, arguments)
     write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": type(data).__name__}))
-    advisor = Advisor(
-        recipe=recipe,
-        out=Path(out),
-        runner=lambda _: runner,
-        metric=metric,
-        seeds=seeds,
-        max_rounds=max_rounds,
-        pooled=pooled,
-    )
+    asked = dict[str, Any](metric=metric, seeds=seeds, max_rounds=max_rounds, pooled=pooled)
+    advisor = Advisor(recipe=recipe, out=Path(out), runner=lambda _: runner, **asked)
     if (advice := advisor.advise()) is None:  # nothing limits its time
         raise KeyboardInterrupt
     return advice

@@ -152,10 +152,12 @@ def _run_commands(run: FinishedRun) -> list[str]:
     return [command for command in commands if command is not None]
 
 
-def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Sequence[Part]] | None = None) -> Path:
+def write_study_page(
+    results: StudyResults, out: Path, first: Mapping[str, Sequence[Part]] | None = None, command: str = ""
+) -> Path:
     """Write ``report.html`` into the study's folder, which also contains the runs; returns its path.
 
-    ``first`` has sections above the others.
+    ``first`` has sections above the others; ``command`` repeats it, if it is not a study's file.
     """
     study, environment = results.study, dict(results.environment)
     packages = environment.pop("packages", {})
@@ -174,7 +176,7 @@ def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Seque
     return write_page(
         out / "report.html",
         study.title,
-        f"study {study.name}, scale {study.scale} · {version} · {environment.get('time', '')}",
+        f"{command or f'study {study.name}, scale {study.scale}'} · {version} · {environment.get('time', '')}",
         badges,
         {
             **(first or {}),
@@ -187,7 +189,7 @@ def write_study_page(results: StudyResults, out: Path, first: Mapping[str, Seque
             ],
             "Settings": _study_settings(study),
             "Versions and machine": [Part(table=facts({**environment, **packages}))],
-            "Commands": [Part(code="\n".join(_study_commands(results)))],
+            "Commands": [Part(code="\n".join(_study_commands(results, command)))],
         },
     )
 
@@ -244,11 +246,11 @@ def _study_settings(study: Study) -> list[Part]:
     return [*parts, Part(code=dump_yaml(study.as_dict(), width=110), summary="full declaration")]
 
 
-def _study_commands(results: StudyResults) -> list[str]:
+def _study_commands(results: StudyResults, command: str) -> list[str]:
     study, environment = results.study, results.environment
     scale = [] if study.scale == FULL else ["--scale", study.scale]
     lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]
     if environment.get("commit"):
         lines = [f"git checkout {environment['commit'].rstrip('+')}", "uv sync"]
     name = study.name if available_studies().get(study.name) == study.path else study.path.name
-    return [*lines, shlex.join(["lightning-fl", "study", name, *scale])]
+    return [*lines, command or shlex.join(["lightning-fl", "study", name, *scale])]

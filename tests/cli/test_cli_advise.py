@@ -56,7 +56,9 @@ def test_a_recipe_gets_advice_which_goes_on_after_an_interrupt(tiny, command, st
     assert found["metric"] == "rmse"
     assert all(f"- {sentence}" in out for sentence in found["sentences"])
     assert {arm: interval["n"] for arm, interval in found["arms"].items()}.items() >= {"fedavg": 2, "ditto": 2}.items()
-    assert "Advice" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "Advice" in page
+    assert page.count("lightning-fl advise tiny.yaml --seeds 2 --max_rounds 2") == 2  # the heading, and to repeat it
     again = advise("tiny.yaml").end()
     assert (again.code, "started" in again.out) == (0, False)
 
