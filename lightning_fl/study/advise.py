@@ -52,7 +52,7 @@ class Advisor:
     seeds: Count
     max_rounds: Count  #: of a run, which ends by the recipe's EarlyStopping, or after ten rounds without improvement
     pooled: bool  #: also train on pooled data, as a reference
-    command: str = "# started from Python: run the script again"
+    command: str = "lightning_fl.advise(module, data)"  #: for the page: what was called
     deadline: float | None = None  #: by ``time.monotonic``, to stop with what there is
 
     def __post_init__(self) -> None:

@@ -157,7 +157,7 @@ def write_study_page(
 ) -> Path:
     """Write ``report.html`` into the study's folder, which also contains the runs; returns its path.
 
-    ``first`` has sections above the others; ``command`` repeats it, if it is not a study's file.
+    ``first`` has sections above the others; ``command`` made the results, if not ``lightning-fl study``.
     """
     study, environment = results.study, dict(results.environment)
     packages = environment.pop("packages", {})

@@ -268,6 +268,8 @@ def test_from_python(tmp_path, capsys):
     assert {path.name for path in arguments["out"].iterdir()} >= {
         *("advice.json", "report.html", "results.csv", "table.md", "claims.csv")
     }
+    page = (arguments["out"] / "report.html").read_text()
+    assert page.count("lightning_fl.advise(module, data)") == 2  # the heading, and to repeat it
     assert lightning_fl.FederatedTrainer(**found.trainer_arguments(), enable_progress_bar=False).max_rounds == 2
     capsys.readouterr()
     again = lightning_fl.advise(TinyModule(), TinyClients(), **arguments)
