@@ -320,7 +320,7 @@ def test_a_port_in_use_and_a_rank_that_comes_twice_are_named(machines: StartNode
         nodes = machines(port, "fit", only=(0, 1))
         nodes += machines(port, "fit", only=(1,))
         for line in errors(nodes):
-            assert "rank 1 of 3 came twice" in line
+            assert "rank 1 of 3 was started twice" in line
 
 
 def test_the_page_s_script_runs_as_it_stands(

@@ -86,7 +86,7 @@ def judge_run(
     if outside:
         return BAD, case, f"files outside the run's folder: {outside}"
     if must == "fails" and not any(word in said for word in words):
-        return BAD, case, f"accepted without a word of {words}"
+        return BAD, case, f"accepted without naming {words}"
     return GOOD, case, "works"
 
 

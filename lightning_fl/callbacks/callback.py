@@ -28,7 +28,7 @@ RENAMED_HOOKS = {
     "on_average_end": "on_aggregate_end",
     "select_collaborators": "select_collaboration, with model_per_client in its traits",
 }
-#: What hooks are given: a ``FederatedTrainer``. A callback says how much of it it goes by, mostly a ``TrainerSurface``.
+#: Hooks get a ``FederatedTrainer``; most callbacks annotate it as ``TrainerSurface``, the part that they use.
 _Trainer = Any
 
 
@@ -44,11 +44,11 @@ class Callback:
     #: "personal layers", "contribution", "collaboration", "best models", "participation", "fine-tuning", "calibration".
     #: Hooks of the first six are called before others, in this order; a calibration's after.
     role: str | None = None
-    #: What it does to a round that some ways of learning do not go with: "model_per_client" (every client has a model
+    #: Effects on a round that some strategies exclude: "model_per_client" (every client has a model
     #: of its own, an average of others'), "soft_assignment" (clients use or build several models), "drawn_weights" (how
     #: often a client is drawn is its weight). See ``Learner.excludes``. And "personal_layers", see ``requires`` there.
     traits: tuple[str, ...] = ()
-    #: It draws or keeps what happens and changes no model: a run may be resumed with or without it.
+    #: Only records or draws, changes no model: a run may be resumed with or without it.
     only_shows: bool = False
     #: With the trait "model_per_client": a server averages the clients' models, so that a client sends its model once
     #: and receives its next one; otherwise clients send their models to one another.
@@ -86,7 +86,7 @@ class Callback:
         """Before clients are chosen."""
 
     def select_clients(self, trainer: _Trainer) -> Cohort:
-        """Who takes part in this round. The same on every rank: draw from ``trainer.generator``."""
+        """Select the round's participants, the same on every rank: draw from ``trainer.generator``."""
         raise NotImplementedError
 
     def assign_models(self, trainer: _Trainer, cohort: Cohort) -> Cohort:

@@ -1,1 +1,1 @@
-"""What every room uses: errors, seeds, range checks, clients and cohorts, collaboration, metrics, the wire format."""
+"""Used by all packages: errors, seeds, range checks, clients and cohorts, collaboration, metrics, the wire format."""

@@ -1,4 +1,4 @@
-"""What the system or a device refused, as sentences that say what to do."""
+"""Messages for errors of the system or a device, with what to do."""
 
 import errno
 import os

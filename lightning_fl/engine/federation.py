@@ -272,19 +272,19 @@ class Federation:
         """What hosted clients keep under a name: client -> plain values and tensors."""
         return self.client_stores.setdefault(name, {})
 
-    def remember(self, client: int) -> Callable[[], None]:
+    def snapshot_client(self, client: int) -> Callable[[], None]:
         """Return a function that restores what a hosted client keeps now, after a failed turn."""
         state = copy.deepcopy(self.client_states.get(client))
         kept = {name: of[client] for name, of in self.client_stores.items() if client in of}
 
-        def give_back() -> None:
+        def restore() -> None:
             for name, of in self.client_stores.items():
                 of.pop(client, None)
                 of.update({client: kept[name]} if name in kept else {})
             self.client_states.pop(client, None)
             self.client_states.update({} if state in (None, ClientState()) else {client: state})
 
-        return give_back
+        return restore
 
     def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
         """Exclude the parameters and buffers that match these names from averages; each client keeps its own."""

@@ -91,7 +91,7 @@ def _answer(number: int) -> None:
 
 
 def _read() -> None:
-    """Answer the signals of a run that nobody has answered yet."""
+    """Handle the pending signals of a run."""
     with _READING, suppress(BlockingIOError):
         while _WAKEUP and (number := _WAKEUP[0].recv(1, socket.MSG_DONTWAIT)):
             if signal.getsignal(number[0]) is _handle:

@@ -10,9 +10,9 @@ from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Positive, Size, documented
 
 #: Metadata of a setting that does not change the result: a resumed run may have another value.
-SHOWS = {"decides": False}
+NOT_DECIDING = {"decides": False}
 #: Metadata of a setting that may also differ between the ranks of a run.
-OF_A_RANK = {"decides": False, "shared": False}
+PER_RANK = {"decides": False, "shared": False}
 #: Settings that may be "auto".
 AUTOMATIC = ("channels_last", "fused_optimizers")
 
@@ -25,7 +25,7 @@ class Settings:
     A field is an argument of :class:`~lightning_fl.FederatedTrainer`, a key of recipes and an attribute of trainers.
     """
 
-    max_rounds: Count = field(default=100, metadata=SHOWS)
+    max_rounds: Count = field(default=100, metadata=NOT_DECIDING)
     """rounds of the run."""
     local_epochs: Count = None  # type: ignore[assignment]
     """passes over a client's data per round (E). 1 if neither this nor ``local_steps`` is given."""
@@ -36,7 +36,7 @@ class Settings:
     limit_val_clients: Count | None = 1000
     """fit validates at most this many clients, of more a sample drawn once by the seed; ``None`` for all. ``validate``
     takes all."""
-    limit_test_clients: Count | None = field(default=None, metadata=SHOWS)
+    limit_test_clients: Count | None = field(default=None, metadata=NOT_DECIDING)
     """``test`` evaluates at most this many clients, of more a sample drawn by the seed; ``None`` for all."""
     gradient_clip_val: Positive | None = None
     """clip gradients at this norm or value."""
@@ -57,13 +57,13 @@ class Settings:
     on_client_error: Literal["fail", "skip"] = "fail"
     """"fail" stops the run when a client's turn fails; "skip" leaves the client out of the round, with a warning, and
     renormalises the rest."""
-    log_every_n_steps: Size = field(default=0, metadata=SHOWS)
+    log_every_n_steps: Size = field(default=0, metadata=NOT_DECIDING)
     """also log single local steps of what is logged with ``on_step=True``; 0 for rounds only."""
-    log_per_client: bool | None = field(default=None, metadata=SHOWS)
+    log_per_client: bool | None = field(default=None, metadata=NOT_DECIDING)
     """log every client's own curve; default up to 100 clients."""
     seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] = None  # type: ignore[assignment]
     """seed of the run; default what ``seed_everything`` set, else 0."""
-    num_threads: Count | None = field(default=1, metadata=OF_A_RANK)
+    num_threads: Count | None = field(default=1, metadata=PER_RANK)
     """torch threads per process, with and without a GPU. 1 by default: small models gain from processes, not from
     threads, and the same number of threads gives the same bits on any number of processes."""
     channels_last: bool | Literal["auto"] = "auto"
@@ -78,7 +78,7 @@ class Settings:
     fused_optimizers: bool | Literal["auto"] = "auto"
     """take the steps of SGD, Adam, AdamW and Adagrad by torch's fused kernels, one for all weights. Results are the
     same up to rounding. "auto": on a CPU, Adam and AdamW of models with more than a quarter of a million weights."""
-    default_root_dir: str | os.PathLike[str] = field(default=None, metadata=OF_A_RANK)  # type: ignore[assignment]
+    default_root_dir: str | os.PathLike[str] = field(default=None, metadata=PER_RANK)  # type: ignore[assignment]
     """where runs are written, each in a folder ``version_N`` of its own; default ``./runs``."""
 
     def __post_init__(self) -> None:

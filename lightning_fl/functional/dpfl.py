@@ -110,12 +110,12 @@ def greedy_collaborators(
         budget: B_c, the most collaborators; ``None`` for no limit.
     """
     _check(candidates, budget)
-    order, nobody = shuffled(candidates, generator), frozenset[int]()
+    order, none = shuffled(candidates, generator), frozenset[int]()
 
     def change(members: frozenset[int], candidate: int, sign: int) -> frozenset[int]:
         return members | {candidate} if sign > 0 else members - {candidate}
 
-    return double_greedy(reward, change, nobody, lambda: frozenset(order), order, budget, generator)
+    return double_greedy(reward, change, none, lambda: frozenset(order), order, budget, generator)
 
 
 def batched_greedy_collaborators(

@@ -17,7 +17,7 @@ from lightning_fl.functional.task_metrics import TaskName, TaskOutputs, bounded_
 from lightning_fl.models.base import Model, OptimizerName, ProperFraction, check_optimizer
 from lightning_fl.models.encoders import EncoderName
 from lightning_fl.models.molecule_network import MoleculeNetwork, ReadoutName
-from lightning_fl.models.scores import LeftOut, log_scores
+from lightning_fl.models.scores import SkippedTargets, log_scores
 from lightning_fl.models.tasks import TASKS, Task, check_options, infer_task
 from lightning_fl.models.training_targets import gather_statistics, gather_summaries, pool_ranges, target_ranges
 
@@ -150,7 +150,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         self.val_rmse, self.val_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.test_rmse, self.test_mae = MeanSquaredError(squared=False), MeanAbsoluteError()
         self.val_outputs, self.test_outputs = TaskOutputs(), TaskOutputs()
-        self._left_out = LeftOut()
+        self._left_out = SkippedTargets()
 
     @property
     def task(self) -> TaskName:
@@ -188,7 +188,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         It is the task of the checkpoint's model if the run resumes one, else that of the training targets, in any
         stage. The number of descriptors is that of the data module.
         """
-        self._left_out = LeftOut()  # warns once per run
+        self._left_out = SkippedTargets()  # warns once per run
         data = getattr(self.trainer, "datamodule", None)
         self._complete_from(getattr(self.trainer, "checkpoint_hyper_parameters", {}))
         if self.hparams["descriptor_dim"] is None:

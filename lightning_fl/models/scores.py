@@ -10,7 +10,7 @@ from lightning_fl.functional.task_metrics import TaskOutputs, task_scores
 from lightning_fl.models.tasks import TASKS
 
 
-class LeftOut:
+class SkippedTargets:
     """Targets without metrics, collected over the clients of a pass and reported after the first pass of a split."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LeftOut:
         warnings.warn(f"{what}: {listed(words, 8)}.", stacklevel=2)
 
 
-def log_scores(model: Any, split: str, left_out: LeftOut) -> None:
+def log_scores(model: Any, split: str, left_out: SkippedTargets) -> None:
     """Log the metrics of a ``MoleculeModel`` that need all predictions of a pass; collect the targets without any."""
     outputs: TaskOutputs = getattr(model, f"{split}_outputs")
     if not outputs.prediction:

@@ -77,27 +77,27 @@ class OneFileTensorBoardLogger(TensorBoardLogger):
     def __init__(self, save_dir: str | Path, version: str) -> None:
         super().__init__(save_dir, name="", version=version, default_hp_metric=False)
         self._names: set[str] = set()
-        self._laid_out = False
+        self._has_layout = False
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._names |= set(metrics)
         if any(name.startswith("val") for name in metrics):
-            self._lay_out()
+            self._add_layout()
         super().log_metrics(metrics, step)
 
     def finalize(self, status: str) -> None:
-        """All is in the file; it is closed with the logger."""
+        """Flush the file; it is closed with the logger."""
         if self._experiment is not None:
-            self._lay_out()
+            self._add_layout()
             self.experiment.flush()
             if not hasattr(self, "_closing"):
                 self._closing = weakref.finalize(self, self.experiment.close)
 
-    def _lay_out(self) -> None:
+    def _add_layout(self) -> None:
         # TensorBoard takes the first layout of a file.
-        if not self._laid_out and (layout := curve_layout(self._names)):
+        if not self._has_layout and (layout := curve_layout(self._names)):
             self.experiment.add_custom_scalars(layout)
-            self._laid_out = True
+            self._has_layout = True
 
 
 def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
@@ -106,7 +106,7 @@ def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
     Of these curves, a metric is what has a curve ``NAME/worst`` beside it.
     """
     known = set(names)
-    # Validation first: it is what one watches.
+    # Validation first.
     metrics = sorted((name for name in known if f"{name}/worst" in known), key=lambda name: (name[:3] != "val", name))
     own = {name: re.compile(f"{re.escape(name)}/(?!{_OF_ALL}).+") for name in metrics}
     charts: dict[str, dict[str, list[object]]] = {

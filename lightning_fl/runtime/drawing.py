@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-#: Told apart with every kind of colour vision: Okabe and Ito's ("Color Universal Design", 2008) but for their yellow,
+#: Colour-blind safe: Okabe and Ito's colours ("Color Universal Design", 2008) but for their yellow,
 #: which is hard to see on white, then five of Tol's muted ones.
 PALETTE = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
     *("#882255", "#44AA99", "#999933", "#332288", "#AA4499"),
 )
-#: Of what is gained and lost, of what holds and what does not.
+#: Colours of gains and losses, and of claims that hold or do not.
 GOOD, BAD = PALETTE[0], PALETTE[1]
 #: Beside the colours, in their order.
 MARKERS = "osD^vPX*<>hd"

@@ -1,6 +1,6 @@
-"""How a run reaches loggers: TensorBoard, Weights & Biases, MLflow, Comet, or one of the user's.
+"""Adapters for loggers: TensorBoard, Weights & Biases, MLflow, Comet, or one of the user's.
 
-All get the same scalars; pictures, tables, files and settings each takes in its own way.
+All get the same scalars; pictures, tables, files and settings go to each in its own way.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, bool | int | float | str]
 
 
-class Outlet:
-    """A logger, as a run writes to it. This class is for any Lightning logger."""
+class LoggerAdapter:
+    """Adapter for one logger; this one suits any of Lightning's."""
 
     #: The name of its extra in pip, and what to do if the logger cannot begin.
     extra, advice = "", ""
@@ -80,7 +80,7 @@ class Outlet:
     def log_checkpoints(self, run: Path) -> None:
         """Log the checkpoints in a run's folder."""
 
-    def hand_over(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+    def log_run_files(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
         """Log the tables of a run's folder and of its clients, its summary and settings, and a fit's checkpoints."""
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
@@ -91,7 +91,7 @@ class Outlet:
             self.logger.log_hyperparams(dict(settings))
 
 
-class _Service(Outlet):
+class _Service(LoggerAdapter):
     """A logger that takes everything: pictures, tables and files of the run."""
 
     log_image: Callable[[str, Any, int], None]  # name, picture, step
@@ -114,7 +114,7 @@ class _Service(Outlet):
     def log_checkpoints(self, run: Path) -> None:
         self.log_files("checkpoints", sorted((run / "checkpoints").glob("*.ckpt")))
 
-    def hand_over(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+    def log_run_files(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
         import pandas as pd
 
         for path in sorted(run.glob("*.csv")):
@@ -205,23 +205,23 @@ class _Comet(_Service):
 _KINDS: dict[str, type[_Service]] = {"WandbLogger": _Wandb, "MLFlowLogger": _MLflow, "CometLogger": _Comet}
 
 
-def outlet_of(logger: Any) -> Outlet:
-    """How a run writes to a logger."""
-    return _kind(type(logger))(logger)
+def adapter_of(logger: Any) -> LoggerAdapter:
+    """Return the adapter for a logger."""
+    return _adapter_class(type(logger))(logger)
 
 
-def _kind(logger: type) -> type[Outlet]:
-    return next((_KINDS[base.__name__] for base in logger.__mro__ if base.__name__ in _KINDS), Outlet)
+def _adapter_class(logger: type) -> type[LoggerAdapter]:
+    return next((_KINDS[base.__name__] for base in logger.__mro__ if base.__name__ in _KINDS), LoggerAdapter)
 
 
 def refused_logger(kind: type, error: Exception) -> ConfigurationError | None:
     """The error to raise if a logger's constructor failed in a recipe; ``None`` if the error has another cause."""
-    outlet = _kind(kind)
-    if outlet is not Outlet and isinstance(error, ModuleNotFoundError):
-        remedy = f'Install it with `pip install "lightning-fl[{outlet.extra}]"`.'
-        return ConfigurationError(f"{kind.__name__}: {outlet.packages[0]} is not installed, or too old. {remedy}")
-    if _is_of(error, outlet.packages):
-        return ConfigurationError(f"{kind.__name__} cannot begin: {_line(error)} {outlet.advice}")
+    adapter = _adapter_class(kind)
+    if adapter is not LoggerAdapter and isinstance(error, ModuleNotFoundError):
+        remedy = f'Install it with `pip install "lightning-fl[{adapter.extra}]"`.'
+        return ConfigurationError(f"{kind.__name__}: {adapter.packages[0]} is not installed, or too old. {remedy}")
+    if _is_of(error, adapter.packages):
+        return ConfigurationError(f"{kind.__name__} cannot begin: {_line(error)} {adapter.advice}")
     return None
 
 

@@ -25,7 +25,7 @@ from lightning_fl.files.atomic import remove_leftovers, write_whole
 from lightning_fl.files.names import client_files, file_names, run_versions
 from lightning_fl.files.user_file import near
 from lightning_fl.runtime.curve_table import WholeCSVLogger, own_loggers, rows_before
-from lightning_fl.runtime.loggers import Outlet, outlet_of
+from lightning_fl.runtime.loggers import LoggerAdapter, adapter_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ class RunLog:
         #: Tables and pictures to write after the models; ``None`` to write them at once.
         self._held: list[tuple[str, Callable[[], None]]] | None = None
         self.loggers: list[Any] = []
-        self._outlets: list[Outlet] = []
+        self._adapters: list[LoggerAdapter] = []
         self.summary: dict[str, Any] = {}
         #: The same on all ranks of a run and of no other; empty in a single process.
         self.token = ""
@@ -101,10 +101,10 @@ class RunLog:
         self.loggers = []
         for logger in self._logger if self._writes else []:
             self.loggers += own_loggers(self.root, self.directory.name) if logger is True else [logger]
-        self._outlets = [outlet_of(logger) for logger in self.loggers]
+        self._adapters = [adapter_of(logger) for logger in self.loggers]
         try:
-            for outlet in self._outlets:
-                outlet.call("begin", {"strategy": type(fabric.strategy).__name__, **self.hyperparameters})
+            for adapter in self._adapters:
+                adapter.call("begin", {"strategy": type(fabric.strategy).__name__, **self.hyperparameters})
         except ConfigurationError:
             self.discard()
             raise
@@ -115,7 +115,7 @@ class RunLog:
         self, federation: Federation, logged: Mapping[str, float], *, evaluated: bool, names: Sequence[str] | None
     ) -> None:
         """Write a round's curves and what callbacks ``logged``; ``names`` are given if each client has curves."""
-        if self._outlets:
+        if self._adapters:
             scalars = {**logged, **federation.communication.curves(), **_scalars(federation, "train", names)}
             scalars |= _scalars(federation, "val", names) if evaluated else {}
             self._log([(scalars, federation.current_round)])
@@ -144,8 +144,8 @@ class RunLog:
         figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
         (stem,) = file_names([name.replace("/", "_")])
         self.write(f"figures/{stem}.png", picture.getvalue())
-        for outlet in self._outlets:
-            self._do(outlet.name, partial(outlet.call, "log_figure", name, figure, picture.getvalue(), step))
+        for adapter in self._adapters:
+            self._do(adapter.name, partial(adapter.call, "log_figure", name, figure, picture.getvalue(), step))
 
     def write(self, name: str, content: str | bytes, *, of_every_rank: bool = False) -> None:
         """Write a file into the run's folder, whole or not at all: on rank zero, or on every rank its own."""
@@ -158,7 +158,9 @@ class RunLog:
 
     def _log(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
         """Write points of curves, and raise what could not be written so far."""
-        self._do("the curves", *(partial(one.call, "log_metrics", *point) for point in points for one in self._outlets))
+        self._do(
+            "the curves", *(partial(one.call, "log_metrics", *point) for point in points for one in self._adapters)
+        )
         self._do("the curves", *(one.save for one in self.loggers if isinstance(one, WholeCSVLogger)))
         self._raise_problem()
 
@@ -230,12 +232,14 @@ class RunLog:
                 self._do("the settings", partial(self._log_hyperparameters, federation.current_round))
         for what, task in held:
             self._do(what, task)
-        for outlet in self._outlets:
+        for adapter in self._adapters:
             if federation is not None:
-                give = partial(outlet.call, "hand_over", self.directory, self.summary, federation.current_round, fitted)
-                self._do(outlet.name, give)
-            self._do(outlet.name, getattr(outlet.logger, "save", lambda: None))
-            self._do(outlet.name, partial(outlet.logger.finalize, "success" if error is None else "failed"))
+                give = partial(
+                    adapter.call, "log_run_files", self.directory, self.summary, federation.current_round, fitted
+                )
+                self._do(adapter.name, give)
+            self._do(adapter.name, getattr(adapter.logger, "save", lambda: None))
+            self._do(adapter.name, partial(adapter.logger.finalize, "success" if error is None else "failed"))
         if error is None:
             self._raise_problem()
 
@@ -284,14 +288,14 @@ class RunLog:
             if record[part] is not None
         }
         values = {"strategy": self.summary["strategy"], "seed": self.summary["seed"], **self.hyperparameters}
-        for outlet in self._outlets:
-            outlet.call("log_final", values, final, step)
+        for adapter in self._adapters:
+            adapter.call("log_final", values, final, step)
 
     def checkpoint_written(self) -> None:
         """Give a checkpoint that was just written to the loggers that take every one."""
-        for outlet in self._outlets:
-            if outlet.uploads == "all":
-                self._do(outlet.name, partial(outlet.call, "log_checkpoints", self.directory))
+        for adapter in self._adapters:
+            if adapter.uploads == "all":
+                self._do(adapter.name, partial(adapter.call, "log_checkpoints", self.directory))
 
 
 def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:

@@ -152,8 +152,8 @@ class TrainerSurface(Settings):
     @property
     def stop_reason(self) -> str:
         """What Lightning's callbacks, such as ``EarlyStopping``, say about the end that they asked for."""
-        said = [getattr(one, "stopping_reason_message", None) for one in self.loop.module_trainer.callbacks]
-        return " ".join(text.removesuffix(" Signaling Trainer to stop.") for text in said if text)
+        messages = [getattr(one, "stopping_reason_message", None) for one in self.loop.module_trainer.callbacks]
+        return " ".join(text.removesuffix(" Signaling Trainer to stop.") for text in messages if text)
 
     def client_weights(self) -> Weights:
         """Live weights of the present client (not a copy)."""

@@ -32,7 +32,7 @@ from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
 from lightning_fl.strategies.fork_launcher import ForkLauncher
-from lightning_fl.strategies.peers import LOOPBACK, RankAddress, meet
+from lightning_fl.strategies.peers import LOOPBACK, RankAddress, connect_ranks
 from lightning_fl.strategies.rank_exchange import RankExchange, backends_of, default_backend, shared_device
 
 
@@ -237,7 +237,7 @@ class FederatedStrategy(Learner, RankExchange):
         late.daemon = True
         late.start()
         try:
-            store, self._peers = meet(own, self.timeout, getattr(self._launcher, "procs", ()))
+            store, self._peers = connect_ranks(own, self.timeout, getattr(self._launcher, "procs", ()))
             # Registered before the group's own end, so that it runs after it: a rank leaves once its group has ended.
             atexit.register(self._peers.leave)
             with self._together():
@@ -266,7 +266,7 @@ class FederatedStrategy(Learner, RankExchange):
         if peers is None:
             return
         if error is not None:
-            peers.tell(error)
+            peers.publish_error(error)
         GroupMember.WORLD, self._group = self._group or GroupMember.WORLD, None
         if GroupMember.WORLD is not None:
             if self._connects_gpus:  # collectives that this rank's GPU waits in would last until the time-out
@@ -281,9 +281,9 @@ class FederatedStrategy(Learner, RankExchange):
         if peers is None:
             self.barrier()
             return
-        peers.come()
+        peers.enter_barrier()
         with self.profiler.profile(WAITING):
-            while peers.absent():
+            while peers.missing_ranks():
                 time.sleep(0.002)
 
     def place_clients(

@@ -42,7 +42,7 @@ class FedFA(FederatedStrategy):
         **settings: those of every strategy.
 
     Raises:
-        ConfigurationError: in the first round, the metric is not logged, or is no share and no loss of at least 0.
+        ConfigurationError: in the first round, the metric is not logged, or is neither a share nor a loss (0 or more).
     """
 
     name = "fedfa"

@@ -24,7 +24,7 @@ _ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_
 
 
 class ForkedProcess(Popen):
-    """A fork that goes on where it was made; its ``pid`` is 0 in itself."""
+    """Forked child that continues from the call; ``pid`` is 0 in the child."""
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]  # a process object whose target it would run
@@ -69,7 +69,7 @@ class ForkLauncher(_SubprocessScriptLauncher):
 
 
 @contextmanager
-def forks_end_here(launcher: ForkLauncher, disconnect: Callable[[], None]) -> Iterator[None]:
+def end_forks_on_exit(launcher: ForkLauncher, disconnect: Callable[[], None]) -> Iterator[None]:
     """End the launcher's forks with the block, so that they do not run what follows a notebook's cell.
 
     The error raised is rank zero's, which has those of the others. ``disconnect`` leaves the exchanges.

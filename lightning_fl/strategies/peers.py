@@ -1,8 +1,8 @@
-"""The ranks of a run: how they meet at rank zero's store, and learn there why one failed and which no longer answer.
+"""Status of a run's ranks, exchanged through rank zero's store: heartbeats, barriers, and the first error.
 
 A collective that breaks names neither the rank at fault nor its reason. So the first error of a run is kept under a key
 of the store, where a thread of every rank finds it; a rank that does not end by itself soon after is ended. The threads
-also show there that their ranks live. Only they use the store: its calls last while the process that serves it is
+also write the heartbeats of their ranks. Only they use the store: its calls last while the process that serves it is
 stopped.
 
 Ranks of one machine listen on its loopback interface only, those of several on the interface of MASTER_ADDR.
@@ -33,15 +33,15 @@ LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 #: System call for an interface's IPv4 address.
 _SIOCGIFADDR = {"linux": 0x8915, "darwin": 0xC0206921}
-#: Seconds between two looks; without a sign of a rank that show that it is gone: where an exchange broke, and where
-#: this rank waits (a rank may hold Python's lock in one long call).
-_LOOK, _ROLL_CALL, _LOST = 0.25, 3.0, 300.0
+#: Seconds between two polls of the store; without a heartbeat of a rank until it is gone: where an exchange broke, and
+#: where this rank waits (a rank may hold Python's lock in one long call).
+_POLL, _REPLY, _LOST = 0.25, 3.0, 300.0
 #: Seconds that a rank has to end by itself, and that rank zero keeps the store for the others; between lines about
 #: missing ranks.
 _GRACE, _LINES = 3.0, 5.0
-#: Stores that this process serves or uses, by address: they outlive a process group, whose ranks may meet again.
+#: Stores that this process serves or uses, by address: they outlive a process group, whose ranks may connect again.
 _STORES: dict[str, TCPStore] = {}
-_MEETINGS = count()
+_CONNECTIONS = count()
 
 
 def publish(store: Store, kind: str, text: str) -> None:
@@ -50,34 +50,38 @@ def publish(store: Store, kind: str, text: str) -> None:
 
 
 class Peers:
-    """What a rank knows of the others.
+    """Status of the other ranks.
 
-    ``here`` are the name of its machine, the number of ranks, and what else all agree on. After ``timeout`` seconds, at
-    most 300, without a sign of a rank, a waiting rank gives it up. ``children`` are processes of ranks 1, 2, ... that
-    this rank started.
+    ``identity`` is the name of this rank's machine, the number of ranks, and what else all agree on. After ``timeout``
+    seconds, at most 300, without a heartbeat of a rank, a waiting rank reports it as gone. ``children`` are
+    processes of ranks 1, 2, ... that this rank started.
     """
 
     def __init__(
-        self, rank: int, here: Sequence[Any], store: Store, timeout: float, children: Sequence[Any] = ()
+        self, rank: int, identity: Sequence[Any], store: Store, timeout: float, children: Sequence[Any] = ()
     ) -> None:
-        self.rank, self._here, self._children = rank, here, children
+        self.rank, self._identity, self._children = rank, identity, children
         self.error: FederatedError | None = None  #: that ended another rank
         self.waits = self._fails = False  #: this rank is in an exchange; a rank has failed
         self.ending, self._left, self._wake = threading.Event(), threading.Event(), threading.Event()
-        #: Last of every rank: time, whether it waits, barriers that it came to, ``here``; empty before the first.
-        self.signs: list[list[Any]] = [[] if other != rank else [0.0, False, 0, *here] for other in range(here[1])]
+        #: Last of every rank: time, whether it waits, barriers that it entered, ``identity``; empty before the first.
+        self.heartbeats: list[list[Any]] = [
+            [] if other != rank else [0.0, False, 0, *identity] for other in range(identity[1])
+        ]
         self._store = store.clone()  # with a connection of its own: that of the group waits in it
         self._lost = min(timeout, _LOST)
         self._own: tuple[str, str] | None = None
-        self._barriers, self._pause, self._looked = 0, _LOOK, time.monotonic()
-        self._clock = 0.0  # seconds in which this rank looked; it may have been stopped itself
-        self._seen = [0.0] * len(self.signs)
+        self._barriers, self._pause, self._polled = 0, _POLL, time.monotonic()
+        self._clock = 0.0  # seconds in which this rank polled; it may have been stopped itself
+        self._seen = [0.0] * len(self.heartbeats)
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
     def name(self, *ranks: int) -> str:
         """Ranks and their machines, for messages."""
-        return ", ".join(f"rank {rank}" + (f" ({sign[3]})" if (sign := self.signs[rank]) else "") for rank in ranks)
+        return ", ".join(
+            f"rank {rank}" + (f" ({last[3]})" if (last := self.heartbeats[rank]) else "") for rank in ranks
+        )
 
     def check(self) -> None:
         """Raise the error of another rank, if there is one."""
@@ -85,21 +89,21 @@ class Peers:
             self.ending.set()
             raise self.error
 
-    def come(self) -> None:
-        """Come to the next barrier."""
+    def enter_barrier(self) -> None:
+        """Enter the next barrier."""
         self._barriers, self._pause, self.waits = self._barriers + 1, 0.01, True
         self._wake.set()
 
-    def absent(self) -> list[int]:
-        """Return the ranks that have not come to the barrier; raises the error of one that failed or is gone."""
+    def missing_ranks(self) -> list[int]:
+        """Return the ranks that have not entered the barrier; raises the error of one that failed or is gone."""
         self.check()
-        if time.monotonic() - self._looked > self._lost:
+        if time.monotonic() - self._polled > self._lost:
             raise self._gone(0)  # it serves the store, which does not answer
-        ranks = [rank for rank, sign in enumerate(self.signs) if not sign or sign[2] < self._barriers]
+        ranks = [rank for rank, last in enumerate(self.heartbeats) if not last or last[2] < self._barriers]
         self.waits = bool(ranks)
         return ranks
 
-    def tell(self, error: BaseException) -> None:
+    def publish_error(self, error: BaseException) -> None:
         """Publish the error that ends this rank."""
         text = str(error) if isinstance(error, FederatedError) else f"{type(error).__name__}: {error}".rstrip(": ")
         text = "interrupted." if isinstance(error, KeyboardInterrupt) else text
@@ -111,7 +115,7 @@ class Peers:
         """End this rank's part; rank zero waits a little for ranks that still look for an error in its store."""
         raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if raised is not None and not hasattr(sys, "ps1"):  # it ends the interpreter, unless that is a notebook's
-            self.tell(raised)
+            self.publish_error(raised)
         for event in (self.ending, self._left, self._wake):
             event.set()
         self._thread.join(_GRACE + 1)
@@ -119,15 +123,15 @@ class Peers:
     def reason(self, symptom: BaseException, timed_out: bool) -> FederatedError:
         """Find why an exchange broke, from its error on this rank and whether it lasted as long as one may."""
         self.ending.set()
-        begin, deadline = self._clock, time.monotonic() + 2 * _ROLL_CALL
-        while self.error is None and self._clock <= begin + _ROLL_CALL and time.monotonic() < deadline:
-            time.sleep(_LOOK / 10)
+        begin, deadline = self._clock, time.monotonic() + 2 * _REPLY
+        while self.error is None and self._clock <= begin + _REPLY and time.monotonic() < deadline:
+            time.sleep(_POLL / 10)
         if self.error is not None:
             return self.error
-        silent = [rank for rank, seen in enumerate(self._seen) if self._clock - seen > _ROLL_CALL / 2]
-        if self._clock <= begin + 4 * _LOOK:  # after a look under way, rank zero's store has not answered
+        silent = [rank for rank, seen in enumerate(self._seen) if self._clock - seen > _REPLY / 2]
+        if self._clock <= begin + 4 * _POLL:  # after a poll under way, rank zero's store has not answered
             silent = [0]
-        busy = [rank for rank, sign in enumerate(self.signs) if rank not in (self.rank, *silent) and not sign[1]]
+        busy = [rank for rank, last in enumerate(self.heartbeats) if rank not in (self.rank, *silent) and not last[1]]
         if timed_out:
             text = f"{self.name(*silent)} does not answer: stopped, or without a network. " if silent else ""
             if busy or not silent:
@@ -142,15 +146,15 @@ class Peers:
         return found
 
     def _gone(self, *ranks: int) -> LostPeerError:
-        return LostPeerError(f"{self.name(*ranks)} is gone: its process ended, or is stopped, without a word.")
+        return LostPeerError(f"{self.name(*ranks)} is gone: its process ended, or is stopped, and left no error.")
 
     def _watch(self) -> None:
         store = self._store
         try:
-            while not self._look() and not self._left.is_set():
+            while not self._poll() and not self._left.is_set():
                 self._wake.wait(self._pause)
                 self._wake.clear()
-                self._pause = min(2 * self._pause, _LOOK)
+                self._pause = min(2 * self._pause, _POLL)
             store.add("done", 1)
         except RuntimeError:  # the store has ended, and with it the process that serves it
             self.error, self._fails = self._gone(0), True
@@ -161,27 +165,27 @@ class Peers:
             deadline = time.monotonic() + _GRACE
             with suppress(RuntimeError):  # a launcher that served the store is gone
                 publish(store, "", f"{self.name(0)} has ended while this rank continues: start all alike.")
-                while store.add("done", 0) < len(self.signs) and time.monotonic() < deadline:
+                while store.add("done", 0) < len(self.heartbeats) and time.monotonic() < deadline:
                     time.sleep(0.01)
 
-    def _look(self) -> bool:
-        """Show that this rank lives, publish its error, and read the others' signs; returns whether one failed."""
+    def _poll(self) -> bool:
+        """Write this rank's heartbeat, publish its error, read the other heartbeats; returns whether a rank failed."""
         store = self._store
-        sign = encode([time.monotonic(), self.waits, self._barriers, *self._here])
-        store.set(f"sign/{self.rank}", sign)  # type: ignore[arg-type]  # takes bytes as well
+        heartbeat = encode([time.monotonic(), self.waits, self._barriers, *self._identity])
+        store.set(f"heartbeat/{self.rank}", heartbeat)  # type: ignore[arg-type]  # takes bytes as well
         if self._own is not None:
             publish(store, *self._own)
         for rank, process in enumerate(self._children, 1):
             if process.poll():
                 publish(store, "LostPeerError", str(self._gone(rank)))
-        ranks = [rank for rank, known in enumerate(self.signs) if known or store.check([f"sign/{rank}"])]
-        found = store.multi_get([f"sign/{rank}" for rank in ranks])
+        ranks = [rank for rank, known in enumerate(self.heartbeats) if known or store.check([f"heartbeat/{rank}"])]
+        found = store.multi_get([f"heartbeat/{rank}" for rank in ranks])
         now = time.monotonic()
-        self._clock += min(now - self._looked, 4 * _LOOK)
-        self._looked = now
+        self._clock += min(now - self._polled, 4 * _POLL)
+        self._polled = now
         for rank, new in zip(ranks, map(decode, found), strict=True):
-            self._seen[rank] = self._seen[rank] if new == self.signs[rank] else self._clock
-            self.signs[rank] = new
+            self._seen[rank] = self._seen[rank] if new == self.heartbeats[rank] else self._clock
+            self.heartbeats[rank] = new
             if self.waits and self._clock - self._seen[rank] > self._lost:
                 publish(store, "LostPeerError", str(self._gone(rank)))
         if store.check(["end"]):
@@ -215,24 +219,24 @@ class RankAddress(NamedTuple):
         return self.num_nodes == 1 or self.address == address or not ip_address(address.partition("%")[0]).is_loopback
 
 
-def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
+def connect_ranks(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> tuple[Store, Peers]:
     """Wait until all ranks are connected to the store; returns the store for the process group, and the other ranks.
 
-    A ``ConfigurationError`` says that a rank is missing, came twice or counts the ranks otherwise, that the address is
-    in use, or that what answers there is not a run.
+    A ``ConfigurationError`` says that a rank is missing, was started twice or has another number of ranks, that the
+    address is in use, or that what answers there is not a run.
     """
     seconds, host, counts = timeout.total_seconds(), socket.gethostname(), [own.world_size, own.num_nodes]
     server = _STORES.get(str(own)) or _STORES.setdefault(str(own), _store(own, seconds))
-    store = PrefixStore(f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_MEETINGS)}", server)
+    store = PrefixStore(f"lightning_fl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_CONNECTIONS)}", server)
     if store.add(f"came/{own.rank}", 1) > 1:
-        twice = f"rank {own.rank} of {own.world_size} came twice, now from {host}: set NODE_RANK on every machine."
+        twice = f"rank {own.rank} of {own.world_size} was started twice, now on {host}: set NODE_RANK on every machine."
         publish(store, "ConfigurationError", twice)
         raise ConfigurationError(twice)
     peers = Peers(own.rank, [host, *counts], store, seconds, children)
 
     def missing() -> str:
-        absent = peers.absent()
-        if 0 not in absent and (theirs := peers.signs[0][4:]) != counts:
+        absent = peers.missing_ranks()
+        if 0 not in absent and (theirs := peers.heartbeats[0][4:]) != counts:
             raise ConfigurationError(
                 "{} processes on {} machines are expected here, {} on {} by ".format(*counts, *theirs)
                 + f"{peers.name(0)}: set trainer.devices and trainer.num_nodes alike."
@@ -243,11 +247,11 @@ def meet(own: RankAddress, timeout: timedelta, children: Sequence[Any] = ()) -> 
         return f"{len(nodes)} of {own.num_nodes} machines (NODE_RANK {', '.join(map(str, nodes))})" if nodes else ""
 
     try:
-        peers.come()
+        peers.enter_barrier()
         _wait(own, seconds, missing, "start them there with the same command")
         _choose_interface(own)
     except BaseException as error:
-        peers.tell(error)
+        peers.publish_error(error)
         peers.leave()
         raise
     return PrefixStore("group", store), peers

@@ -13,7 +13,7 @@ from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID, Partitioner
 from lightning_fl.data.partitioned import Partitioned
 from lightning_fl.data.silos import Silos, are_silos, is_splits
-from lightning_fl.strategies.fork_launcher import ForkLauncher, forks_end_here
+from lightning_fl.strategies.fork_launcher import ForkLauncher, end_forks_on_exit
 from lightning_fl.trainer.arguments import _IS_INTERACTIVE, IN_NOTEBOOKS
 from lightning_fl.trainer.report import print_report
 from lightning_fl.trainer.trainer import FederatedTrainer
@@ -82,7 +82,7 @@ def _trainer(*, devices: int | str | list[int] = "auto", **arguments: Any) -> tu
         raise ConfigurationError(f"devices={devices}: {IN_NOTEBOOKS}")
     strategy.fork_processes(devices)
     assert isinstance(strategy.launcher, ForkLauncher)
-    return trainer, forks_end_here(strategy.launcher, strategy.disconnect)
+    return trainer, end_forks_on_exit(strategy.launcher, strategy.disconnect)
 
 
 def _federated_data(

@@ -124,7 +124,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
                 console.print(Text(gain_line(metric_name(name, split), gain, names)))
     else:
         console.print("nothing was evaluated: the model defines no test or validation step, or no client has such data")
-    for line in _ways_on(trainer, predict):
+    for line in _next_steps(trainer, predict):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -142,8 +142,8 @@ def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) ->
     return ""
 
 
-def _ways_on(trainer: "FederatedTrainer", predict: str | None = None) -> Iterator[str]:
-    """Where the run is, which round it is of, and what can be done with it next, a line each."""
+def _next_steps(trainer: "FederatedTrainer", predict: str | None = None) -> Iterator[str]:
+    """Best round, folder and follow-up commands, one line each."""
     checkpoint = trainer.checkpoint_callback
     if checkpoint is not None and checkpoint.best_round is not None and checkpoint.best_value is not None:
         # The test of the best round has gone back to it.

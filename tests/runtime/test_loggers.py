@@ -14,7 +14,7 @@ from tiny import TinyClients, TinyModule
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback
 from lightning_fl.cli import main
-from lightning_fl.runtime.loggers import outlet_of
+from lightning_fl.runtime.loggers import adapter_of
 
 
 class Notes(Logger):
@@ -123,7 +123,7 @@ class MLFlowLogger:
 def test_names_that_mlflow_does_not_take_stay_different() -> None:
     logger = MLFlowLogger()
     names = ["val/acc/a b", "val/acc/a+b", "val/acc/a&b", "val/acc/worst (client 0)"]
-    outlet_of(logger).log_metrics(dict.fromkeys(names, 1.0), 3)
+    adapter_of(logger).log_metrics(dict.fromkeys(names, 1.0), 3)
     ((step, logged),) = logger.points
     found = list(logged)
     assert step == 3
@@ -145,4 +145,4 @@ def test_another_package_s_error_is_its_own() -> None:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        outlet_of(Broken()).log_metrics({"a": 1.0}, 1)
+        adapter_of(Broken()).log_metrics({"a": 1.0}, 1)

@@ -27,16 +27,16 @@ def until(peers: Peers, what: Callable[[], object]) -> None:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Peers]]:
     """Ranks of one run, in threads of this process."""
-    for name, seconds in {"_LOOK": 0.01, "_ROLL_CALL": 0.5, "_GRACE": 0.2}.items():
+    for name, seconds in {"_POLL": 0.01, "_REPLY": 0.5, "_GRACE": 0.2}.items():
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(HashStore, "clone", lambda store: store, raising=False)
     store = HashStore()
     made = [Peers(rank, [host, 3], store, 60.0) for rank, host in enumerate("abc")]
     for one in made:
         one.ending.set()  # this process is no rank's
-        one.come()
+        one.enter_barrier()
     for one in made:
-        until(one, lambda one=one: not one.absent())
+        until(one, lambda one=one: not one.missing_ranks())
     yield made
     for one in reversed(made):
         one.leave()
@@ -81,9 +81,9 @@ def test_a_process_that_failed_is_named_at_once(code: int, ranks: list[Peers]) -
 
 def test_the_first_error_is_the_reason_on_all(ranks: list[Peers]) -> None:
     zero, one, two = ranks
-    one.tell(FederatedError("its disk is full"))
+    one.publish_error(FederatedError("its disk is full"))
     until(two, lambda: two.error)
-    two.tell(FederatedError("a later one"))
+    two.publish_error(FederatedError("a later one"))
     for each in (zero, two):
         found = each.reason(BROKEN, timed_out=False)
         assert type(found) is FederatedError
@@ -112,10 +112,10 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(ranks: list[Peers], monkeyp
     try:
         assert str(one.reason(BROKEN, timed_out=False)).startswith("rank 0 (a) is gone")
         one._lost = 0.3
-        one.come()
+        one.enter_barrier()
         time.sleep(0.4)
         with pytest.raises(LostPeerError, match="rank 0"):
-            one.absent()
+            one.missing_ranks()
     finally:
         blocked.set()
 
@@ -134,7 +134,7 @@ def test_an_error_of_this_rank_aborts_what_its_gpu_waits_for(monkeypatch: pytest
 
     strategy = FedAvg(process_group_backend="cpu:gloo,cuda:nccl")
     strategy.parallel_devices = [torch.device("cuda", 0)]
-    strategy._peers = SimpleNamespace(tell=asked.append, leave=lambda: asked.append("leave"))
+    strategy._peers = SimpleNamespace(publish_error=asked.append, leave=lambda: asked.append("leave"))
     error = TrainingError("a label is out of range")
     with monkeypatch.context() as patch:
         patch.setattr("torch.distributed.distributed_c10d._world", SimpleNamespace(default_pg=Group()))

@@ -14,7 +14,7 @@ from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.core.metrics import LoggedValue, summarize, summarize_gains
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.table import print_table
-from lightning_fl.trainer.report import _ways_on, client_table, constant_line, print_report, target_table
+from lightning_fl.trainer.report import _next_steps, client_table, constant_line, print_report, target_table
 
 
 def metrics_of(**columns: list[float]):
@@ -305,7 +305,7 @@ class TestWaysOn:
         trainer = SimpleNamespace(
             log_dir=str(folder), checkpoint_callback=checkpoint, federation=SimpleNamespace(current_round=7)
         )
-        assert list(_ways_on(trainer, f"lightning-fl predict {folder} FILE")) == [
+        assert list(_next_steps(trainer, f"lightning-fl predict {folder} FILE")) == [
             "best round: 7 of 10 by val/rmse, 0.25",
             f"run: {folder}",
             f"pictures: {folder / 'figures'} (2)",

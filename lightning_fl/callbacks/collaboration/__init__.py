@@ -1,1 +1,1 @@
-"""Who collaborates with whom: callbacks that set the collaboration."""
+"""Callbacks that set which clients collaborate."""

@@ -77,11 +77,13 @@ class DROClientSampling(Callback):
     num_loss_batches: Count = 10
 
     def __post_init__(self) -> None:
-        everybody = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
-        if everybody and self.cohort_size is not None:
+        full_cohort = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
+        if full_cohort and self.cohort_size is not None:
             size = f"DROClientSampling.cohort_size={self.cohort_size}"
-            raise ConfigurationError(f"{size}: leave it out with {everybody}, where all take part.")
-        self.method_name = self.method.upper() if self.step_size else "equal weights" if everybody else "uniform draws"
+            raise ConfigurationError(f"{size}: leave it out with {full_cohort}, where all take part.")
+        self.method_name = (
+            self.method.upper() if self.step_size else "equal weights" if full_cohort else "uniform draws"
+        )
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
         #: AFL: w_t between rounds, the average while clients train, and t.
@@ -131,7 +133,7 @@ class DROClientSampling(Callback):
             there[present] = self.weights[present] / self.weights[present].sum()
         if self.method == "afl":
             self._measure_losses(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
-            return _everybody(there)
+            return _full_cohort(there)
         size = len(present) if self.cohort == "all" else self.cohort_size or trainer.num_clients
         #: t', uniform in 1..tau.
         self.snapshot_step = int(torch.randint(1, trainer.local_steps + 1, (), generator=trainer.generator("snapshot")))
@@ -141,7 +143,7 @@ class DROClientSampling(Callback):
         #: Hosted client -> sum of the weights of its finished turns, and number of those that passed step t'.
         self._done: dict[int, tuple[float, int]] = {}
         if self.cohort == "all":
-            return _everybody(there)
+            return _full_cohort(there)
         counts = draw_cohort(there, size, trainer.generator("cohort"))
         drawn = counts.nonzero().flatten().tolist()
         return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
@@ -252,6 +254,6 @@ class DROClientSampling(Callback):
         self._latest, self._num_averaged = state.get("latest"), state.get("num_averaged", 0)
 
 
-def _everybody(weights: Tensor) -> Cohort:
+def _full_cohort(weights: Tensor) -> Cohort:
     """A turn for every client of positive weight."""
     return Cohort(tuple(Participant(i, 0, weight) for i, weight in enumerate(weights.tolist()) if weight))

@@ -179,7 +179,7 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
     """Split -> metric -> client's name -> value, of a finished run on the same data."""
     path = run if run.is_file() else run / "summary.json"
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
         figures = {
             split: {name: record["clients"] for name, record in metrics.items()}
             for split, metrics in summary["metrics"].items()

@@ -1,1 +1,1 @@
-"""What clients' data say of a model, computed where the data are."""
+"""Measurements on clients' data, computed on the rank that hosts them."""

@@ -67,7 +67,7 @@ class SharedModels:
                 added.append((total, terms))
         except TrainingError:
             for total, terms in added:
-                total.take_back_(terms)
+                total.subtract_(terms)
             raise
 
     def finish(self, arrived: Mapping[Participant, ClientReport]) -> None:

@@ -23,7 +23,7 @@ from lightning_fl.engine.stacked.loop import StackedLoop, StackedTurns
 from lightning_fl.engine.turn.loop import LocalLoop
 
 #: Takes a participant's update.
-HandOver = Callable[[Participant, ClientUpdate], None]
+Submit = Callable[[Participant, ClientUpdate], None]
 
 
 def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = None) -> None:
@@ -50,9 +50,9 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
 
 
 def _train_cohort(
-    loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, hand_over: HandOver
+    loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None, submit: Submit
 ) -> dict[Participant, ClientReport]:
-    """Take every hosted participant's turn and hand over its update; sets the round's reports and survivors."""
+    """Take every hosted participant's turn and submit its update; sets the round's reports and survivors."""
     federation, now = loop.federation, loop.round
     count_vectors(loop)
     federation.communication.begin_turns(cohort.participants, federation.models, federation.collaboration)
@@ -67,7 +67,7 @@ def _train_cohort(
         else:
             turn, report = stacked_turns.take(place)
         now.participant = participant
-        return _hand_over(loop, participant, turn, report, hand_over)
+        return _submit(loop, participant, turn, report, submit)
 
     reports, failure = _of_hosted(loop, cohort, take, after, failed)
     reports = loop.processes.exchange(failed | reports)
@@ -96,16 +96,16 @@ def _of_hosted(
         client = participant.client
         if not loop.processes.hosts(client) or place in without:
             continue
-        give_back = loop.federation.remember(client) if loop.settings.on_client_error == "skip" else None
+        restore = loop.federation.snapshot_client(client) if loop.settings.on_client_error == "skip" else None
         try:
             reports[place] = take(place, participant)
         except Exception as error:
             reports[place] = failure_report(loop, cohort, place, error)
-            if give_back is None:
+            if restore is None:
                 if loop.processes.several:  # do not let other ranks finish their turns
                     raise_or_warn(loop, cohort, {place: reports[place]}, error)
                 return reports, error
-            give_back()
+            restore()
             continue
         for hook in after:  # the client is in the sums now, so that errors here must not leave it out
             hook(client)
@@ -129,10 +129,10 @@ def _measure(loop: LocalLoop, cohort: Cohort) -> dict[int, ClientReport]:
     return {place: report for place, report in found.items() if report.error is not None}
 
 
-def _hand_over(
-    loop: LocalLoop, participant: Participant, turn: ClientTurn, report: ClientReport, hand_over: HandOver
+def _submit(
+    loop: LocalLoop, participant: Participant, turn: ClientTurn, report: ClientReport, submit: Submit
 ) -> ClientReport:
-    """Hand over a client's shared weights and store its personal layers and strategy state; returns its report."""
+    """Submit a client's shared weights and store its personal layers and strategy state; returns its report."""
     learner, personal = loop.learner, loop.federation.personal
     turn.report = report
     weights = loop.flat.collect()
@@ -148,7 +148,7 @@ def _hand_over(
     if turn.moments:
         update = replace(update, vectors=update.vectors | turn.moments)
     kept = packed(turn.kept)  # raises if a checkpoint could not hold it
-    hand_over(participant, update)
+    submit(participant, update)
     if personal is not None and own is not None:
         loop.federation.client_store(PERSONAL_LAYERS)[participant.client] = own
         personal.insert_(weights, own)

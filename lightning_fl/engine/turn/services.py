@@ -1,4 +1,4 @@
-"""What the parts of clients' turns share: the module with its hooks and steps, the clients' batches and states."""
+"""Services of training and evaluation turns: the module with its hooks and steps, clients' batches and states."""
 
 import inspect
 import math

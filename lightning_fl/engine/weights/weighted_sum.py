@@ -144,7 +144,7 @@ class WeightedSum:
             for weights, _ in terms:
                 torch.maximum(largest, weights.vectors[dtype], out=largest)
 
-    def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+    def subtract_(self, terms: Sequence[tuple[Weights, float]]) -> None:
         """Undo :meth:`add_all_` exactly, except for the largest entries of integer vectors."""
         before = self._magnitude
         self.add_all_([(weights, -weight) for weights, weight in terms])
@@ -233,7 +233,7 @@ class SoleContribution:
             check_finite(weights, self._reference)
             self._weights = weights.clone()
 
-    def take_back_(self, terms: Sequence[tuple[Weights, float]]) -> None:
+    def subtract_(self, terms: Sequence[tuple[Weights, float]]) -> None:
         self._weights = None if terms else self._weights
 
     def reduce_(self, reducer: Transport) -> None:

@@ -27,8 +27,8 @@ from lightning_fl.callbacks.collaboration.discriminators.networks import (
     DiscriminatorSettings,
     Lane,
     Outcome,
+    PairTraining,
     Reduce,
-    Survey,
     first_weights,
 )
 from lightning_fl.core.errors import ConfigurationError, TrainingError
@@ -123,7 +123,7 @@ def pairwise_distances(
         for fold in range(settings.folds)
     ]
     first = first_weights(num_features, settings.hidden, generator(seed, _PURPOSE))
-    survey = Survey(
+    training = PairTraining(
         samples={
             client: _prepared(x, groups[client], generator(seed, client, _PURPOSE)) for client, x in features.items()
         },
@@ -134,9 +134,9 @@ def pairwise_distances(
         reduce=reduce,
     )
     found: dict[Lane, Outcome] = {}
-    for chunk, batch_size in survey.chunks(lanes):
-        found |= survey.train(chunk, batch_size)
-    return _summarize(found, survey)
+    for chunk, batch_size in training.chunks(lanes):
+        found |= training.train(chunk, batch_size)
+    return _summarize(found, training)
 
 
 def _prepared(x: Tensor, groups: Tensor, draws: torch.Generator) -> Tensor:
@@ -169,8 +169,8 @@ def _pairs_apart(asked: Sequence[Pair], held: Mapping[int, Tensor], reduce: Redu
     return {pair for pair, flag in zip(asked, reduce(together).tolist(), strict=False) if not flag}
 
 
-def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
-    count = len(survey.sizes)
+def _summarize(found: dict[Lane, Outcome], training: PairTraining) -> PairwiseDistances:
+    count = len(training.sizes)
     distances = torch.full((count, count), math.nan, dtype=torch.float64).fill_diagonal_(0.0)
     errors = distances.clone()
     rounds = torch.full((count, count), -1, dtype=torch.int64)
@@ -181,14 +181,14 @@ def _summarize(found: dict[Lane, Outcome], survey: Survey) -> PairwiseDistances:
     for (i, j), folds in by_pair.items():
         if not all(outcome.best_round for outcome in folds.values()):
             what = f"the loss of the discriminator of clients {i} and {j} is not finite"
-            rate = survey.settings.learning_rate
+            rate = training.settings.learning_rate
             raise TrainingError(f"{what}: lower FedCollab.discriminator.learning_rate={rate}, or scale the features.")
         first, second = (sum(outcome.accuracies[side] for outcome in folds.values()) / len(folds) for side in (0, 1))
-        counts = survey.num_held_out(next(iter(folds)))  # the same in both folds, which are not independent
+        counts = training.num_held_out(next(iter(folds)))  # the same in both folds, which are not independent
         for where in ((i, j), (j, i)):
             distances[where] = distance((first, second))
             errors[where] = distance_error((first, second), counts)
             rounds[where] = sum(outcome.rounds for outcome in folds.values())
             best_rounds[where] = sum(outcome.best_round for outcome in folds.values())
-    traffic = 4 * len(survey.first) * rounds.clamp(min=0).sum(1)
+    traffic = 4 * len(training.first) * rounds.clamp(min=0).sum(1)
     return PairwiseDistances(distances, errors, rounds, best_rounds, traffic)

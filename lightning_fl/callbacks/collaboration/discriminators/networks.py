@@ -180,7 +180,7 @@ class _Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Survey:
+class PairTraining:
     """State that the discriminators of one call share."""
 
     samples: dict[int, Tensor]  #: of the clients of this process, in order, float32 [n, d + 1]
