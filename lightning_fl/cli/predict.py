@@ -43,6 +43,8 @@ def predict(run: Run, file: str, *, out: File | None = None, force: bool = False
     """
     if out == Path("-"):
         out = None
+    if out is not None and out.suffix.lower() in (".xlsx", ".parquet"):
+        raise ConfigurationError(f"--out {out}: the table is written as CSV, give it a name that ends in .csv.")
     if out is not None:
         check_out(out, run, Path(file).expanduser(), named=True, replace=force)
 

@@ -1,5 +1,6 @@
 """``lightning-fl recipes``, those that come with the package, and ``init``, which writes a recipe and a module."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,11 +50,11 @@ def init(*, answers: Answers, to_folder: Folder = Path()) -> int:
     tasks = {"classification": TASKS["classification"]} if data == "images" else TASKS
     task = _answer(answers.task, "task", "What is to be predicted?", tasks)
     algorithm = _answer(answers.algorithm, "algorithm", "What shall clients get?", ALGORITHMS)
-    found = starter_files(replace(answers, data=data, task=task, algorithm=algorithm))
+    found = starter_files(replace(answers, data=data, task=task, algorithm=algorithm), to_folder)
     write_files(found, to_folder, "--to-folder DIR")
     for name in sorted({name.partition("/")[0] for name in found}):
         print(to_folder / name)
-    inside = "" if to_folder == Path() else f"cd {to_folder} && "
+    inside = "" if to_folder == Path() else f"cd {shlex.quote(str(to_folder))} && "
     print(f"Now: {inside}lightning-fl fit --config recipe.yaml")
     return 0
 

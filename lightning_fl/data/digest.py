@@ -25,6 +25,8 @@ def data_digest(data: Any) -> str:
     """The number of samples and, if they are in memory, a hash of their values: "24 samples, 0f343b0931126a20"."""
     if isinstance(data, CombinedLoader):
         return "; ".join(map(data_digest, data.flattened))
+    if isinstance(data, Mapping):
+        return "; ".join(f"{name}: {data_digest(part)}" for name, part in data.items())
     source = data.dataset if isinstance(data, DataLoader) else data
     length = None if isinstance(source, IterableDataset) else sized_len(source)
     if length is None:

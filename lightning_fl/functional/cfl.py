@@ -59,7 +59,7 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
 
     ``similarities`` are α, symmetric, [N, N] with N >= 2, from -1 to 1; the diagonal is not read.
     """
-    from scipy.cluster.hierarchy import linkage, to_tree
+    from scipy.cluster.hierarchy import cut_tree, linkage
     from scipy.spatial.distance import squareform
 
     check_square("similarities", similarities, least=2)
@@ -69,13 +69,9 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
         raise ConfigurationError("similarities: give a symmetric matrix of finite cosines from -1 to 1.")
     distances = np.maximum(1 - (alpha + alpha.T) / 2, 0)
     np.fill_diagonal(distances, 0)
-    root = to_tree(linkage(squareform(distances, checks=False), method="single"))
-    left = root.get_left()
-    assert left is not None  # two clients or more
-    side = np.zeros(len(alpha), dtype=bool)
-    side[left.pre_order()] = True
-    labels = (side != side[0]).astype(int).tolist()
-    return Bipartition(labels, float(alpha[side][:, ~side].max()))
+    labels = cut_tree(linkage(squareform(distances, checks=False), method="single"), n_clusters=2)[:, 0]
+    side = labels != labels[0]
+    return Bipartition(side.astype(int).tolist(), float(alpha[side][:, ~side].max()))
 
 
 def split_cluster(

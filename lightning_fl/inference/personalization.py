@@ -33,7 +33,7 @@ from torch.utils.data import Dataset, Subset
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.metrics import ClientMetrics, monitored_metric, summarize
-from lightning_fl.core.seeding import generator
+from lightning_fl.core.seeding import generator, isolated_draws
 from lightning_fl.core.validation import checked
 from lightning_fl.data.module import BATCH_HOOKS, FederatedDataModule, Split
 from lightning_fl.data.targets import dataset_targets
@@ -142,8 +142,10 @@ def personalize(
     """
     if not shared:
         raise ConfigurationError("shared=[]: name at least one checkpoint.")
-    # Before the run, since a module may get its size from the checkpoint.
-    module.on_load_checkpoint(load_model_checkpoint(shared[0]))
+    # Before the run, since a module may get sizes and lazy layers their shapes from the checkpoint.
+    with isolated_draws():
+        module.configure_model()
+    load_weights(module, shared[0], load_model_checkpoint(shared[0]))
     data = Newcomer(_labelled(dataset), holdout=holdout, seed=seed, like=like)
     with tempfile.TemporaryDirectory() as folder:  # for the evaluation's record, which is not needed
         quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "devices": 1}

@@ -31,17 +31,18 @@ class AdviceRecord(Callback):
     """
 
     def setup(self, trainer: FederatedTrainer, stage: str) -> None:
-        data, whole = trainer.datamodule, type(trainer.datamodule).client_data
+        data, whole, self._half = trainer.datamodule, type(trainer.datamodule).client_data, 0
 
         def client_data(client: int, split: Split) -> Any:
             found = whole(data, client, split)
-            return every_other_sample(found, first=int(stage == "test")) if split == "val" else found
+            return every_other_sample(found, first=self._half) if split == "val" else found
 
         data.client_data = client_data  # type: ignore[method-assign]
 
     def on_evaluate_end(self, trainer: FederatedTrainer, split: Split, metrics: ClientMetrics) -> None:
         record = trainer.run_log.summary
         if split == "test":
+            self._half = 1
             trainer.evaluate_split("val")
             if trainer.num_clients <= _MOST_CLIENTS:
                 record["collaboration"] = trainer.federation.collaboration.matrix.tolist()

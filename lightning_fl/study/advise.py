@@ -252,21 +252,24 @@ def advise(
 ) -> Advice:
     """Try ways to train a module on clients' data, and say what is decided between them.
 
-    Runs are made here, one after another, and a second call goes on with the finished ones: give another ``out`` for
-    another module or other data. All seeds start from the module's weights. Arguments are those of :func:`.federate`,
-    whose strategy and callbacks are replaced, and of ``lightning-fl advise``.
+    Runs are made here, one after another, and a second call goes on with the finished ones. It notices other data in
+    memory; give another ``out`` after a change of the module's code or of files. All seeds start from the module's
+    weights. Arguments are those of :func:`.federate`, whose strategy and callbacks are replaced, and of
+    ``lightning-fl advise``.
 
     Example::
 
-        advice = lightning_fl.advise(MyModule(), {"north": loader, "south": another})
+        advice = lightning_fl.advise(MyModule(), {"north": dataset, "south": another})
         print(*advice.sentences, sep="\\n")
         lightning_fl.federate(MyModule(), data, **advice.trainer_arguments())
     """
+    from lightning_fl.data.digest import data_digest
     from lightning_fl.study.advice_runs import ThisProcess
 
     plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | None)}
     recipe, runner = Path(out, "module_and_data.yaml"), ThisProcess(module, data, arguments)
-    write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": type(data).__name__}))
+    digest = data_digest(dict(enumerate(data)) if isinstance(data, list | tuple) else data)
+    write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": digest}))
     asked = dict[str, Any](metric=metric, seeds=seeds, max_rounds=max_rounds, pooled=pooled)
     advisor = Advisor(recipe=recipe, out=Path(out), runner=lambda _: runner, **asked)
     if (advice := advisor.advise()) is None:  # nothing limits its time

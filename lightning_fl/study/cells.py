@@ -203,7 +203,7 @@ class Cell:
         if code is None or self.finished() is not None:
             return None
         if code == 0:
-            return f"the run finished without {self.split} metrics: its model needs a {self.split} step"
+            return f"no {self.split} metrics: the model needs a {self.split} step, and a client {self.split} data."
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
@@ -246,12 +246,14 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
 
 
 def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(Key, text) of all texts in the settings of model, data and callbacks."""
+    """(Key, text) of all texts in the settings of model, data and callbacks; of a user's class, its file."""
     for layer in layers:
         for path, value in flat_settings(layer):
             if path.startswith(("data", "model", "trainer.callbacks")):
-                texts = value if isinstance(value, list) else [value]
-                yield from ((path.rpartition(".")[2], text) for text in texts if isinstance(text, str))
+                key, texts = path.rpartition(".")[2], value if isinstance(value, list) else [value]
+                for text in (text for text in texts if isinstance(text, str)):
+                    module = key == "class_path" and not text.startswith("lightning_fl.")
+                    yield key, text.rpartition(".")[0].replace(".", "/") + ".py" if module else text
 
 
 def _checksum(out: Path, name: str, data_root: str | None) -> str:

@@ -1,6 +1,7 @@
 """Tables at the end of a run: metrics of every client, their average, the worst client by name, the spread."""
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,17 +151,17 @@ def _next_steps(trainer: "FederatedTrainer", predict: str | None = None) -> Iter
         rounds = max(trainer.federation.current_round, checkpoint.last_round or 0)
         monitor = checkpoint.monitor or default_metric(trainer.federation.metrics.get("val", {}))
         yield f"best round: {checkpoint.best_round} of {rounds} by {monitor}, {checkpoint.best_value:.4g}"
-    folder = Path(trainer.log_dir)
+    folder, place = Path(trainer.log_dir), shlex.quote(str(trainer.log_dir))
     yield f"run: {folder}"
     if pictures := len(list(folder.glob("figures/*.png"))):
         yield f"pictures: {folder / 'figures'} ({pictures})"
     if any(folder.glob("events.out.tfevents.*")):
-        yield f"curves: tensorboard --logdir {folder}"
+        yield f"curves: tensorboard --logdir {place}"
     if predict is not None:
         yield f"predict: {predict}"
     if (folder / "summary.json").is_file():
-        yield f"report: lightning-fl show {folder}"
-        yield f"compare: lightning-fl compare {folder} OTHER_RUN"
+        yield f"report: lightning-fl show {place}"
+        yield f"compare: lightning-fl compare {place} OTHER_RUN"
 
 
 def gain_line(metric: str, gain: GainSummary, names: Sequence[str]) -> str:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rdkit.Chem import MolFromSmiles, SDWriter
 
+from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS
 
+OWN = ["--task", "classification", "--algorithm", "fedavg"]
 FITTING = [(data, task) for data, task in product(DATA, TASKS) if (data, task) != ("images", "regression")]
 
 
@@ -127,6 +130,40 @@ def test_the_column_of_molecules_is_found(file, column, command):
     assert f'smiles_column: "{column}"' in Path("recipe.yaml").read_text()
 
 
+def test_an_sdf_has_molecules_already(command):
+    with SDWriter("m.sdf") as writer:
+        for number, smiles in enumerate(["C", "CC", "CCO"]):
+            molecule = MolFromSmiles(smiles)
+            molecule.SetProp("active", str(number % 2))
+            molecule.SetProp("lab", "ab"[number % 2])
+            writer.write(molecule)
+    code, _, err = command(
+        "init", "--data", "molecules", *OWN, "--file", "m.sdf", "--target", "active", "--clients", "lab"
+    )
+    assert (code, err) == (0, "")
+
+
+def test_a_file_is_found_from_another_folder(command):
+    Path("b.csv").write_text("kind,site\na,x\nb,y\n")
+    words = ["--file", "b.csv", "--target", "kind", "--clients", "site", "--to-folder", "to f"]
+    code, out, err = command("init", "--data", "table", *OWN, *words)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Now: cd 'to f' && lightning-fl fit --config recipe.yaml"
+    os.chdir("to f")
+    assert Path(load_recipe(Path("recipe.yaml"))["data"]["init_args"]["path"]).samefile("../b.csv")
+
+
+@pytest.mark.parametrize("labels", [("1", "2"), ("-1", "1"), ("0.3", "0.7"), ("active", "inactive")])
+def test_labels_of_molecules_are_0_and_1(labels, command):
+    Path("m.csv").write_text(f"smiles,act,lab\nC,{labels[0]},a\nCC,{labels[1]},b\n")
+    words = ["--file", "m.csv", "--target", "act", "--clients", "lab"]
+    code, _, err = command("init", "--data", "molecules", *OWN, *words)
+    assert code == 2
+    assert "'act'" in err
+    assert labels[0] in err
+    assert os.listdir() == ["m.csv"]
+
+
 # -- questions -----------------------------------------------------------------------------------------------------
 
 
@@ -156,9 +193,6 @@ def test_what_is_there_stays_as_it_is(command):
     assert "--to-folder" in err
     assert os.listdir() == ["module.py"]
     assert Path("module.py").read_text() == "mine"
-
-
-OWN = ["--task", "classification", "--algorithm", "fedavg"]
 
 
 @pytest.mark.parametrize(

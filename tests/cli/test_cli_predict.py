@@ -197,6 +197,8 @@ def test_the_file_is_there_whole_or_not_at_all(run, command):
     assert [path.name for path in Path("out").iterdir()] == ["p.csv"]
     code, _, err = command("predict", run, "new.csv", "--out", "new.csv", "--force")
     assert (code, err) == (2, "error: new.csv is an input: choose another file with --out.\n")
+    code, _, err = command("predict", run, "new.csv", "--out", "out/p.xlsx")
+    assert (code, Path("out/p.xlsx").exists(), "--out out/p.xlsx" in err) == (2, False, True)
     code, _, err = command("predict", run, "new.csv", "--out", "new.csv/p.csv")
     assert code == 2
     assert "new.csv/p.csv cannot be written" in err

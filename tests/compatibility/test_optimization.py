@@ -38,8 +38,10 @@ class NeedsClosure(torch.optim.SGD):
         return loss
 
 
-def test_no_optimizer_leaves_the_weights(tmp_path: Path) -> None:
-    own, _, reference, _ = train_both(linear(configure_optimizers=lambda self: None), tmp_path)
+@pytest.mark.parametrize("state", ["keep", "average"])
+def test_no_optimizer_leaves_the_weights(state: str, tmp_path: Path) -> None:
+    settings = {"optimizer_state": state}
+    own, _, reference, _ = train_both(linear(configure_optimizers=lambda self: None), tmp_path, federated=settings)
     assert_same_weights(own, reference, moved=False)
     assert torch.equal(own.net.weight, make(Linear).net.weight)
 

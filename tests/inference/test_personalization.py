@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl.inference.personalization import Newcomer, personalize
+from lightning_fl.runtime.model_file import model_checkpoint
 
 
 class Mean(LightningModule):
@@ -83,6 +84,22 @@ def test_one_model_is_the_personal_one_to_the_bit(tmp_path):
     saved, own = torch.load(path, weights_only=True), torch.load(out, weights_only=True)
     assert all(torch.equal(value, own["state_dict"][name]) for name, value in saved["state_dict"].items())
     assert own["hyper_parameters"] == saved["hyper_parameters"]
+
+
+def test_lazy_layers_have_the_shapes_of_the_checkpoint(tmp_path):
+    class Lazy(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LazyLinear(1)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.layer(batch[0]).square().mean())
+
+    module = Lazy()
+    module.layer(torch.ones(1, 3))
+    torch.save(model_checkpoint(module, 1), tmp_path / "one.ckpt")
+    found = personalize(Lazy(), [tmp_path / "one.ckpt"], TensorDataset(torch.ones(4, 3)), accelerator="cpu")
+    assert found.mixture.tolist() == [1.0]
 
 
 def test_nothing_fits_and_all_have_the_same_share(tmp_path):

@@ -3,12 +3,13 @@
 import json
 import math
 import re
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, regression_set
 
 import lightning_fl
 from lightning_fl.core.errors import ConfigurationError
@@ -252,7 +253,8 @@ def test_the_half_of_the_validation_data_that_chooses_is_not_seen_before(tmp_pat
     stage = "fit"
     trainer.fit(module, data)
     stage = "test"
-    trainer.test(module, data)
+    with warnings.catch_warnings(action="error"):  # the checkpoint's data are the run's
+        trainer.test(module, data)
     targets = [TinyClients().client_data(client, "val").tensors[1].flatten().tolist() for client in range(3)]
     assert seen["fit"] == 2 * [value for of in targets for value in of[::2]]
     assert seen["test"] == [value for of in targets for value in of[1::2]]
@@ -275,6 +277,14 @@ def test_from_python(tmp_path, capsys):
     again = lightning_fl.advise(TinyModule(), TinyClients(), **arguments)
     assert again.as_dict() == found.as_dict()
     assert "started" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_other_data_make_other_runs(tmp_path):
+    arguments = {"out": tmp_path, "seeds": 1, "max_rounds": 1, "logger": False}
+    for names in ("abc", "xy", "xyz"):
+        data = {name: regression_set(40, seed) for seed, name in enumerate(names)}
+        assert list(lightning_fl.advise(TinyModule(), data, **arguments).clients) == list(names)
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ class TestWaysOn:
     """What stands below the table."""
 
     def test_the_best_round_and_what_to_do_next(self, tmp_path):
-        folder = tmp_path / "version_0"
+        folder = tmp_path / "my runs" / "version_0"
         names = (
             "figures/a.png",
             "figures/b.png",
@@ -309,10 +309,10 @@ class TestWaysOn:
             "best round: 7 of 10 by val/rmse, 0.25",
             f"run: {folder}",
             f"pictures: {folder / 'figures'} (2)",
-            f"curves: tensorboard --logdir {folder}",
+            f"curves: tensorboard --logdir '{folder}'",
             f"predict: lightning-fl predict {folder} FILE",
-            f"report: lightning-fl show {folder}",
-            f"compare: lightning-fl compare {folder} OTHER_RUN",
+            f"report: lightning-fl show '{folder}'",
+            f"compare: lightning-fl compare '{folder}' OTHER_RUN",
         ]
 
     def test_an_error_stands_beside_that_of_a_constant_with_its_unit(self):

@@ -20,6 +20,8 @@ from lightning_fl.files.text_table import list_rows, read_numbers, refuse_values
 #: Text of a missing value (an empty cell is one too), and name of its category.
 MISSING = "?"
 _MAX_VALUES = 1000
+#: Texts of which a warning is given above this number if they are also more than half of a column's rows.
+_FEW_VALUES = 20
 #: Largest number; beyond it, float64 cannot hold the sum of the squares of some millions.
 _LARGEST = 1e150
 _NOT_NUMBERS = f"not finite numbers up to {_LARGEST:g}"
@@ -66,6 +68,9 @@ class TableSchema:
             if len(values) > _MAX_VALUES:
                 count = f"{len(values)} different values, such as {values[0]!r}"
                 raise DataError(f"{place}, column {name!r} has {count}; categories have up to {_MAX_VALUES}: drop it.")
+            if categorical is None and len(values) > max(_FEW_VALUES, cells.notna().sum() / 2):
+                count = f"{len(values)} different texts, such as {values[0]!r}, each of which becomes a feature"
+                rank_zero_warn(f"{place}, column {name!r} has {count}. Drop it, or give numbers a decimal point.")
             categories[name] = (*values, MISSING) if cells.isna().any() else tuple(values)
         return cls(tuple(numeric), categories)
 
@@ -212,22 +217,22 @@ def _warn_of_texts(numbers: pd.Series, texts: pd.Series, place: str, what: str) 
 def class_names(column: pd.Series, place: str) -> list[str]:
     """List the classes of a target column: whole numbers in numerical order, or sorted texts."""
     given = column.dropna()
-    values, numbers = given.unique().tolist(), pd.to_numeric(given, errors="coerce").astype(float)
-    finite = np.isfinite(numbers)
-    whole = bool((numbers[finite] % 1 == 0).all())
+    numbers, texts = read_numbers(given)
+    values = _distinct(given if len(texts) else given[numbers.notna()])
+    whole = bool((numbers.dropna() % 1 == 0).all())
     place = f"{place}, target column {column.name!r}"
-    if len(values) > _MAX_VALUES or (_is_numeric(numbers[finite], given[~finite]) and not whole):
+    if len(values) > _MAX_VALUES or (_is_numeric(numbers, texts) and not whole):
         count = f"{len(values)} different values, such as {values[0]!r}"
         raise DataError(f"{place} has {count}, which are not classes: choose another, or put them into classes first.")
     if len(values) < 2:
         raise DataError(f"{place} has fewer than two different values: choose another column.")
-    _warn_of_texts(numbers[finite], given[~finite], place, "classes")
-    return sorted(values, key=float) if finite.all() and whole else sorted(values)
+    _warn_of_texts(numbers, texts, place, "classes")
+    return values if len(texts) else sorted(values, key=float)
 
 
 def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tensor:
     """Convert a target column to classes, int64 [n]."""
-    codes = pd.Categorical(column, categories=list(classes)).codes.astype(np.int64)
+    codes = pd.Categorical(_match(column, classes), categories=list(classes)).codes.astype(np.int64)
     fault = f"are not classes ({listed(classes)})"
     refuse_values(column[codes < 0], f"{place}, target column {column.name!r}", fault, _REMEDY)
     return torch.from_numpy(codes)

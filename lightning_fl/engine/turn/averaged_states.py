@@ -46,7 +46,7 @@ class AveragedStates:
         vectors: dict[str, Weights] = {}
         for which, optimizer in enumerate(optimizers):
             parameters = _parameters(optimizer)
-            for index, state in optimizer.state_dict()["state"].items():
+            for index, state in optimizer.state_dict().get("state", {}).items():
                 place = self._flat.place(parameters[index])
                 if place is not None and personal is not None and place[:2] in personal.places:
                     continue

@@ -262,7 +262,7 @@ def largest_magnitude(vector: Tensor) -> float:
     return largest if largest == largest else inf
 
 
-def check_addable(weights: Weights, reference: Weights, weight: float = 1.0) -> None:
+def check_addable(weights: Weights, reference: Weights, weight: float) -> None:
     """Refuse weights that cannot be summed."""
     largest = 0.0
     for dtype, vector in weights.floating():

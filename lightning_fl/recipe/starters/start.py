@@ -1,6 +1,7 @@
 """Files that ``lightning-fl init`` writes: a recipe, a module, and example data if the user has none."""
 
 import io
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,8 +79,8 @@ class Answers:
                 raise ConfigurationError(reason)
 
 
-def starter_files(answers: Answers) -> dict[str, bytes]:
-    """Make the files, name -> content, or refuse answers that do not go together or with the user's file."""
+def starter_files(answers: Answers, folder: Path = Path()) -> dict[str, bytes]:
+    """Make the files of a folder, name -> content, or refuse answers that do not fit together or the user's file."""
     answers.check()
     made: dict[str, bytes] = {}
     path, target, clients = answers.file, answers.target, answers.clients
@@ -88,6 +89,8 @@ def starter_files(answers: Answers) -> dict[str, bytes]:
         num_classes, channels = _look_at_images(Path(path).expanduser())
     elif path is not None:
         num_classes, smiles = _look_at_table(answers, Path(path).expanduser())
+    if path is not None:
+        path = path if Path(path).expanduser().is_absolute() else os.path.relpath(path, folder)
     else:
         by_task = "label" if answers.task == "classification" else "response"
         num_classes, target, clients = 2, "activity" if answers.data == "molecules" else by_task, "site"
@@ -142,16 +145,23 @@ def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
     if not path.is_file():
         raise ConfigurationError(f"--file {path}: there is no such file.")
     from lightning_fl.files.table_file import read_table_file
-    from lightning_fl.files.text_table import smiles_name
+    from lightning_fl.files.text_table import read_numbers, refuse_values, smiles_name
 
-    table = read_table_file(path)
+    molecules = answers.data == "molecules"
+    table = read_table_file(path, smiles=(answers.smiles or "smiles") if molecules else None)
     there = list(map(str, table.columns))
     smiles = smiles_name(there, answers.smiles or "smiles")
     for option, column in (("target", answers.target), ("clients", answers.clients), ("smiles", smiles)):
-        if column not in there and (option != "smiles" or answers.data == "molecules"):
+        if column not in there and (option != "smiles" or molecules):
             hint = f"{did_you_mean(str(column), there)}; it has {', '.join(there)}. Name yours with --{option}"
             raise ConfigurationError(f"--{option} {column}: {path} has no such column{hint}.")
-    return max(2, table[answers.target].dropna().nunique()), smiles
+    target = table[answers.target]
+    numbers, texts = read_numbers(target)
+    if molecules and answers.task == "classification":
+        wrong = target[target.index.isin(texts.index) | (numbers.notna() & ~numbers.isin([0, 1]))]
+        remedy = "Rewrite the classes as 0 and 1, or use --task regression"
+        refuse_values(wrong, f"{path}, target column {answers.target!r}", "are neither 0 nor 1", remedy)
+    return max(2, (target if len(texts) else numbers).nunique()), smiles
 
 
 def _made_up(answers: Answers) -> dict[str, bytes]:

@@ -120,7 +120,7 @@ def tiny(*callbacks, module=None, data=None):
         (
             lambda: tiny(FedCollab(), data=TinyClients((24, 3, 18))),
             ConfigurationError,
-            "client 1 .*has 3 training samples",
+            r"client 1 \(client_1\) has 3 training samples",
         ),
         (lambda: tiny(FedCollab(warm_up_rounds=1, layer="befor")), ConfigurationError, "layer='befor'.*linear"),
         (lambda: tiny(HCCT(layer="nothing")), ConfigurationError, r"HCCT\.layer='nothing'.*linear"),

@@ -156,6 +156,19 @@ def test_whole_numbers_as_classes_keep_their_order(table):
     assert data._held["train"].tensors[1].tolist() == [1, 2, 0] * 3
 
 
+def test_a_whole_number_with_a_point_is_the_same_class(table):
+    data = ready(path=table("x,class\n1,1\n2,1.0\n3,0\n4,0.0\n"), target="class", split=(1.0, 0.0, 0.0))
+    assert data.classes == ["0", "1"]
+    assert data._held["train"].tensors[1].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("cell", ["{},5", "2024-01-{:02}", "patient {}"])
+def test_a_column_of_texts_that_mostly_differ_is_named(table, cell):
+    rows = "".join(f'"{cell.format(i)}",{i % 2}\n' for i in range(1, 31))
+    with pytest.warns(UserWarning, match="'dose' has 30 different texts"):
+        ready(path=table("dose,sick\n" + rows), target="sick", split=(1.0, 0.0, 0.0))
+
+
 def test_another_target_of_a_card(adult):
     with pytest.warns(UserWarning, match="is not the file"):
         data = ready(

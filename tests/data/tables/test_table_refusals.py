@@ -65,6 +65,7 @@ def test_options_are_refused(make, options, fault):
         (OWN, {"partitioner": GroupBy(column="colour")}, r"'colour'.*1 values.*row 3 '\?'"),
         ("a,sick\n1,no\n2,?\n", {}, "'sick' has fewer than two different values"),
         ("a,sick\n1,no\n2,?\n3,yes\n", {}, "'sick': 1 values .*no, yes.*row 3"),
+        ("a,sick\n1,0\n2,NA\n3,1\n", {}, "'sick': 1 values .*0, 1.*row 3 'NA'"),
         ("a,sick\n1,no\n2,no\n", {}, "'sick' has fewer than two different values"),
         ("a,sick\n1,0.5\n2,0.7\n", {}, "'sick' has 2 different values, such as '0.5'.* not classes"),
         ("x,sick\n1,0.5\n2,1.5\n3,2.5\n4,none yet\n", {}, "'sick'.*not classes"),

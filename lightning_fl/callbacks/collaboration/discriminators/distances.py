@@ -31,12 +31,13 @@ from lightning_fl.callbacks.collaboration.discriminators.networks import (
     Reduce,
     first_weights,
 )
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import TrainingError
 from lightning_fl.core.seeding import generator
 
 Pair = tuple[int, int]
 
-_MIN_SAMPLES = 4
+#: Fewest training samples of a client.
+MIN_SAMPLES = 4
 _PURPOSE = "client discriminator"
 
 
@@ -110,7 +111,6 @@ def pairwise_distances(
         reduce: sums a tensor over processes, which all call this function with their clients' samples.
 
     Raises:
-        ConfigurationError: a client has fewer than 4 samples.
         TrainingError: a discriminator's loss is not finite.
     """
     sizes, num_features = _sizes(features, num_clients, reduce)
@@ -151,12 +151,7 @@ def _sizes(held: Mapping[int, Tensor], count: int, reduce: Reduce) -> tuple[list
     for client, x in held.items():
         table[client] = torch.tensor(x.shape)
     table = reduce(table.to(_device_of(held))).cpu()
-    sizes = table[:, 0].tolist()
-    for client, size in enumerate(sizes):
-        if size < _MIN_SAMPLES:
-            what = f"client {client} has {size} training samples"
-            raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave the client out.")
-    return sizes, int(table[:, 1].max())
+    return table[:, 0].tolist(), int(table[:, 1].max())
 
 
 def _device_of(held: Mapping[int, Tensor]) -> torch.device:
