@@ -357,7 +357,7 @@ BROUGHT = [
         (lightning_callbacks.ModelPruning("l1_unstructured"), "prune before fit"),
         (lightning_callbacks.BatchSizeFinder(), "the batch size"),
         (lightning_callbacks.LearningRateFinder(), "the rate"),
-        (torch, "no callback"),
+        (torch, "not a callback"),
     )
 ] + [_row(linear(configure_callbacks=lambda self: _KeepsPath()), ConfigurationError, "_KeepsPath")]
 

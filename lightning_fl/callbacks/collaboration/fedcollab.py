@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
-from lightning_fl.callbacks.collaboration.discriminators.distances import MIN_SAMPLES, pairwise_distances
+from lightning_fl.callbacks.collaboration.discriminators.distances import pairwise_distances
 from lightning_fl.callbacks.collaboration.discriminators.inputs import LayerOutput, client_features
 from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
 from lightning_fl.core.errors import ConfigurationError
@@ -204,10 +204,6 @@ class FedCollab(ClientClusters):
             trainer.federation.communication.receive(involved, [trainer.shared_model(involved[0])])
             trainer.loop.flat.load(trainer.shared_model(involved[0]))
         features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)
-        for client, rows in features.items():
-            if len(rows) < MIN_SAMPLES:
-                what = f"client {client} ({trainer.client_names[client]}) has {len(rows)} training samples"
-                raise ConfigurationError(f"{what}, and FedCollab needs at least {MIN_SAMPLES}: leave the client out.")
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},
             self.discriminator,
@@ -216,6 +212,7 @@ class FedCollab(ClientClusters):
             seed=derive_seed(trainer.seed, "client discriminators"),
             groups={places[client]: labels for client, labels in classes.items()},
             reduce=trainer.processes.sum,
+            names=[f"client {client} ({trainer.client_names[client]})" for client in involved],
         )
         traffic = dict(zip(involved, found.bytes_each_way.tolist(), strict=True))
         trainer.federation.communication.add(traffic, traffic)

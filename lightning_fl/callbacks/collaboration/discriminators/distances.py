@@ -31,13 +31,12 @@ from lightning_fl.callbacks.collaboration.discriminators.networks import (
     Reduce,
     first_weights,
 )
-from lightning_fl.core.errors import TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
 
 Pair = tuple[int, int]
 
-#: Fewest training samples of a client.
-MIN_SAMPLES = 4
+_MIN_SAMPLES = 4
 _PURPOSE = "client discriminator"
 
 
@@ -97,6 +96,7 @@ def pairwise_distances(
     pairs: Iterable[Pair],
     seed: int,
     reduce: Reduce,
+    names: Sequence[str] = (),
 ) -> PairwiseDistances:
     """Train a discriminator for every one of some pairs, all together; the same result in all processes.
 
@@ -109,11 +109,16 @@ def pairwise_distances(
         num_clients: N.
         seed: of the initial weights and the order of samples.
         reduce: sums a tensor over processes, which all call this function with their clients' samples.
+        names: of the clients, for errors.
 
     Raises:
+        ConfigurationError: a client has fewer than 4 samples.
         TrainingError: a discriminator's loss is not finite.
     """
     sizes, num_features = _sizes(features, num_clients, reduce)
+    if sizes[least := min(range(num_clients), key=sizes.__getitem__)] < _MIN_SAMPLES:
+        what = f"{names[least] if names else f'client {least}'} has {sizes[least]} training samples"
+        raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave the client out.")
     asked = sorted({(min(pair), max(pair)) for pair in pairs})
     lanes = [
         Lane(
