@@ -59,10 +59,7 @@ def _address(card: Card) -> str:
 
 
 def _find(card: Card, *, fetch: bool) -> tuple[str, str, list[str], bool]:
-    """Find or download a data set: its place, the checksums of its files and of the card, and whether they agree.
-
-    A DataError names a file that is not available.
-    """
+    """Find or download a data set: its place, the checksums of its files and of the card, and whether they agree."""
     from lightning_fl.data.cards.lookup import find_file
     from lightning_fl.data.images.sources import find_images
 

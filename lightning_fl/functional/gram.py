@@ -169,9 +169,7 @@ def in_order(labels: Iterable[int]) -> list[int]:
     return [numbers.setdefault(label, len(numbers) - 1) for label in labels]
 
 
-def kmeans_from_gram(
-    gram: Tensor, num_clusters: int, seed: int, num_restarts: int = 10, weights: Sequence[float] | None = None
-) -> list[int]:
+def kmeans_from_gram(gram: Tensor, num_clusters: int, seed: int, weights: Sequence[float] | None = None) -> list[int]:
     """Cluster N points by k-means, with the least (weighted) sum of squared distances found.
 
     Labels are 0..K-1 in order of first appearance, fewer if fewer points differ. K-means depends only on distances, so
@@ -181,15 +179,14 @@ def kmeans_from_gram(
         gram: inner products of the points around any origin, shape [N, N]; see :func:`.gram_matrix`.
         num_clusters: K, from 1 to N.
         seed: >= 0; the same seed gives the same clusters.
-        num_restarts: starts by k-means++; the best result is kept.
         weights: of the points, positive, length N; ``None`` for equal ones.
     """
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # takes seconds to import
 
     inner = check_gram(gram)
-    if not 1 <= num_clusters <= len(inner) or seed < 0 or num_restarts < 1:
-        given = f"num_clusters={num_clusters}, seed={seed}, num_restarts={num_restarts}"
-        raise ConfigurationError(f"{given}: give 1 to {len(inner)} clusters, and numbers in range.")
+    if not 1 <= num_clusters <= len(inner) or seed < 0:
+        given = f"num_clusters={num_clusters}, seed={seed}"
+        raise ConfigurationError(f"{given}: give 1 to {len(inner)} clusters, and a seed of at least 0.")
     if weights is not None and (len(weights) != len(inner) or min(weights) <= 0):
         raise ConfigurationError(f"weights={list(weights)} for {len(inner)} clients: give each a positive weight.")
     centred = inner - inner.mean(0) - inner.mean(1, keepdims=True) + inner.mean()
@@ -199,6 +196,6 @@ def kmeans_from_gram(
     if not scale or num_clusters == 1:
         return [0] * len(points)
     distinct = len(np.unique(np.round(points / scale, 6), axis=0))  # the root of float64's rounding, with some room
-    best = KMeans(min(num_clusters, distinct), n_init=num_restarts, random_state=seed & 0xFFFF_FFFF)
+    best = KMeans(min(num_clusters, distinct), n_init=10, random_state=seed & 0xFFFF_FFFF)
     found = best.fit(points, sample_weight=None if weights is None else np.array(weights, float)).labels_.tolist()
     return in_order(found)

@@ -87,7 +87,7 @@ def task_scores(
         bound: [n, T], see :func:`~lightning_fl.functional.task_metrics.bounded_error`.
         least: fewest positives and negatives of a classification target.
         train_mean: [T], means of the training targets, for the errors ``rmse_of_mean`` and ``mae_of_mean`` of this
-            constant prediction.
+            constant prediction; in ``TaskScores.mean`` over all values, like a model's ``rmse`` and ``mae``.
     """
     scores = TaskScores()
     # Many small results: on a GPU each would need a synchronisation.
@@ -114,6 +114,10 @@ def task_scores(
         for name, value in found.items():
             scores.tasks.setdefault(name, {})[number] = float(value)
     scores.mean = {name: sum(values.values()) / len(values) for name, values in scores.tasks.items()}
+    if train_mean is not None and (present := ~target.isnan()).any():
+        limits = None if bound is None else bound[present]
+        found = _errors(train_mean.to(target).expand_as(target)[present], target[present], limits, "_of_mean")
+        scores.mean |= {name: float(value) for name, value in found.items()}
     return scores
 
 

@@ -20,6 +20,7 @@ from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.inference.models import choose_models
 from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.recipe.file import class_name
+from lightning_fl.runtime.calibration_file import read_calibration, write_calibration
 from lightning_fl.runtime.model_file import load_model_checkpoint
 from lightning_fl.study.finished_run import ONLY_SHOW
 from lightning_fl.version import __version__
@@ -67,6 +68,8 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
                 (made / file).write_text(text, encoding="utf-8")
             # A run needs a shared model, so a client's model takes its place.
             shutil.copyfile(path, made / "models" / "shared_0.ckpt")
+            if name in (calibrations := read_calibration(run.folder) or {}):
+                write_calibration(made, {"shared_0": calibrations[name]})
             if importlib.util.find_spec("safetensors") is not None:
                 from safetensors.torch import save_file
 

@@ -117,7 +117,7 @@ class Naming:
         targets = record.get("target_names")
         if isinstance(targets, list) and targets:
             return cls(tuple(map(str, targets)))
-        target = record.get("target")
+        target = None if record.get("event") else record.get("target")  # of survival, hazards are predicted, not times
         names = tuple(map(str, classes)) if isinstance(classes, list) else ()
         return cls((str(target) if isinstance(target, str) else ("label" if names else "prediction"),), names)
 

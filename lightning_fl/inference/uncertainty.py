@@ -45,17 +45,16 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
 
 
 def half_widths(targets: Sequence[TargetCalibration], level: float, naming: Naming) -> list[float]:
-    """Half-widths of the intervals of T targets, in their units; each needs enough validation samples for the level."""
+    """Half-widths of the intervals of T targets, in their units; NaN where a target has no validation samples."""
     widths = []
     for name, target in zip(_names(naming, targets), targets, strict=True):
         width = quantile_of_counts(target.scores or {}, target.num_clients, level)
-        if not np.isfinite(width):
+        if not target.num_samples and any(other.num_samples for other in targets):
+            width = np.nan  # no interval of this target
+        elif not np.isfinite(width):
             most = target.num_samples / (target.num_samples + max(target.num_clients, 1))
-            reason = (
-                f"at most {most:.3g} is possible"
-                if quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
-                else "too few of their predictions are finite"
-            )
+            possible = quantile_of_counts(target.scores or {}, target.num_clients, max(most - 1e-6, 1e-9)) < np.inf
+            reason = f"at most {most:.3g} is possible" if possible else "too few of their predictions are finite"
             what = f"{target.num_samples} validation samples of {target.num_clients} clients, {reason}"
             raise ConfigurationError(f"--interval {level:g}: {name} has {what}: lower the level.")
         widths.append(width)

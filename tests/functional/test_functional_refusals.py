@@ -278,7 +278,6 @@ REFUSALS: list[Row] = [
             ({"num_clusters": 0}, "num_clusters=0"),
             ({"num_clusters": 3}, "num_clusters=3"),
             ({"seed": -1}, "seed=-1"),
-            ({"num_restarts": 0}, "num_restarts=0"),
         )
     ],
     *[

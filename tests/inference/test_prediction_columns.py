@@ -44,6 +44,7 @@ def test_the_record_names_targets():
     assert Naming.of({"target": "ill", "classes": ["no", "yes"]}) == Naming(("ill",), ("no", "yes"))
     assert Naming.of({"classes": ["0", "1"]}) == Naming(("label",), ("0", "1"))
     assert Naming.of({}) == Naming(("prediction",))
+    assert Naming.of({"target": "months", "event": "dead"}) == Naming(("prediction",))  # hazards, not months
 
 
 def test_a_name_that_is_taken():

@@ -83,6 +83,8 @@ def test_widths_need_enough_samples() -> None:
     nine = TargetCalibration("regression", 9, 1, {0: 5, 32: 4})
     assert half_widths([nine], 0.5, Naming(("y",))) == [1.0]
     assert half_widths([nine], 0.9, Naming(("y",))) == [2.0]
+    of_one, missing = half_widths([nine, TargetCalibration("regression", 0, 0, {})], 0.9, Naming(("y", "z")))
+    assert (of_one, bool(np.isnan(missing))) == (2.0, True)
 
 
 def test_intervals_and_spreads_of_a_regression(capsys) -> None:

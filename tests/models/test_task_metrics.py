@@ -111,6 +111,9 @@ def test_regression_is_scikit_learns_and_scipys():
         assert set(found.tasks) == set(expected)
         for name, value in expected.items():
             assert found.tasks[name][number] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    errors = (means - target)[~target.isnan()].double()  # over all values, like a model's RMSE and MAE
+    assert found.mean["rmse_of_mean"] == pytest.approx(errors.square().mean().sqrt().item())
+    assert found.mean["mae_of_mean"] == pytest.approx(errors.abs().mean().item())
 
 
 def test_bounds_count_in_errors_and_not_in_correlations():

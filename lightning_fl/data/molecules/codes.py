@@ -95,9 +95,9 @@ class Codes(NamedTuple):
 
 
 def read_molecule(smiles: str) -> Mol | None:
-    """Read a molecule with RDKit's default sanitisation; ``None`` if unreadable or larger than ``MAX_ATOMS``."""
+    """Read a molecule with RDKit's default sanitisation; ``None`` if unreadable, empty or above ``MAX_ATOMS``."""
     molecule = Chem.MolFromSmiles(smiles) if len(smiles) <= MAX_CHARACTERS else None
-    return None if molecule is None or molecule.GetNumAtoms() > MAX_ATOMS else molecule
+    return molecule if molecule is not None and 0 < molecule.GetNumAtoms() <= MAX_ATOMS else None
 
 
 def read_codes(smiles: Sequence[str]) -> Codes:

@@ -124,13 +124,13 @@ def merge_duplicates(
     several = [(place, rows) for place, rows in enumerate(rows_of.values()) if len(rows) > 1]
     if not several:
         return table
-    _refuse_different_bounds(table, several)
     merged = table.take(kept)
     for column in range(table.targets.shape[1]):
         if how != "merge_majority":
             _refuse_conflicts(table, column, several, how)
         for place, rows in several:
             merged.targets[place, column] = _merge_values(table.targets[rows, column], how)
+    _merge_bounds(table, merged, several)
     return merged
 
 
@@ -164,10 +164,13 @@ def _refuse_conflicts(
     raise DataError(f"{table.place}: {len(wrong)} molecules have several values of {name!r}: {shown}. {remedy}")
 
 
-def _refuse_different_bounds(table: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:
-    if table.bounds is None:
+def _merge_bounds(table: MoleculeTable, merged: MoleculeTable, several: Sequence[tuple[int, list[int]]]) -> None:
+    if table.bounds is None or merged.bounds is None:
         return
-    for _, rows in several:
-        if len(table.bounds[rows].unique(dim=0)) > 1:
-            named = ", ".join(str(table.rows[row]) for row in rows[:10])
-            raise DataError(f"{table.place}: rows {named} of a molecule differ in bounds: set duplicates: report.")
+    for place, rows in several:
+        for column, values in enumerate(table.targets[rows].T):
+            given = table.bounds[rows, column][~values.isnan()].unique()
+            if len(given) > 1:
+                named = ", ".join(str(table.rows[row]) for row in rows[:10])
+                raise DataError(f"{table.place}: rows {named} of a molecule differ in bounds: set duplicates: report.")
+            merged.bounds[place, column] = given.sum()  # 0 without a value

@@ -108,10 +108,8 @@ class TrialSteps:
         return sum(trained) >= _LEAST_WEIGHTS
 
     def _fits_channels_last(self) -> bool:
-        """Whether images of training batches are to be channels-last.
-
-        They are if convolutions gain, and two samples of the first client pass the ``training_step`` of a copy in eval
-        mode and without gradients: a ``view`` across channels fails there.
+        """Whether images of training batches are to be channels-last: if convolutions gain, and two samples pass the
+        ``training_step`` of a copy in eval mode without gradients, where a ``view`` across channels fails.
         """
         module, processes = self.trainer.lightning_module, self.processes
         plain = type(self.trainer.precision_plugin.plugin) is Precision and not self.settings.compile

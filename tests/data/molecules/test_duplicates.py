@@ -1,5 +1,6 @@
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,6 +91,15 @@ def test_the_mean_of_the_values_that_are_there():
     assert merged.rows == [2, 3]
     assert merged.columns == {"lab": ["a", "b"]}
     assert one.targets[0, 0] == 1  # the table itself stays
+
+
+def test_bounds_are_those_of_the_values():
+    nan = float("nan")
+    bounds = torch.tensor([[1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
+    one = replace(table(["CCO", "OCC", "CC"], [[5, nan], [nan, 3], [1, 1]]), bounds=bounds)
+    merged = merge_duplicates(one, ids(one), "merge_refuse")
+    assert merged.targets.tolist() == [[5, 3], [1, 1]]
+    assert merged.bounds.tolist() == [[1, -1], [0, 1]]
 
 
 def test_rows_of_several_clients_are_not_merged():

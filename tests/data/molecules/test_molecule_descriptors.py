@@ -80,11 +80,12 @@ def test_items_and_batches_have_them():
     assert "descriptors" not in plain[0]
 
 
-def test_left_out_molecules_shift_nothing():
-    smiles = ["CCO", "not a molecule", "c1ccccc1C(=O)O"]
+@pytest.mark.parametrize(("wrong", "features"), [("not a molecule", "morgan"), ("", "rdkit")])
+def test_left_out_molecules_shift_nothing(wrong, features):
+    smiles = ["CCO", wrong, "c1ccccc1C(=O)O"]
     with pytest.warns(UserWarning, match="1 of 3 SMILES"):
-        dataset = MoleculeDataset(table(smiles), invalid="skip", features=["morgan"])
-    alone = MoleculeDataset(table([smiles[0], smiles[2]]), features=["morgan"])
+        dataset = MoleculeDataset(table(smiles), invalid="skip", features=[features])
+    alone = MoleculeDataset(table([smiles[0], smiles[2]]), features=[features])
     assert torch.equal(dataset._data.descriptors, alone._data.descriptors)
 
 
