@@ -20,7 +20,7 @@ from lightning_fl.files.text_table import list_rows, read_numbers, refuse_values
 #: Text of a missing value (an empty cell is one too), and name of its category.
 MISSING = "?"
 _MAX_VALUES = 1000
-#: Texts of which a warning is given above this number if they are also more than half of a column's rows.
+#: A column with more different texts than this, and than half of its rows, gets a warning.
 _FEW_VALUES = 20
 #: Largest number; beyond it, float64 cannot hold the sum of the squares of some millions.
 _LARGEST = 1e150
@@ -193,8 +193,8 @@ def _distinct(values: Iterable[str]) -> list[str]:
 
 def _match(cells: pd.Series, known: Sequence[str]) -> pd.Series:
     """Rename cells to the known categories; a whole number may be written with or without a point."""
-    names = {_without_point(value): value for value in known}
-    return cells.fillna(MISSING).map(lambda value: value if value in known else names.get(_without_point(value), value))
+    names = {_without_point(value): value for value in known} | {value: value for value in known}
+    return cells.fillna(MISSING).map(lambda value: names.get(value) or names.get(_without_point(value), value))
 
 
 def _without_point(value: str) -> str:
