@@ -220,7 +220,7 @@ class TierBidding(PersonalMixtures):
         if self.tokens is not None and bidding and not any(one.unaffordable for one in bidding):
             balance, price = self.tokens.initial_balance, self.tokens.price
             what = f"Tokens.initial_balance={balance:g} at a price of {price:g} is too large"
-            remedy = f"Set it to {self.num_tiers * price:g}, or tokens to null."
+            remedy = f"Set it to {min(self.num_tiers * price, balance / 2):g}, or tokens to null."
             rank_zero_warn(f"TierBidding.tokens prevented no bid in {len(bidding)} rounds: {what}. {remedy}")
         names = trainer.client_names
         trainer.write_table("tiers.csv", TIER_COLUMNS, tier_rows(self.rounds, names))
