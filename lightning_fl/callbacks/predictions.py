@@ -44,7 +44,5 @@ def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) 
     rows = [row.flatten(1) for row in rows]
     found = (sum(len(row) for row in rows), *{row.shape[1] for row in rows})
     if found != (expected := tuple(columns.shape)):
-        raise DataError(
-            f"predict_step returned shape {found}, the targets have {expected}: one value per target is needed."
-        )
+        raise DataError(f"predict_step returned shape {found}, the targets have {expected}: return one per target.")
     return torch.cat(rows).double(), columns.double()

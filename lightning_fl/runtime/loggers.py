@@ -80,7 +80,7 @@ class LoggerAdapter:
     def log_checkpoints(self, run: Path) -> None:
         """Log the checkpoints in a run's folder."""
 
-    def log_run_files(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+    def log_run(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
         """Log the tables of a run's folder and of its clients, its summary and settings, and a fit's checkpoints."""
 
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
@@ -114,7 +114,7 @@ class _Service(LoggerAdapter):
     def log_checkpoints(self, run: Path) -> None:
         self.log_files("checkpoints", sorted((run / "checkpoints").glob("*.ckpt")))
 
-    def log_run_files(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
+    def log_run(self, run: Path, summary: Mapping[str, Any], step: int, fitted: bool) -> None:
         import pandas as pd
 
         for path in sorted(run.glob("*.csv")):

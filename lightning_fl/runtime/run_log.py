@@ -158,9 +158,7 @@ class RunLog:
 
     def _log(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
         """Write points of curves, and raise what could not be written so far."""
-        self._do(
-            "the curves", *(partial(one.call, "log_metrics", *point) for point in points for one in self._adapters)
-        )
+        self._do("the curves", *(partial(to.call, "log_metrics", *point) for point in points for to in self._adapters))
         self._do("the curves", *(one.save for one in self.loggers if isinstance(one, WholeCSVLogger)))
         self._raise_problem()
 
@@ -234,9 +232,7 @@ class RunLog:
             self._do(what, task)
         for adapter in self._adapters:
             if federation is not None:
-                give = partial(
-                    adapter.call, "log_run_files", self.directory, self.summary, federation.current_round, fitted
-                )
+                give = partial(adapter.call, "log_run", self.directory, self.summary, federation.current_round, fitted)
                 self._do(adapter.name, give)
             self._do(adapter.name, getattr(adapter.logger, "save", lambda: None))
             self._do(adapter.name, partial(adapter.logger.finalize, "success" if error is None else "failed"))

@@ -65,9 +65,8 @@ class Peers:
         self.waits = self._fails = False  #: this rank is in an exchange; a rank has failed
         self.ending, self._left, self._wake = threading.Event(), threading.Event(), threading.Event()
         #: Last of every rank: time, whether it waits, barriers that it entered, ``identity``; empty before the first.
-        self.heartbeats: list[list[Any]] = [
-            [] if other != rank else [0.0, False, 0, *identity] for other in range(identity[1])
-        ]
+        self.heartbeats: list[list[Any]] = [[] for _ in range(identity[1])]
+        self.heartbeats[rank] = [0.0, False, 0, *identity]
         self._store = store.clone()  # with a connection of its own: that of the group waits in it
         self._lost = min(timeout, _LOST)
         self._own: tuple[str, str] | None = None

@@ -203,7 +203,7 @@ class Cell:
         if code is None or self.finished() is not None:
             return None
         if code == 0:
-            return f"no {self.split} metrics: the model needs a {self.split} step, and a client {self.split} data."
+            return f"no {self.split} metrics: the model needs a {self.split} step, and its clients {self.split} data."
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""

@@ -77,13 +77,11 @@ class DROClientSampling(Callback):
     num_loss_batches: Count = 10
 
     def __post_init__(self) -> None:
-        full_cohort = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
-        if full_cohort and self.cohort_size is not None:
+        whole = "method=afl" if self.method == "afl" else "cohort=all" if self.cohort == "all" else None
+        if whole and self.cohort_size is not None:
             size = f"DROClientSampling.cohort_size={self.cohort_size}"
-            raise ConfigurationError(f"{size}: leave it out with {full_cohort}, where all take part.")
-        self.method_name = (
-            self.method.upper() if self.step_size else "equal weights" if full_cohort else "uniform draws"
-        )
+            raise ConfigurationError(f"{size}: leave it out with {whole}, where all take part.")
+        self.method_name = self.method.upper() if self.step_size else "equal weights" if whole else "uniform draws"
         #: lambda, float64, shape [N].
         self.weights: Tensor = torch.empty(0, dtype=torch.float64)
         #: AFL: w_t between rounds, the average while clients train, and t.
