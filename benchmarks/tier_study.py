@@ -27,7 +27,7 @@ import yaml
 
 from lightning_fl.study.intervals import paired_interval
 
-RECIPES = {"digits": "pifl_digits", "cifar10": "pifl_cifar10", "fmnist": "pifl_fmnist"}
+RECIPES = {name: f"pifl_{name}" for name in ("digits", "cifar10", "fmnist", "synthetic")}
 ARMS = ("pifl", "no incentive", "soft averaging", "fedsoft", "fedavg")
 
 
@@ -40,8 +40,9 @@ def callbacks(recipe: dict[str, Any], arm: str) -> list[dict[str, Any]]:
     if arm in ("pifl", "no incentive"):
         return [tiers, rewards]
     turns_of_tier = settings["num_best"] + settings["num_random"]
-    if arm == "fedsoft":  # lambda is its authors', for CIFAR-10
-        kept = {"num_models": settings["num_tiers"], "num_samples": settings["num_samples"], "lam": 0.01}
+    if arm == "fedsoft":  # lambda is its authors', for CIFAR-10 and for synthetic data
+        lam = 1.0 if recipe["data"]["class_path"] == "SyntheticMixture" else 0.01
+        kept = {"num_models": settings["num_tiers"], "num_samples": settings["num_samples"], "lam": lam}
         return [{"class_path": "FedSoft", "init_args": {**kept, "clients_per_model": turns_of_tier}}]
     turns = settings["num_tiers"] * turns_of_tier
     sampling = {"class_path": "UniformSampling", "init_args": {"cohort_size": turns}}
@@ -60,14 +61,16 @@ def run(task: str, mixture: str, arm: str, seed: int, arguments: argparse.Namesp
         return done[-1].parent
     path = Path(__file__).parents[1] / "recipes" / f"{RECIPES[task]}.yaml"
     recipe = yaml.safe_load(path.read_text())
-    trainer: dict[str, Any] = {"callbacks": callbacks(recipe, arm), "enable_progress_bar": False}
+    trainer: dict[str, Any] = {"callbacks": callbacks(recipe, arm), "enable_progress_bar": False, "devices": 1}
     trainer |= {"default_root_dir": str(root), "check_val_every_n_rounds": arguments.check_val_every_n_rounds}
     trainer |= {"max_rounds": arguments.rounds} if arguments.rounds else {}
     root.mkdir(parents=True, exist_ok=True)
     override = root / "override.yaml"
     override.write_text(yaml.safe_dump({"trainer": trainer}))
     words = [sys.executable, "-m", "lightning_fl", "fit", "--config", str(path), "--config", str(override)]
-    words += ["--seed_everything", str(seed), "--data.source", "real", "--data.partitioner.mixture", mixture]
+    words += ["--seed_everything", str(seed)]
+    drawn = task == "synthetic"
+    words += ["--data.mixture", mixture] if drawn else ["--data.partitioner.mixture", mixture, "--data.source", "real"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for command in (words, [sys.executable, __file__, task, "--judge", str(root)]):
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -79,16 +82,23 @@ def run(task: str, mixture: str, arm: str, seed: int, arguments: argparse.Namesp
 def judge(task: str, root: Path) -> None:
     """Write the accuracy of each shared model of a run on test images of D_A and D_B, [K][2]."""
     from lightning_fl import FederatedTrainer
-    from lightning_fl.data import ImageData, Mixture
+    from lightning_fl.data import FederatedDataModule, ImageData, Mixture, SyntheticMixture
     from lightning_fl.models import ClassificationModel
 
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    settings = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{RECIPES[task]}.yaml").read_text())["data"]
-    classes = settings["init_args"].pop("partitioner")["init_args"]["classes_a"]
-    data = ImageData(**settings["init_args"], partitioner=Mixture(num_clients=2, mixture="100:0", classes_a=classes))
     folder = sorted(root.glob("version_*"))[-1]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    settings = config["data"]["init_args"]
+    two: dict[str, Any] = {"num_clients": 2, "mixture": "0:100"}  # the first client has all of D_A
+    data: FederatedDataModule
+    if task == "synthetic":
+        changed = {**two, "test_samples": 1000, "invert_test": False, "data_seed": config["seed_everything"]}
+        data = SyntheticMixture(**{**settings, **changed})
+    else:
+        classes = settings.pop("partitioner")["init_args"]["classes_a"]
+        data = ImageData(**settings, partitioner=Mixture(**two, classes_a=classes))
     found = []
     for path in sorted((folder / "models").glob("shared_*.ckpt")):
         with tempfile.TemporaryDirectory() as scratch:
