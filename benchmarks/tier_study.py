@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from lightning_fl.study.intervals import paired_interval
 
@@ -80,9 +80,13 @@ def run(task: str, mixture: str, arm: str, seed: int, arguments: argparse.Namesp
 
 
 def judge(task: str, root: Path) -> None:
-    """Write the accuracy of each shared model of a run on test images of D_A and D_B, [K][2]."""
-    from lightning_fl import FederatedTrainer
-    from lightning_fl.data import FederatedDataModule, ImageData, Mixture, SyntheticMixture
+    """Write the accuracy of each shared model of a run on test samples of D_A and D_B, [K][2].
+
+    Images are the test images of the run's clients; synthetic samples are drawn anew.
+    """
+    from lightning.pytorch import seed_everything
+
+    from lightning_fl.data import ImageData, Mixture, SyntheticMixture
     from lightning_fl.models import ClassificationModel
 
     warnings.filterwarnings("ignore")
@@ -90,24 +94,37 @@ def judge(task: str, root: Path) -> None:
     torch.set_num_threads(1)
     folder = sorted(root.glob("version_*"))[-1]
     config = yaml.safe_load((folder / "config.yaml").read_text())
+    seed_everything(config["seed_everything"], verbose=False)
     settings = config["data"]["init_args"]
-    two: dict[str, Any] = {"num_clients": 2, "mixture": "0:100"}  # the first client has all of D_A
-    data: FederatedDataModule
+    data: ImageData | SyntheticMixture
     if task == "synthetic":
-        changed = {**two, "test_samples": 1000, "invert_test": False, "data_seed": config["seed_everything"]}
-        data = SyntheticMixture(**{**settings, **changed})
+        settings |= {"num_clients": 2, "mixture": "0:100", "test_samples": 1000, "invert_test": False}
+        data = SyntheticMixture(**settings)  # the first client has all of D_A
     else:
-        classes = settings.pop("partitioner")["init_args"]["classes_a"]
-        data = ImageData(**settings, partitioner=Mixture(**two, classes_a=classes))
+        partition = settings.pop("partitioner")["init_args"]
+        data = ImageData(**settings, partitioner=Mixture(**partition))
+    data.prepare_data()
+    data.setup("test")
+    held: list[Any] = [data.client_data(client, "test") for client in range(data.num_clients)]
+    of_clients = [tuple(next(iter(DataLoader(samples, batch_size=len(samples))))) for samples in held]
+    parts = of_clients
+    if task != "synthetic":
+        x, y = map(torch.cat, zip(*of_clients, strict=True))
+        in_a = torch.isin(y, torch.tensor(partition["classes_a"]))
+        parts = [(x[in_a], y[in_a]), (x[~in_a], y[~in_a])]
     found = []
     for path in sorted((folder / "models").glob("shared_*.ckpt")):
-        with tempfile.TemporaryDirectory() as scratch:
-            trainer = FederatedTrainer(
-                default_root_dir=scratch, logger=False, enable_checkpointing=False, enable_progress_bar=False
-            )
-            metrics = trainer.test(ClassificationModel.load_from_checkpoint(path), data)
-        found.append([metrics["test/acc"].clients[client] for client in (0, 1)])
+        model = ClassificationModel.load_from_checkpoint(path, map_location="cpu").eval()
+        with torch.inference_mode():
+            found.append([accuracy(model, data, *part) for part in parts])
     (folder / "distributions.json").write_text(json.dumps(found))
+
+
+def accuracy(model: torch.nn.Module, data: Any, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Share of samples whose class the model predicts; images pass the data module's batch hooks."""
+    batches = zip(x.split(500), y.split(500), strict=True)
+    ready = (data.transfer_hooks(0).on_after_batch_transfer(list(batch), 0) for batch in batches)
+    return sum(int((model(images).argmax(1) == classes).sum()) for images, classes in ready) / len(y)
 
 
 def serves(models: Sequence[Sequence[float]]) -> str:
