@@ -1,12 +1,15 @@
 """What the server pays to find coalitions: FedCollab's solver, and HCCT's partition of large updates.
 
     uv run python benchmarks/coalitions.py [fedcollab|hcct|all] [--instances 4] [--repeats 7]
+    uv run python benchmarks/coalitions.py searches RUN [RUN ...]
 
 FedCollab: median time of ``solve_coalitions`` with 20 restarts, and its objective against the paper's algorithm 2
 (single moves from all alone) run 100 times, over random instances of four kinds. HCCT: the Gram matrix and the merging
 for 100 clients and a million parameters against one float32 product of that size, and beside it what the mean of
 cosines, hysteresis and leaving a client out of its group cost; the arms alternate within a repeat,
-and the medians of their times and of the ratios within a repeat are printed. One thread.
+and the medians of their times and of the ratios within a repeat are printed. Searches: for runs of a FedCollab recipe
+how many clients 100 runs of algorithm 2 visit until none moves (the paper's figure 8), and where they
+end. One thread.
 """
 
 import argparse
@@ -15,10 +18,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it when it is imported
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -33,6 +38,7 @@ from lightning_fl.functional import (
     solve_coalitions,
     with_cosines,
 )
+from lightning_fl.functional.gram import in_order
 
 KINDS = ("points in space", "unrelated", "blocks", "noisy blocks")
 Array = NDArray[np.float64]
@@ -61,12 +67,15 @@ def instance(kind: str, num_clients: int, seed: int) -> tuple[Array, Array, floa
     return distances, counts, math.exp(random.uniform(0, math.log(30)))
 
 
-def single_moves(distances: Array, counts: Array, capacity: float, runs: int) -> float:
-    """The least L of many runs of algorithm 2; coalitions as rows of a 0/1 matrix, their sums taken anew per client."""
+def single_moves(distances: Array, counts: Array, capacity: float, runs: int) -> list[tuple[float, int, list[int]]]:
+    """Runs of algorithm 2: L, the visits until the last client moved, and the coalitions found.
+
+    Coalitions are rows of a 0/1 matrix, their sums taken anew per client.
+    """
     random = np.random.default_rng(0)
     size = len(counts)
     pairs = np.add.outer(counts, counts) * distances
-    least = math.inf
+    found = []
 
     def costs(member: Array, links: Array) -> Array:
         masses = member @ counts
@@ -77,6 +86,7 @@ def single_moves(distances: Array, counts: Array, capacity: float, runs: int) ->
         member = np.eye(size)
         links = pairs.copy()
         moved = True
+        visits = last = 0
         while moved:
             moved = False
             for client in random.permutation(size):
@@ -89,11 +99,13 @@ def single_moves(distances: Array, counts: Array, capacity: float, runs: int) ->
                 change = sizes * capacity / np.sqrt(masses) + sums / masses - without
                 change[own] -= 1e-12 * change.max()
                 chosen = int(change.argmin())
-                moved |= chosen != own
+                visits += 1
+                if chosen != own:
+                    moved, last = True, visits
                 member[chosen, client] = 1
                 links[chosen] += pairs[client]
-        least = min(least, float(costs(member, member @ pairs).sum()) / size)
-    return least
+        found.append((float(costs(member, member @ pairs).sum()) / size, last, in_order(member.argmax(0).tolist())))
+    return found
 
 
 def fedcollab(instances: int) -> None:
@@ -111,10 +123,10 @@ def fedcollab(instances: int) -> None:
                 start = clock()
                 labels = solve_coalitions(matrix, samples, capacity)
                 solved = clock()
-                reference = single_moves(distances, counts, capacity, 100 if num_clients <= 100 else 5)
+                searches = single_moves(distances, counts, capacity, 100 if num_clients <= 100 else 5)
                 times.append(solved - start)
                 reference_times.append(clock() - solved)
-                ratios.append(coalition_objective(labels, matrix, samples, capacity) / reference)
+                ratios.append(coalition_objective(labels, matrix, samples, capacity) / min(searches)[0])
         worse, better = (sum(sign * (ratio - 1) > 1e-9 for ratio in ratios) for sign in (1, -1))
         runs = "" if num_clients <= 100 else " (5 runs)"
         print(
@@ -123,6 +135,20 @@ def fedcollab(instances: int) -> None:
             f" {worse} of {len(ratios)} | {better} |",
             flush=True,
         )
+
+
+def searches(runs: list[Path], capacity: float) -> None:
+    print("\n### FedCollab: 100 searches of algorithm 2, clients visited until the last one that moved\n")
+    print("| run | visits, median | most | found the least L | coalitions of the others |\n|---|---|---|---|---|")
+    for run in runs:
+        table = pd.read_csv(run / "coalitions.csv")
+        distances = pd.read_csv(run / "distances.csv", index_col=0).to_numpy()
+        found = single_moves(distances, table["samples"].to_numpy(float), capacity, 100)
+        least = min(found)[0]
+        best = [math.isclose(objective, least, rel_tol=1e-9) for objective, _, _ in found]
+        others = {max(labels) + 1 for (_, _, labels), reached in zip(found, best, strict=True) if not reached}
+        visits, where = [last for _, last, _ in found], ", ".join(map(str, sorted(others)))
+        print(f"| {run} | {statistics.median(visits):g} | {max(visits)} | {sum(best)} of {len(found)} | {where} |")
 
 
 def hcct(repeats: int, num_clients: int = 100, num_parameters: int = 1_000_000) -> None:
@@ -163,7 +189,9 @@ def hcct(repeats: int, num_clients: int = 100, num_parameters: int = 1_000_000) 
 def main() -> None:
     global clock
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", default="all", choices=["fedcollab", "hcct", "all"])
+    parser.add_argument("task", nargs="?", default="all", choices=["fedcollab", "hcct", "all", "searches"])
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs with FedCollab, for searches")
+    parser.add_argument("--capacity", type=float, default=10.0, help="C of the searches")
     parser.add_argument("--instances", type=int, default=4, help="instances of each of the four kinds and each size")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cpu-time", action="store_true", help="process time instead of wall time, on a busy machine")
@@ -171,6 +199,8 @@ def main() -> None:
     if arguments.cpu_time:
         clock = time.process_time
     torch.set_num_threads(1)
+    if arguments.task == "searches":
+        searches(arguments.runs, arguments.capacity)
     if arguments.task in ("fedcollab", "all"):
         fedcollab(arguments.instances)
     if arguments.task in ("hcct", "all"):
