@@ -13,7 +13,6 @@ classes 0 to 4 (the paper's shares are not at hand), client 3 has all of the cla
 
 import argparse
 import logging
-import statistics
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import yaml
+from tier_study import interval, spread
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -30,12 +30,10 @@ from lightning_fl.callbacks import FineTuning
 from lightning_fl.data import ImageData
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.labels import deal_classes
-from lightning_fl.data.partition.partitioner import Partitioner
+from lightning_fl.data.partition.partitioner import JointPartitioner
 from lightning_fl.models import ClassificationModel
-from lightning_fl.study.intervals import paired_interval
 
-Groups = list[tuple[int, ...]]
-TEST_IMAGES = 150  # of each of a client's classes; no class has more than three clients
+TEST_IMAGES = 150  # of each of a client's classes; at most two clients share a class
 EPOCHS, ROUNDS = {"dpfl": 5, "hcct": 1}, 20
 COUNTS = {
     "dpfl": torch.tensor(
@@ -47,21 +45,18 @@ COUNTS = {
     ),
     "hcct": torch.tensor([[150] * 5 + [0] * 5, [300] * 5 + [0] * 5, [0] * 5 + [3000] * 5]),
 }
-GROUPS: dict[str, Groups] = {
+GROUPS: dict[str, list[tuple[int, ...]]] = {
     "dpfl": [(0,), (0, 1), (0, 2), (0, 1, 2)],
     "hcct": [(0,), (1,), (2,), (0, 1, 2), (0, 1), (0, 2), (1, 2)],
 }
 
 
-class ClassCounts(Partitioner):
+class ClassCounts(JointPartitioner):
     """Some clients of a table of images by client and class; a client's images do not depend on the others."""
 
     def __init__(self, counts: Tensor, clients: tuple[int, ...]) -> None:
         self.counts, self.clients = counts, clients
         self.num_clients = len(clients)
-
-    def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
-        raise NotImplementedError  # partition_splits deals every data set
 
     def partition_splits(self, datasets: Mapping[Any, Dataset], seed: int) -> Mapping[Any, list[Tensor]]:
         classes = read_classes(datasets, num_bins=2, remedy="choose a data set with classes")
@@ -117,11 +112,9 @@ def main() -> None:
                 alone |= of_clients
             figures, gains = [""] * 3, [""] * 3
             for client, values in of_clients.items():
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                figures[client] = f"{statistics.fmean(values):.2f} ({spread:.2f})"
+                figures[client] = spread(values)
                 if len(group) > 1 and client in alone:
-                    found = paired_interval([a - b for a, b in zip(values, alone[client], strict=True)])
-                    gains[client] = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+                    gains[client] = interval([a - b for a, b in zip(values, alone[client], strict=True)])
             kind, named = "fine-tuned" if fine_tuning else "shared", "+".join(str(client + 1) for client in group)
             print(f"| {kind} | {named} | {' | '.join(figures + gains)} |", flush=True)
 
