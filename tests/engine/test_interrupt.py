@@ -110,8 +110,8 @@ def test_the_second_signal_ends_the_process_and_its_children_at_once(kept, body,
 @pytest.mark.processes
 def test_a_second_signal_while_the_first_is_handled_is_not_lost(start_warm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    body = "real, calls = signal.set_wakeup_fd, []; signal.set_wakeup_fd = lambda *fd, **how: (real(*fd, **how),"
-    body += " calls or calls.append(signal.raise_signal(signal.SIGTERM)))[0]; print('here', flush=True); time.sleep(60)"
+    body = "real, calls = signal.set_wakeup_fd, [0]; signal.set_wakeup_fd = lambda *fd, **how: (real(*fd, **how), calls"
+    body += " and signal.raise_signal(calls.pop() or signal.SIGTERM))[0]; print('here', flush=True); time.sleep(60)"
     process = start_warm("-c", PROGRAM.replace("BODY", body))
     process.until_it_prints("here")
     process.send_signal(signal.SIGTERM)
