@@ -163,14 +163,13 @@ def fedcollab7(seeds: Sequence[int]) -> None:
         alone, _ = run({str(client): NEVER for client in range(1, 20)}, coalitions=False)
         others = [client for client in range(1, 20) if coalitions.clusters[client] == coalitions.clusters[0]]
         gains[0].append(joins[0] - alone[0])
-        gains[1].append(mean(joins, others) - mean(never, others) if others else 0.0)
-        cells = [
-            f"{joins[0]:.2f}",
-            f"{alone[0]:.2f}",
-            *(f"{mean(run, others):.2f}" for run in (joins, never) if others),
-        ]
-        print(f"| {seed} | {', '.join(map(str, others)) or 'nobody'} | {' | '.join(cells)} |", flush=True)
-    print(f"\nClient 0 gains {interval(gains[0])}, the others of its coalition {interval(gains[1])}.")
+        there = [mean(found, others) for found in (joins, never) if others]
+        gains[1] += [there[0] - there[1]] if others else []
+        cells = [", ".join(map(str, others)) or "nobody", f"{joins[0]:.2f}", f"{alone[0]:.2f}"]
+        print(f"| {' | '.join([str(seed), *cells, *(f'{value:.2f}' for value in there)])} |", flush=True)
+    print(f"\nClient 0 gains {interval(gains[0])}.")
+    if gains[1]:
+        print(f"The others of its coalition gain {interval(gains[1])}.")
 
 
 def main() -> None:
