@@ -13,7 +13,6 @@ never, or trains alone.
 
 import argparse
 import logging
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -23,14 +22,13 @@ from typing import Any
 import torch
 import yaml
 from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
+from three_clients import fit
 from tier_study import interval, spread
 from torchvision.transforms import CenterCrop
 
-from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import HCCT, ClientArrivals, FedCollab
 from lightning_fl.data import ImageData, ImageDomains, Rotation, Sizes
 from lightning_fl.functional import partition_utility
-from lightning_fl.models import ClassificationModel
 
 NEVER = 10**6
 #: Clients of MNIST, USPS and MNIST-M; of the last of each domain, and of MNIST-M's last two, when they join.
@@ -70,26 +68,11 @@ def recipe(name: str) -> dict[str, Any]:
     return yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{name}.yaml").read_text())
 
 
-def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, rounds: int | None = None) -> Any:
-    """Each client's test accuracy in percent, by number, after the last round."""
-    kept = {name: settings["trainer"].get(name) for name in ("max_rounds", "local_epochs", "optimizer_state")}
-    kept = {name: value for name, value in kept.items() if value is not None}
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer = FederatedTrainer(
-            **kept | ({"max_rounds": rounds} if rounds else {}),
-            callbacks=callbacks,
-            seed=seed,
-            devices=1,
-            default_root_dir=scratch,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            check_val_every_n_rounds=0,
-        )
-        torch.manual_seed(seed)
-        model = ClassificationModel(**settings["model"]["init_args"])
-        trainer.fit(model, data)
-        return {client: 100 * value for client, value in trainer.test(model, data)["test/acc"].clients.items()}
+def options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's length, for the trainer; nothing is validated."""
+    names = ("max_rounds", "local_epochs", "optimizer_state")
+    kept = {name: settings["trainer"][name] for name in names if name in settings["trainer"]}
+    return {**kept, "check_val_every_n_rounds": 0}
 
 
 def mean(found: Mapping[int, float], clients: Sequence[int]) -> float:
@@ -102,7 +85,8 @@ def by_seed(first: Sequence[float], second: Sequence[float]) -> str:
 
 def hcct3(seeds: Sequence[int]) -> None:
     settings = recipe("hcct_digit_domains")
-    options = settings["data"]["init_args"] | {"clients_per_domain": DOMAINS, "source": "real"}
+    data = settings["data"]["init_args"] | {"clients_per_domain": DOMAINS, "source": "real"}
+    trainer = {**options(settings), "max_rounds": 30}
     first = [client for client in range(sum(DOMAINS)) if client not in JOINING["nobody"]]
     before: list[float] = []
     print("| join | first ten clients | better than with nobody | those who joined |\n|---|---|---|---|")
@@ -111,7 +95,8 @@ def hcct3(seeds: Sequence[int]) -> None:
         runs = []
         for seed in seeds:
             groups = HCCT(**settings["trainer"]["callbacks"][0]["init_args"])
-            runs.append(fit(settings, ImageDomains(**options), [ClientArrivals(rounds=arrivals), groups], seed, 30))
+            callbacks = [ClientArrivals(rounds=arrivals), groups]
+            runs.append(fit(settings, ImageDomains(**data), callbacks, seed, **trainer))
         values = [mean(run, first) for run in runs]
         before = before or values
         joined = [client for client, start in rounds.items() if start < NEVER]
@@ -121,8 +106,8 @@ def hcct3(seeds: Sequence[int]) -> None:
 
 def hcct5(seeds: Sequence[int]) -> None:
     settings = recipe("hcct_digit_domains")
-    options = settings["data"]["init_args"] | {"source": "real"}
-    domains = [place for place, count in enumerate(options["clients_per_domain"]) for _ in range(count)]
+    data = settings["data"]["init_args"] | {"source": "real"}
+    domains = [place for place, count in enumerate(data["clients_per_domain"]) for _ in range(count)]
     trade_off = settings["trainer"]["callbacks"][0]["init_args"]["relative_trade_off"]
     three: list[float] = []
     print("| groups | mean | three are better by | worst client | utility, mean of the rounds | adjusted Rand index |")
@@ -131,7 +116,7 @@ def hcct5(seeds: Sequence[int]) -> None:
         runs, utilities, indices = [], [], []
         for seed in seeds:
             groups = GivenGroups(num_groups, trade_off)
-            runs.append(fit(settings, ImageDomains(**options), [groups], seed))
+            runs.append(fit(settings, ImageDomains(**data), [groups], seed, **options(settings)))
             utilities.append(sum(groups.utilities) / len(groups.utilities))
             indices.append(100 * adjusted_rand_score(domains, groups.clusters))
         values = [mean(run, list(run)) for run in runs]
@@ -143,8 +128,8 @@ def hcct5(seeds: Sequence[int]) -> None:
 
 def fedcollab7(seeds: Sequence[int]) -> None:
     settings = recipe("fedcollab_feature_shift")
-    options = dict(settings["data"]["init_args"])
-    partitioner, (shift,) = options.pop("partitioner"), options.pop("shifts")
+    images = dict(settings["data"]["init_args"])
+    partitioner, (shift,) = images.pop("partitioner"), images.pop("shifts")
     print(
         "| seed | client 0 joins | client 0 | alone | the others there | without client 0 |\n|---|---|---|---|---|---|"
     )
@@ -153,10 +138,10 @@ def fedcollab7(seeds: Sequence[int]) -> None:
 
         def run(arrivals: dict[str, int], seed: int = seed, coalitions: bool = True) -> tuple[Any, Any]:
             shifts: list[Any] = [Rotation(**shift["init_args"])]
-            data = ImageData(**options, partitioner=Sizes(**partitioner["init_args"]), shifts=shifts)
+            data = ImageData(**images, partitioner=Sizes(**partitioner["init_args"]), shifts=shifts)
             callback = FedCollab(capacity=10.0, num_restarts=20, encoder=CenterCrop(22))
             callbacks = [ClientArrivals(rounds=arrivals), *([callback] if coalitions else [])]
-            return fit(settings, data, callbacks, seed), callback
+            return fit(settings, data, callbacks, seed, **options(settings)), callback
 
         joins, coalitions = run({"0": settings["trainer"]["max_rounds"] // 2 + 1})
         never, _ = run({"0": NEVER})

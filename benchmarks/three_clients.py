@@ -68,18 +68,12 @@ class ClassCounts(JointPartitioner):
         return {"name": "ClassCounts", "counts": self.counts[list(self.clients)].tolist()}
 
 
-def accuracies(task: str, group: tuple[int, ...], seed: int, fine_tuning: bool) -> dict[int, float]:
-    """Each client's accuracy in percent, of the group's model or of its own after fine-tuning."""
-    recipe = {"dpfl": "dpfl_cifar10_patho", "hcct": "hcct_cifar10"}[task]
-    settings = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml").read_text())
-    batches = {name: settings["data"]["init_args"][name] for name in ("batch_size", "eval_batch_size")}
-    partitioner = ClassCounts(COUNTS[task], group)
-    data = ImageData(name="cifar10", source="real", partitioner=partitioner, split=[1.0, 0.0, 0.0], **batches)
+def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, **options: Any) -> dict[int, float]:
+    """Each client's test accuracy in percent after the last round of a recipe's model; options are the trainer's."""
     with tempfile.TemporaryDirectory() as scratch:
         trainer = FederatedTrainer(
-            max_rounds=ROUNDS,
-            local_epochs=EPOCHS[task],
-            callbacks=[FineTuning(epochs=EPOCHS[task])] if fine_tuning else [],
+            **options,
+            callbacks=callbacks,
             seed=seed,
             devices=1,
             default_root_dir=scratch,
@@ -90,8 +84,19 @@ def accuracies(task: str, group: tuple[int, ...], seed: int, fine_tuning: bool) 
         torch.manual_seed(seed)
         model = ClassificationModel(**settings["model"]["init_args"])
         trainer.fit(model, data)
-        found = trainer.test(model, data)["test/acc"].clients
-    return {client: 100 * found[place] for place, client in enumerate(group)}
+        return {client: 100 * value for client, value in trainer.test(model, data)["test/acc"].clients.items()}
+
+
+def accuracies(task: str, group: tuple[int, ...], seed: int, fine_tuning: bool) -> dict[int, float]:
+    """Each client's accuracy in percent, of the group's model or of its own after fine-tuning."""
+    recipe = {"dpfl": "dpfl_cifar10_patho", "hcct": "hcct_cifar10"}[task]
+    settings = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml").read_text())
+    batches = {name: settings["data"]["init_args"][name] for name in ("batch_size", "eval_batch_size")}
+    partitioner = ClassCounts(COUNTS[task], group)
+    data = ImageData(name="cifar10", source="real", partitioner=partitioner, split=[1.0, 0.0, 0.0], **batches)
+    callbacks = [FineTuning(epochs=EPOCHS[task])] if fine_tuning else []
+    found = fit(settings, data, callbacks, seed, max_rounds=ROUNDS, local_epochs=EPOCHS[task])
+    return {client: found[place] for place, client in enumerate(group)}
 
 
 def main() -> None:
