@@ -16,13 +16,11 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
-from three_clients import fit
+from three_clients import fit, recipe
 from tier_study import interval, spread
 from torchvision.transforms import CenterCrop
 
@@ -31,8 +29,8 @@ from lightning_fl.data import ImageData, ImageDomains, Rotation, Sizes
 from lightning_fl.functional import partition_utility
 
 NEVER = 10**6
-#: Clients of MNIST, USPS and MNIST-M; of the last of each domain, and of MNIST-M's last two, when they join.
-DOMAINS = [5, 4, 5]
+DOMAINS = [5, 4, 5]  # clients of MNIST, USPS and MNIST-M
+#: First rounds of the last client of MNIST (4), of USPS (8) and the last two of MNIST-M (12, 13).
 JOINING = {
     "nobody": {4: NEVER, 8: NEVER, 12: NEVER, 13: NEVER},
     "one": {13: 11, 4: 21, 8: NEVER, 12: NEVER},
@@ -62,10 +60,6 @@ class GivenGroups(HCCT):
         self.utilities.append(utility(labels))
         unused = max(self.clusters) + 1
         return {client: unused + label for client, label in zip(clients, labels, strict=True)}
-
-
-def recipe(name: str) -> dict[str, Any]:
-    return yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{name}.yaml").read_text())
 
 
 def options(settings: dict[str, Any]) -> dict[str, Any]:
@@ -130,16 +124,19 @@ def fedcollab7(seeds: Sequence[int]) -> None:
     settings = recipe("fedcollab_feature_shift")
     images = dict(settings["data"]["init_args"])
     partitioner, (shift,) = images.pop("partitioner"), images.pop("shifts")
+    found = settings["trainer"]["callbacks"][0]["init_args"]
+    coalition_settings = {**found, "encoder": CenterCrop(**found["encoder"]["init_args"])}
     print(
         "| seed | client 0 joins | client 0 | alone | the others there | without client 0 |\n|---|---|---|---|---|---|"
     )
-    gains: list[list[float]] = [[], []]
+    own_gains: list[float] = []
+    gains_of_others: list[float] = []
     for seed in seeds:
 
         def run(arrivals: dict[str, int], seed: int = seed, coalitions: bool = True) -> tuple[Any, Any]:
             shifts: list[Any] = [Rotation(**shift["init_args"])]
             data = ImageData(**images, partitioner=Sizes(**partitioner["init_args"]), shifts=shifts)
-            callback = FedCollab(capacity=10.0, num_restarts=20, encoder=CenterCrop(22))
+            callback = FedCollab(**coalition_settings)
             callbacks = [ClientArrivals(rounds=arrivals), *([callback] if coalitions else [])]
             return fit(settings, data, callbacks, seed, **options(settings)), callback
 
@@ -147,14 +144,14 @@ def fedcollab7(seeds: Sequence[int]) -> None:
         never, _ = run({"0": NEVER})
         alone, _ = run({str(client): NEVER for client in range(1, 20)}, coalitions=False)
         others = [client for client in range(1, 20) if coalitions.clusters[client] == coalitions.clusters[0]]
-        gains[0].append(joins[0] - alone[0])
+        own_gains.append(joins[0] - alone[0])
         there = [mean(found, others) for found in (joins, never) if others]
-        gains[1] += [there[0] - there[1]] if others else []
+        gains_of_others += [there[0] - there[1]] if others else []
         cells = [", ".join(map(str, others)) or "nobody", f"{joins[0]:.2f}", f"{alone[0]:.2f}"]
         print(f"| {' | '.join([str(seed), *cells, *(f'{value:.2f}' for value in there)])} |", flush=True)
-    print(f"\nClient 0 gains {interval(gains[0])}.")
-    if gains[1]:
-        print(f"The others of its coalition gain {interval(gains[1])}.")
+    print(f"\nClient 0 gains {interval(own_gains)}.")
+    if gains_of_others:
+        print(f"The others of its coalition gain {interval(gains_of_others)}.")
 
 
 def main() -> None:

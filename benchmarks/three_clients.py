@@ -68,6 +68,11 @@ class ClassCounts(JointPartitioner):
         return {"name": "ClassCounts", "counts": self.counts[list(self.clients)].tolist()}
 
 
+def recipe(name: str) -> dict[str, Any]:
+    """The settings of a shipped recipe."""
+    return yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{name}.yaml").read_text())
+
+
 def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, **options: Any) -> dict[int, float]:
     """Each client's test accuracy in percent after the last round of a recipe's model; options are the trainer's."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,8 +94,7 @@ def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, **
 
 def accuracies(task: str, group: tuple[int, ...], seed: int, fine_tuning: bool) -> dict[int, float]:
     """Each client's accuracy in percent, of the group's model or of its own after fine-tuning."""
-    recipe = {"dpfl": "dpfl_cifar10_patho", "hcct": "hcct_cifar10"}[task]
-    settings = yaml.safe_load((Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml").read_text())
+    settings = recipe({"dpfl": "dpfl_cifar10_patho", "hcct": "hcct_cifar10"}[task])
     batches = {name: settings["data"]["init_args"][name] for name in ("batch_size", "eval_batch_size")}
     partitioner = ClassCounts(COUNTS[task], group)
     data = ImageData(name="cifar10", source="real", partitioner=partitioner, split=[1.0, 0.0, 0.0], **batches)
