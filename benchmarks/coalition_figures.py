@@ -21,7 +21,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import torch
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
+from scipy.stats import spearmanr
 from sklearn.metrics import adjusted_rand_score, roc_auc_score  # type: ignore[import-untyped]
 from three_clients import fit, recipe
 from tier_study import interval, spread
