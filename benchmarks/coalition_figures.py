@@ -11,6 +11,8 @@ methods, within and between the four angles. fedcollab7: a large client (0) join
 trains alone. fedcollab_costs: multiplications and parameters of a discriminator and of a model (table 5). ifca: the
 clusters that IFCA ends with, label shift (FedCollab's section 5.3). dpfl_graph: how much DPFL's graph changes from one
 round to the next, 40 clients, 98 rounds (appendix G.2).
+
+Seeds change initial weights and batches; the division of the data is that of seed 0 in every run.
 """
 
 import argparse

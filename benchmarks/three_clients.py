@@ -9,6 +9,8 @@ client is in a group than alone, paired by seed, with 95 % t-intervals.
 dpfl: client 1 has 50 images each of the classes 0, 4, 6 and 8, client 2 has 300 of 0 and 6 and 200 of 1 and 3, client 3
 has 300 of 4 and 8 and 200 of 5 and 7; tested also after fine-tuning. hcct: clients 1 and 2 have 5 % and 10 % of the
 classes 0 to 4 (the paper's shares are not at hand), client 3 has all of the classes 5 to 9.
+
+Seeds change initial weights and batches; the division of the data is that of seed 0 in every run.
 """
 
 import argparse
