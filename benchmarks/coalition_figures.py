@@ -11,8 +11,6 @@ methods, within and between the four angles. fedcollab7: a large client (0) join
 trains alone. fedcollab_costs: multiplications and parameters of a discriminator and of a model (table 5). ifca: the
 clusters that IFCA ends with, label shift (FedCollab's section 5.3). dpfl_graph: how much DPFL's graph changes from one
 round to the next, 40 clients, 98 rounds (appendix G.2).
-
-Seeds change initial weights and batches; the division of the data is that of seed 0 in every run.
 """
 
 import argparse
@@ -191,7 +189,7 @@ def fedcollab5(seeds: Sequence[int]) -> None:
     angle = turned[pairs]
     print("| method | rounds | within over between | AUROC, FedCollab better by | rank correlation with the angle |")
     print("|---|---|---|---|---|")
-    best: list[float] = []
+    reference: list[float] = []
     methods: list[tuple[str, int, Any]] = [
         ("FedCollab", 1, lambda: [fedcollab(settings)]),
         ("KMeans", 1, lambda: [MeasuredModels(), LocalTraining()]),
@@ -209,8 +207,8 @@ def fedcollab5(seeds: Sequence[int]) -> None:
             ratios.append(float(distances[angle == 0].mean() / distances[angle > 0].mean()))
             areas.append(100 * roc_auc_score(angle > 0, distances))
             correlations.append(100 * spearmanr(distances, angle).statistic)
-        best = best or areas
-        less = by_seed(best, areas) if areas is not best else ""
+        reference = reference or areas
+        less = by_seed(reference, areas) if areas is not reference else ""
         cells = [name, str(rounds), spread(ratios), f"{spread(areas)}, {less}", spread(correlations)]
         print(f"| {' | '.join(cells)} |", flush=True)
 

@@ -9,8 +9,6 @@ client is in a group than alone, paired by seed, with 95 % t-intervals.
 dpfl: client 1 has 50 images each of the classes 0, 4, 6 and 8, client 2 has 300 of 0 and 6 and 200 of 1 and 3, client 3
 has 300 of 4 and 8 and 200 of 5 and 7; tested also after fine-tuning. hcct: clients 1 and 2 have 5 % and 10 % of the
 classes 0 to 4 (the paper's shares are not at hand), client 3 has all of the classes 5 to 9.
-
-Seeds change initial weights and batches; the division of the data is that of seed 0 in every run.
 """
 
 import argparse
@@ -29,6 +27,7 @@ from torch.utils.data import Dataset
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import FineTuning
+from lightning_fl.core.seeding import seeded_as
 from lightning_fl.data import ImageData
 from lightning_fl.data.partition.classes import read_classes
 from lightning_fl.data.partition.labels import deal_classes
@@ -77,7 +76,7 @@ def recipe(name: str) -> dict[str, Any]:
 
 def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, **options: Any) -> dict[int, float]:
     """Each client's test accuracy in percent after the last round of a recipe's model; options are the trainer's."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with seeded_as(seed), tempfile.TemporaryDirectory() as scratch:
         trainer = FederatedTrainer(
             **options,
             callbacks=callbacks,
@@ -88,7 +87,6 @@ def fit(settings: dict[str, Any], data: Any, callbacks: list[Any], seed: int, **
             enable_checkpointing=False,
             enable_progress_bar=False,
         )
-        torch.manual_seed(seed)
         model = ClassificationModel(**settings["model"]["init_args"])
         trainer.fit(model, data)
         return {client: 100 * value for client, value in trainer.test(model, data)["test/acc"].clients.items()}
