@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.client_names import default_names
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import printable
+from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
@@ -96,6 +97,13 @@ class FederatedDataModule(LightningDataModule, ABC):
     def see_trainer(self, trainer: Any) -> None:
         """Set ``self.trainer``, here and in the data modules that clients' data come from."""
         self.trainer = trainer
+
+    def seed_of(self, given: int | None) -> int:
+        """A given seed, or else the run's: the trainer's, and before it is known what ``seed_everything`` set."""
+        if given is not None:
+            return given
+        federated = getattr(self.trainer, "federated", None)
+        return run_seed() if federated is None else federated.seed
 
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         """The data module that a hosted client's module sees, set up for "fit" or "test"; this one by default."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lightning_fl.core.client_names import are_many, default_names, recorded_names
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.metrics import percentiles
-from lightning_fl.core.seeding import generator, run_seed
+from lightning_fl.core.seeding import generator
 from lightning_fl.core.validation import Fraction, Seed, Size, checked_fields
 from lightning_fl.data.digest import data_digest
 from lightning_fl.data.division.clients import ClientShares, DivisionSettings, divide_clients
@@ -183,7 +183,7 @@ class SharedDataModule(FederatedDataModule):
     @property
     def partition_seed(self) -> int:
         """Seed of everything that is drawn to choose and divide samples."""
-        return run_seed() if self.split_seed is None else self.split_seed
+        return self.seed_of(self.split_seed)
 
     @property
     def _data(self) -> OpenedData:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
-from lightning_fl.core.seeding import run_seed, seed_default_generators
+from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
 from lightning_fl.data import loaders
 from lightning_fl.data.division.division import cut_splits
@@ -139,7 +139,7 @@ class Silos(FederatedDataModule):
         """The client's data module (or this one) after ``prepare_data`` and ``setup(stage)``, each called once."""
         silo = self._silos[client]
         silo.call("prepare_data")
-        silo.call("setup", stage, seed=(run_seed(), "silo", client))
+        silo.call("setup", stage, seed=(self.seed_of(None), "silo", client))
         return silo.module or self
 
     def see_trainer(self, trainer: Any) -> None:
@@ -169,7 +169,7 @@ class Silos(FederatedDataModule):
 
     def _divide(self, client: int) -> None:
         silo = self._silos[client]
-        seed, length = run_seed() if self.split_seed is None else self.split_seed, len(silo.undivided)
+        seed, length = self.seed_of(self.split_seed), len(silo.undivided)
         parts = cut_splits(torch.arange(length), self.split, seed, client)
         silo.divide(parts)
         if not self._has_logged_cut:  # once, for all clients

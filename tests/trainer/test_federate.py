@@ -9,7 +9,8 @@ from tiny import FolderSilo, TinyClients, TinyModule, regression_set, same_bits,
 from torch.utils.data import DataLoader
 
 import lightning_fl
-from lightning_fl.data import IID, Quantity
+from lightning_fl.core.seeding import seeded_as
+from lightning_fl.data import IID, Partitioned, Quantity, Silos
 
 QUIET = {"max_rounds": 2, "enable_progress_bar": False, "logger": False}
 
@@ -102,3 +103,17 @@ def test_a_collation_for_one_data_set() -> None:
         lightning_fl.federate(module, regression_set(30, seed=1), num_clients=2, collate_fn=collate, **QUIET)
         results.append(weights_of(module))
     assert results[0][0].shape == results[1][0].shape
+
+
+@pytest.mark.parametrize(
+    "make", [lambda rows: Partitioned(rows, IID(num_clients=2)), lambda rows: Silos([rows, regression_set(12, seed=2)])]
+)
+def test_the_seed_of_a_trainer_divides_the_data_as_that_of_the_run_does(make) -> None:
+    def tested(data, **seed):
+        lightning_fl.federate(TinyModule(), data, **seed, **QUIET)
+        return [list(data.client_data(client, "test").indices) for client in range(2)]
+
+    rows = regression_set(30, seed=1)
+    with seeded_as(1):
+        expected = tested(make(rows))
+    assert tested(make(rows), seed=1) == expected != tested(make(rows), seed=0)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
 from lightning_fl.data.division.division import cut_splits
 from lightning_fl.data.images.dataset import ImageDataset, read_npz
@@ -118,13 +117,13 @@ class ImageFolders(TransformedImages):
         return {split: list(part.indices) for split, part in self._splits(client).items()}
 
     def held_source(self) -> Mapping[str, Any]:
-        return {"numbering": "samples from 0 of a silo's part", "split_seed": self.split_seed}
+        return {"numbering": "samples from 0 of a silo's part", "split_seed": self.seed_of(self.split_seed)}
 
     def _splits(self, client: int) -> dict[Split, Subset]:
         if client not in self._opened:
             parts = self._read(Path(self.root).expanduser() / self.client_names()[client])
             held = {split: part.tensors() for split, part in parts.items()}
-            seed = run_seed() if self.split_seed is None else self.split_seed
+            seed = self.seed_of(self.split_seed)
             labels = parts["train"].targets if self.stratified else None
             indices: dict[Split, Tensor] = {split: torch.arange(len(part)) for split, part in held.items()}
             indices |= cut_splits(indices["train"], self.split, seed, client, own=list(held), labels=labels)

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Count, Fraction, Seed, checked_fields
 from lightning_fl.data.cards.lookup import cache_folder
 from lightning_fl.data.division.division import cut_splits
@@ -105,7 +104,7 @@ class PrivateTargets(FederatedDataModule):
             "num_targets": self.num_targets,
             "target_names": {name: list(columns) for name, columns in self._public_targets.items()},
             "split": list(self.split),
-            "split_seed": run_seed() if self.split_seed is None else self.split_seed,
+            "split_seed": self.seed_of(self.split_seed),
             "features": list(self._features),
         }
 
@@ -117,8 +116,7 @@ class PrivateTargets(FederatedDataModule):
             except Exception as error:
                 error.add_note(f"The error is in the file of {name}.")
                 raise
-            seed = run_seed() if self.split_seed is None else self.split_seed
-            shares = cut_splits(torch.arange(len(dataset)), self.split, seed, client)
+            shares = cut_splits(torch.arange(len(dataset)), self.split, self.seed_of(self.split_seed), client)
             self._parts[client] = {split: Subset(dataset, part.tolist()) for split, part in shares.items() if len(part)}
         return self._parts[client]
 

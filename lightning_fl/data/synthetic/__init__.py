@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lightning_fl.core.seeding import run_seed
 from lightning_fl.core.validation import Seed, checked_fields
 from lightning_fl.data.module import FederatedDataModule, Split
 
@@ -37,7 +36,7 @@ class SyntheticDataModule(FederatedDataModule):
     @property
     def seed(self) -> int:
         """Seed of all draws."""
-        return run_seed() if self.data_seed is None else self.data_seed
+        return self.seed_of(self.data_seed)
 
     def num_samples(self, split: Split) -> list[int]:
         return [self.count(client, split) for client in range(self.num_clients)]
