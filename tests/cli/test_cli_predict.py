@@ -291,7 +291,7 @@ def test_similarity_to_the_nearest_training_molecule(run, command):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_pipes(run, start_warm):
-    code = "import os, sys; os.dup2(os.popen('cat new.csv').fileno(), 0)\n"
+    code = "import os, sys; pipe = os.popen('cat new.csv'); os.dup2(pipe.fileno(), 0)\n"
     code += "from lightning_fl.cli import main; sys.exit(main())"
     ended = start_warm("-c", code, "predict", run, "-").end()
     assert [line.split(",")[0] for line in ended.out.splitlines()] == ["name", *(f"m{number}" for number in range(12))]
