@@ -167,7 +167,7 @@ def write_study_page(
     verdicts = Counter(answer.verdict for answer in results.answers)
     badges |= {f"claims, {verdict}: {count}": verdict for verdict, count in verdicts.items()}
     meanings = "; ".join(f"{name}: {STATISTICS[name]}" for name in study.table.statistics)
-    claims = Part.of_table(claims_table(results.answers, study.table.digits)) if results.answers else []
+    claims = Part.of_table(claims_table(results)) if results.answers else []
     hours = sum(cell.seconds or 0.0 for cell in results.cells) / 3600
     about_runs = f"{len(results.cells)} runs, {hours:.2f} hours of training in total."
     version = f"lightning-fl {environment['lightning-fl']}"

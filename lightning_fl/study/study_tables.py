@@ -14,7 +14,7 @@ from lightning_fl.core.errors import counted
 from lightning_fl.core.escaping import markdown, terminal
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.runtime.table import Column, Table, Value, label_column, label_columns, markdown_table, print_table
-from lightning_fl.study.claims import SHARES, Answer, cell_name
+from lightning_fl.study.claims import SHARES, cell_name
 from lightning_fl.study.declaration import Study
 from lightning_fl.study.intervals import share_interval
 from lightning_fl.study.render import DIRECTIONS, best_values, direction_text
@@ -23,7 +23,7 @@ from lightning_fl.study.results import CellResult, StudyResults
 #: Data source -> mark of its numbers.
 _MARKS = {"measured": "", "stand-in": "†", "synthetic": "‡"}
 _OTHER_MARK = "§"
-CLAIM_NOTES = (
+_CLAIM_NOTES = (
     "answer: by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
     "needs: seeds that would decide a difference of this size and spread with a probability of 80 %.",
 )
@@ -32,7 +32,8 @@ CLAIM_NOTES = (
 def group_cells(results: StudyResults) -> dict[str, dict[str, list[CellResult]]]:
     """Column -> row -> cells of all seeds, in the order of the declaration; a list is empty where nothing is run.
 
-    Columns and rows are named by their labels: "esol, dirichlet".
+    Columns and rows are named by their labels: "esol, dirichlet". Once there are results, those without any are left
+    out.
     """
     layout, labels = results.study.table, {"arm": results.study.run_arms, **results.study.run_grid}
     found: dict[tuple[str, str], list[CellResult]] = {}
@@ -40,7 +41,8 @@ def group_cells(results: StudyResults) -> dict[str, dict[str, list[CellResult]]]
         at = {"arm": cell.arm, **cell.place}
         column, row = (", ".join(at[part] for part in parts) for parts in (layout.columns, layout.rows))
         found.setdefault((column, row), []).append(cell)
-    used = {(side, name) for names in found for side, name in enumerate(names)}
+    ended = [names for names, cells in found.items() if any(cell.status in ("done", "failed") for cell in cells)]
+    used = {(side, name) for names in ended or found for side, name in enumerate(names)}
     columns, rows = (
         [name for name in map(", ".join, itertools.product(*(labels[part] for part in parts))) if (side, name) in used]
         for side, parts in enumerate((layout.columns, layout.rows))
@@ -137,11 +139,13 @@ def _notes(results: StudyResults) -> list[str]:
     return notes
 
 
-def claims_table(answers: Sequence[Answer], digits: int, *, numbered: bool = False) -> Table:
-    """A row per answer; columns without content are left out.
+def claims_table(results: StudyResults, *, numbered: bool = False) -> Table:
+    """A row per answer; columns without content are left out, and answers without results unless runs have failed.
 
-    ``digits`` are those of the study's table. Remarks, too wide for a column of a terminal, are notes if ``numbered``.
+    Remarks, too wide for a column of a terminal, are notes if ``numbered``.
     """
+    answers = [one for one in results.answers if one.interval.n or results.failed] or results.answers
+    left_out, digits = len(results.answers) - len(answers), results.study.table.digits
     intervals = [answer.interval for answer in answers]
     differences = ["" if math.isnan(one.mean) else f"{one:+.{digits + 1}f}" for one in intervals]
     remarks = list(dict.fromkeys(answer.reason for answer in answers if answer.reason and numbered))
@@ -158,7 +162,9 @@ def claims_table(answers: Sequence[Answer], digits: int, *, numbered: bool = Fal
     }
     shown = {name: values for name, values in columns.items() if any(map(str, values))}
     notes = [f"({number}) {text}." for number, text in enumerate(remarks, 1)]
-    return Table("claims", label_columns(shown), [*CLAIM_NOTES, *notes])
+    if left_out:
+        notes.append(f"{counted(left_out, 'answer')} without results.")
+    return Table("claims", label_columns(shown), [*_CLAIM_NOTES, *notes])
 
 
 def chosen_columns(study: Study) -> list[Column]:
@@ -182,7 +188,8 @@ def write_markdown(results: StudyResults, out: Path) -> None:
     write_whole(out / "table.md", "\n\n".join(parts) + "\n")
     parts = [f"# {markdown(study.title)}: claims"]
     if results.answers:
-        parts += [markdown_table(claims_table(results.answers, study.table.digits).columns), *CLAIM_NOTES]
+        claims = claims_table(results)
+        parts += [markdown_table(claims.columns), *claims.notes]
     else:
         parts.append("The study has no claims.")
     write_whole(out / "claims.md", "\n\n".join(parts) + "\n")
@@ -193,7 +200,7 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
     console = console or terminal()
     print_table(results_table(results), console)
     if results.answers:
-        print_table(claims_table(results.answers, results.study.table.digits, numbered=True), console)
+        print_table(claims_table(results, numbered=True), console)
     for cell in results.failed:
         console.print(Text(f"failed: {cell.name}: {cell.failure}", "red"))
         console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)

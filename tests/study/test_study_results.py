@@ -8,7 +8,7 @@ from study_tiny import finish, results_of, tiny_cells
 from lightning_fl.core.environment import describe_environment, package_commit
 from lightning_fl.runtime.table import Table
 from lightning_fl.study.results import CellResult, StudyResults
-from lightning_fl.study.study_tables import print_results, results_table, write_markdown
+from lightning_fl.study.study_tables import claims_table, print_results, results_table, write_markdown
 
 PUBLISHED = {"source": "A paper", "values": {"b": {"left": {"mean": [60, 1]}}}}
 
@@ -135,6 +135,22 @@ def test_unfinished_cells_and_commits(tmp_path):
         cell.record_start(False, commit)
     notes = results_table(current(study, cells, tmp_path)).notes
     assert notes[-2:] == ["The runs used 3 commits of the package: a, b, y.", "8 of 12 cells are not done."]
+
+
+def test_rows_columns_and_answers_without_results_are_left_out(tmp_path):
+    study, cells = tiny_cells(tmp_path, claims=["mean(b) < 1"])
+    untouched = current(study, cells, tmp_path)
+    assert header(results_table(untouched)) == ["arm", "left mean", "left worst", "right mean", "right worst"]
+    assert len(rows(results_table(untouched))) == len(rows(claims_table(untouched))) == 2
+    for cell in cells[6:9]:  # of b on the left
+        finish(cell, 0.5)
+    results = current(study, cells, tmp_path)
+    assert rows(results_table(results)) == [["b", "0.500 ± 0.000", "0.400 ± 0.000"]]
+    claims = claims_table(results)
+    assert ([row[1] for row in rows(claims)], claims.notes[-1]) == (["data=left"], "1 answer without results.")
+    write_markdown(results, tmp_path)
+    assert "1 answer without results." in (tmp_path / "claims.md").read_text()
+    assert [answer.interval.n for answer in results.answers] == [3, 0]  # all are in claims.csv
 
 
 def test_all_is_written_and_read_back(tmp_path):
