@@ -66,8 +66,8 @@ def test_the_documented_policy_runs() -> None:
     exec(code, documented)
     policy = documented["Thrifty"]()
     assert policy.bid(VIEW, draws()) == [0]
-    assert policy.bid(replace(VIEW, balance=60_000_000, price=1_000_000), draws()) == [0]
-    assert policy.bid(replace(VIEW, balance=40_000_000, price=1_000_000), draws()) == []
+    assert policy.bid(replace(VIEW, balance=60_000_000, price=30_000_000), draws()) == [0]
+    assert policy.bid(replace(VIEW, balance=40_000_000, price=30_000_000), draws()) == []
     tiers = TierBidding(num_tiers=2, policies={3: policy}, tokens=Tokens())
     fit(tiers, ShapleyRewards(split="train", num_samples=4), max_rounds=2)
     assert len(tiers.rounds[1].bids[3]) == 1
