@@ -86,9 +86,11 @@ def test_every_arm_is_a_recipe_with_settings_that_exist(name, parser, tmp_path):
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
 def test_kept_results_are_drawn_without_running(kept, tmp_path, capsys):
     """Their values are those of the file, and the first claim's difference is the one that pandas finds."""
-    assert main(["study", kept.stem, "--from", str(kept), "--out", str(tmp_path)]) == 0
+    name, _, scale = kept.stem.partition(".")
+    options = ["--scale", scale] if scale else []
+    assert main(["study", name, "--from", str(kept), "--out", str(tmp_path), *options]) == 0
     assert f"study: {tmp_path}" in capsys.readouterr().out
-    study = load_study(STUDIES[kept.stem])
+    study = load_study(STUDIES[name])
     axes = list(study.grid)
     given, drawn = (pd.read_csv(path, dtype=dict.fromkeys(axes, str)) for path in (kept, tmp_path / "results.csv"))
     keys = ["arm", *axes, "seed"]
