@@ -208,12 +208,9 @@ def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
         for column, of_rows in group_cells(results).items()
     }
     metric, split, percent = study.metric, study.split, study.table.percent
-    measured = [
-        name for name in study.table.statistics if not all(math.isnan(one.values[name]) for one in results.cells)
-    ]
     return draw_pictures(
         {
-            **{f"{name}: {STATISTICS[name]}": partial(draw_results, results, name) for name in measured},
+            **{f"{name}: {STATISTICS[name]}": partial(draw_results, results, name) for name in results.measured},
             "claims": partial(draw_claims, results),
             "learning curves on validation data": partial(draw_curves, panels, metric, percent=percent),
             "distribution over clients": partial(draw_distributions, panels, metric, split, percent=percent),

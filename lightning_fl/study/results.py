@@ -182,6 +182,12 @@ class StudyResults:
         return next((cell.higher_is_better for cell in self.cells if cell.higher_is_better is not None), None)
 
     @property
+    def measured(self) -> list[str]:
+        """The table's statistics with a value in any cell."""
+        names = self.study.table.statistics
+        return [name for name in names if not all(math.isnan(cell.values[name]) for cell in self.cells)]
+
+    @property
     def failed(self) -> list[CellResult]:
         return [cell for cell in self.cells if cell.status == "failed"]
 

@@ -54,11 +54,10 @@ def results_table(results: StudyResults) -> Table:
     """Statistics in the layout of the study, each next to its published value, the best of the arms marked."""
     study, grouped = results.study, group_cells(results)
     rows = list(next(iter(grouped.values()), {}))
-    labels = zip(*(row.split(", ") for row in rows), strict=True)
-    columns = list(map(label_column, study.table.rows, labels))
+    columns = list(map(label_column, study.table.rows, zip(*(row.split(", ") for row in rows), strict=True)))
     best = {statistic: _best_places(results, grouped, statistic) for statistic in study.table.statistics}
     for column, of_rows in grouped.items():
-        for statistic in study.table.statistics:
+        for statistic in results.measured or study.table.statistics:
             name = f"{column} {statistic}".strip()
             shown = [
                 Value(_format_cell(study, cells, statistic), best=(column, row) in best[statistic])
@@ -146,8 +145,7 @@ def claims_table(results: StudyResults, *, numbered: bool = False) -> Table:
     """
     answers = [one for one in results.answers if one.interval.n or results.failed] or results.answers
     left_out, digits = len(results.answers) - len(answers), results.study.table.digits
-    intervals = [answer.interval for answer in answers]
-    differences = ["" if math.isnan(one.mean) else f"{one:+.{digits + 1}f}" for one in intervals]
+    differences = ["" if math.isnan(one.interval.mean) else f"{one.interval:+.{digits + 1}f}" for one in answers]
     remarks = list(dict.fromkeys(answer.reason for answer in answers if answer.reason and numbered))
     numbers = [f" ({remarks.index(one.reason) + 1})" if one.reason in remarks else "" for one in answers]
     columns: dict[str, list[Any]] = {

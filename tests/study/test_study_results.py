@@ -112,7 +112,7 @@ def test_the_best_value_is_that_of_the_arms_at_a_place_in_any_layout(tmp_path):
     assert rows(by_place)[0][4] == "0.42 ± 0.02"
     # std is 0.1 everywhere: no value is better than the others
     assert [row[2:4] for row in best(by_place)] == [[False, False], [True, False], [False, False], [True, False]]
-    layout = {"rows": ["data"], "columns": ["arm"], "statistics": ["mean"]}
+    layout = {"rows": ["data"], "columns": ["arm"], "statistics": ["mean", "ari"]}  # ari has no values
     across = results_table(results_of(tmp_path / "2", table=layout))
     assert header(across) == ["data", "a mean", "b mean"]
     assert best(across) == [[False, False, True]] * 2
