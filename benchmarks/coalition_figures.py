@@ -284,22 +284,44 @@ def dpfl_graph(seeds: Sequence[int]) -> None:
     classes = images.pop("partitioner")["init_args"]["classes_per_client"]
     trainer = {**options(settings), "max_rounds": 98}
     changes: dict[str, list[float]] = {}
+    symmetry: dict[str, list[list[float]]] = {}
     for seed in seeds:
         graph = CollaborationGraph(budget=0.1, init_epochs=10)
         data = ImageData(**images, partitioner=Pathological(num_clients=40, classes_per_client=classes))
         fit(settings, data, [graph], seed, **trainer)
         edges = [{(k, j) for k, others in chosen.items() for j in others} for chosen in graph.chosen]
         gone = [100 * (1 - len(a & b) / max(len(a | b), 1)) for a, b in pairwise(edges)]
-        for first, end in ((1, 20), (20, 40), (40, 60), (60, 80), (80, 97)):
-            part = gone[first:end]
-            changes.setdefault(f"{first + 1} to {end + 1}", []).append(sum(part) / len(part))
+        alike = [_symmetry(found, 40) for found in edges]
+        for first, end in ((0, 1), (1, 20), (20, 40), (40, 60), (60, 80), (80, 97)):
+            name = f"{first + 1} to {end + 1}" if first else "1"
+            if first:
+                changes.setdefault(name, []).append(sum(gone[first:end]) / (end - first))
+            turns = alike[first : end + (first > 0)]
+            symmetry.setdefault(name, []).append(torch.tensor(turns).mean(dim=0).tolist())
         print(seed, [len(found) for found in edges][::10], flush=True)
-    before = changes["21 to 41"]
+    before, earlier = changes["21 to 41"], [found[1] for found in symmetry["1"]]
     print(
         "| rounds | edges that changed from one round to the next, % | less than in rounds 21 to 41 by |\n|---|---|---|"
     )
     for rounds, values in changes.items():
         print(f"| {rounds} | {spread(values)} | {by_seed(before, values)} |")
+    print("\n| rounds | one-sided edges, % | pairs alike, % | by chance | less than in the first round by |")
+    print("|---|---|---|---|---|")
+    for rounds, parts in symmetry.items():
+        one_sided, pairs, chance = (list(part) for part in zip(*parts, strict=True))
+        print(f"| {rounds} | {spread(one_sided)} | {spread(pairs)} | {spread(chance)} | {by_seed(earlier, pairs)} |")
+
+
+def _symmetry(edges: set[tuple[int, int]], clients: int) -> tuple[float, float, float]:
+    """One-sided edges, and pairs of clients alike in both directions (also where neither chooses), in %; by chance.
+
+    By chance: expected where every client chooses as many others as it does, at random.
+    """
+    one_sided = sum((j, k) not in edges for k, j in edges)
+    pairs = list(combinations(range(clients), 2))
+    share = [sum(k == client for k, _ in edges) / (clients - 1) for client in range(clients)]
+    differ = sum(share[k] * (1 - share[j]) + share[j] * (1 - share[k]) for k, j in pairs)
+    return 100 * one_sided / max(len(edges), 1), 100 - 100 * one_sided / len(pairs), 100 - 100 * differ / len(pairs)
 
 
 FIGURES = {
