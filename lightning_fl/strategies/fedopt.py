@@ -26,7 +26,7 @@ from lightning_fl.strategies.fedavg import FedAvg
 _Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 #: With a model for each client.
-_CAUTION = "no paper has a server optimiser for models with a single client, and they train worse with it"
+_CAUTION = "no paper has a server optimiser for models with a single client: compare with fedavg"
 
 
 class FedAvgM(FedAvg):
