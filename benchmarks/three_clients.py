@@ -107,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=list(COUNTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 3], help="only groups of these")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -114,7 +115,7 @@ def main() -> None:
     print("| model | clients | accuracy: 1 | 2 | 3 | better than alone: 1 | 2 | 3 |\n|---|---|---|---|---|---|---|---|")
     for fine_tuning in (False, True) if arguments.task == "dpfl" else (False,):
         alone: dict[int, list[float]] = {}
-        for group in GROUPS[arguments.task]:
+        for group in (one for one in GROUPS[arguments.task] if {client + 1 for client in one} <= {*arguments.clients}):
             runs = [accuracies(arguments.task, group, seed, fine_tuning) for seed in arguments.seeds]
             of_clients = {client: [run[client] for run in runs] for client in group}
             if len(group) == 1:
