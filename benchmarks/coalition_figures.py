@@ -10,7 +10,7 @@ stops, at a given number of groups, in every round. fedcollab5: distances betwee
 methods, within and between the four angles. fedcollab7: a large client (0) joins after half of the rounds, or never, or
 trains alone. fedcollab_costs: multiplications and parameters of a discriminator and of a model (table 5). ifca: the
 clusters that IFCA ends with, label shift (FedCollab's section 5.3). dpfl_graph: how much DPFL's graph changes from one
-round to the next, 40 clients, 98 rounds (appendix G.2).
+round to the next (appendix G.2) and how symmetric it is (figure 16), 40 clients, 98 rounds.
 """
 
 import argparse
@@ -48,6 +48,10 @@ from lightning_fl.models import ClassificationModel
 
 NEVER = 10**6
 DOMAINS = [5, 4, 5]  # clients of MNIST, USPS and MNIST-M
+#: Rounds of which DPFL's graphs are taken together.
+TURNS = {"1": slice(1)} | {
+    f"{first + 1} to {end}": slice(first, end) for first, end in ((1, 21), (20, 41), (40, 61), (60, 81), (80, 98))
+}
 #: First rounds of the last client of MNIST (4), of USPS (8) and the last two of MNIST-M (12, 13).
 JOINING = {
     "nobody": {4: NEVER, 8: NEVER, 12: NEVER, 13: NEVER},
@@ -290,14 +294,11 @@ def dpfl_graph(seeds: Sequence[int]) -> None:
         data = ImageData(**images, partitioner=Pathological(num_clients=40, classes_per_client=classes))
         fit(settings, data, [graph], seed, **trainer)
         edges = [{(k, j) for k, others in chosen.items() for j in others} for chosen in graph.chosen]
-        gone = [100 * (1 - len(a & b) / max(len(a | b), 1)) for a, b in pairwise(edges)]
-        alike = [_symmetry(found, 40) for found in edges]
-        for first, end in ((0, 1), (1, 20), (20, 40), (40, 60), (60, 80), (80, 97)):
-            name = f"{first + 1} to {end + 1}" if first else "1"
-            if first:
-                changes.setdefault(name, []).append(sum(gone[first:end]) / (end - first))
-            turns = alike[first : end + (first > 0)]
-            symmetry.setdefault(name, []).append(torch.tensor(turns).mean(dim=0).tolist())
+        for name, turns in TURNS.items():
+            shares = torch.tensor([_symmetry(found, 40) for found in edges[turns]])
+            symmetry.setdefault(name, []).append(shares.mean(dim=0).tolist())
+            if gone := [100 * (1 - len(a & b) / max(len(a | b), 1)) for a, b in pairwise(edges[turns])]:
+                changes.setdefault(name, []).append(sum(gone) / len(gone))
         print(seed, [len(found) for found in edges][::10], flush=True)
     before, earlier = changes["21 to 41"], [found[1] for found in symmetry["1"]]
     print(
@@ -305,11 +306,11 @@ def dpfl_graph(seeds: Sequence[int]) -> None:
     )
     for rounds, values in changes.items():
         print(f"| {rounds} | {spread(values)} | {by_seed(before, values)} |")
-    print("\n| rounds | one-sided edges, % | pairs alike, % | by chance | less than in the first round by |")
+    print("\n| rounds | one-sided edges, % | pairs alike, % | by chance | more than in the first round by |")
     print("|---|---|---|---|---|")
     for rounds, parts in symmetry.items():
         one_sided, pairs, chance = (list(part) for part in zip(*parts, strict=True))
-        print(f"| {rounds} | {spread(one_sided)} | {spread(pairs)} | {spread(chance)} | {by_seed(earlier, pairs)} |")
+        print(f"| {rounds} | {spread(one_sided)} | {spread(pairs)} | {spread(chance)} | {by_seed(pairs, earlier)} |")
 
 
 def _symmetry(edges: set[tuple[int, int]], clients: int) -> tuple[float, float, float]:

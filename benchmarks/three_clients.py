@@ -107,7 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=list(COUNTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 3], help="only groups of these")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", choices=[1, 2, 3], default=[1, 2, 3], help="only groups of these"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
