@@ -98,7 +98,7 @@ def test_kept_results_are_drawn_without_running(kept, tmp_path, capsys):
     pd.testing.assert_frame_equal(drawn.sort_index(), given.set_index(keys)[["mean", "worst"]].sort_index())
     claims = pd.read_csv(tmp_path / "claims.csv", keep_default_na=False, dtype=str)
     claim = claims[~claims["n"].isin(["", "0"])].iloc[0]
-    (statistic, left), (_, right) = re.findall(r"(\w+)\((\w+)\)", claim["claim"])
+    (statistic, left), (_, right) = re.findall(r"(\w+)\(([\w+]+)\)", claim["claim"])
     at = dict(pair.split("=") for pair in claim["at"].split(", ") if pair)
     values = given[(given[list(at)] == pd.Series(at)).all(axis="columns")].pivot(
         columns="arm", index="seed", values=statistic
