@@ -76,6 +76,7 @@ class SurvivalModel(Model):
         super().__init__()
         check_optimizer(optimizer, momentum)
         self.save_hyperparameters()
+        self.task = "survival"  # mixup mixes losses, not times
         self.network, size = nn.Sequential(), in_features
         for following in hidden_sizes or []:
             self.network.extend([nn.Linear(size, following), nn.ReLU(), nn.Dropout(dropout)])

@@ -5,15 +5,14 @@ Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICL
 Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 2.2: ``x~ = gamma g(x_j) + (1 - gamma) g(x_k)``,
 ``y~ = gamma y_j + (1 - gamma) y_k``, both samples of the same client.
 
-The mixing is :func:`lightning_fl.functional.mix`; g is the identity, or the module up to ``layer``. Zhang et al. use
-one gamma per batch. A loss that compares clients (``DROClientSampling``) needs one per sample: mixed targets have
-``gamma^2 + (1 - gamma)^2`` of the variance, so of two equal clients the one with a gamma of 0.5 looks easier than the
-one with 0.99.
+The mixing is :func:`lightning_fl.functional.mix`; g is the identity, or the module up to ``layer``. A loss that
+compares clients (``DROClientSampling``) needs a gamma per sample, not per batch as in Zhang et al.: mixed targets have
+``gamma^2 + (1 - gamma)^2`` of the variance, so a client with a gamma of 0.5 looks easier than its equal with 0.99.
 
 Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.;
 class labels cannot be mixed and give the gamma-weighted sum of two losses, the same for the cross-entropy, also
-floating labels of a module with ``task`` "multiclass". The mixture of two bounds of a value (``y_bound``: at most, at
-least) is known if they have the same direction or one is exact; otherwise it is missing.
+floating targets of a module with ``task`` "multiclass" or "survival". The mixture of two bounds of a value
+(``y_bound``: at most, at least) is known if they have the same direction or one is exact; otherwise it is missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,13 +43,13 @@ class LocalMixup(Callback):
         alpha: both parameters of the Beta distribution of gamma; larger values mix more, 0 never mixes.
         layer: submodule whose output is mixed, with one row per sample ("readout" for a graph network's embedding);
             ``None`` mixes the input of a batch ``(x, y)`` of tensors.
-        per_sample: draw gamma per sample instead of per batch; not for class labels.
+        per_sample: draw gamma per sample instead of per batch; not for class labels or censored times.
         target_key: key of a batch's targets, if they are not the last entry of a tuple, ``y`` of a graph batch, or
             under a usual key of a dict.
 
     Raises:
         ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has another number of rows;
-            ``per_sample`` with class labels.
+            ``per_sample`` with class labels or censored times.
     """
 
     method_name = "+ local mixup"
@@ -69,9 +68,9 @@ class LocalMixup(Callback):
         self, trainer: TrainerSurface, batch: Any, compute: Callable[[Any], STEP_OUTPUT], generator: torch.Generator
     ) -> STEP_OUTPUT:
         targets = batch_targets(batch, self.target_key)
-        classes = not targets.is_floating_point() or getattr(trainer.module, "task", None) == "multiclass"
-        if self.per_sample and classes:
-            raise ConfigurationError("LocalMixup.per_sample=true: the targets are class labels. Set it to false.")
+        unmixed = getattr(trainer.module, "task", None) in ("multiclass", "survival") or not targets.is_floating_point()
+        if self.per_sample and unmixed:
+            raise ConfigurationError("LocalMixup.per_sample=true: these targets cannot be mixed. Set it to false.")
         drawn = sample_gamma(self.alpha, generator, (len(targets),) if self.per_sample else ())
         gamma = to_device(drawn, targets.device) if self.per_sample else float(drawn)
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
@@ -83,12 +82,12 @@ class LocalMixup(Callback):
 
         def step(targets: Tensor) -> STEP_OUTPUT:
             mixed = with_batch_targets(batch, targets, self.target_key)
-            if not classes and is_graph(batch) and "y_bound" in batch:
+            if not unmixed and is_graph(batch) and "y_bound" in batch:
                 mixed = _with_bounds(mixed, partners, self.target_key)
             with nullcontext() if submodule is None else _mixed_output(submodule, partners, gamma):
                 return compute(mixed)
 
-        if not classes:
+        if not unmixed:
             return step(mix(targets, partners, gamma))
         return _weighted(step(targets), step(targets.index_select(0, partners)), float(gamma))
 

@@ -15,8 +15,9 @@ from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import LocalMixup
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import mix, sample_gamma
+from lightning_fl.functional.survival import cox_loss
 from lightning_fl.functional.task_metrics import masked_cross_entropy
-from lightning_fl.models import MoleculeModel
+from lightning_fl.models import MoleculeModel, SurvivalModel
 
 
 class Holder:
@@ -118,6 +119,19 @@ def test_class_labels_give_the_loss_on_mixed_one_hot_targets() -> None:
     expected = cross_entropy(module.net(mix(x, partners, gamma)), mix(one_hot, partners, gamma))
     torch.testing.assert_close(output["loss"], expected)
     assert torch.equal(output["kept"], labels)
+
+
+def test_times_and_events_give_the_sum_of_two_losses() -> None:
+    torch.manual_seed(0)
+    x, times, events = torch.randn(7, 3), torch.rand(7), torch.tensor([1.0, 0, 1, 1, 0, 0, 1])
+    module = SurvivalModel(in_features=3)
+    gamma, partners = expected_draws(1.0, 7)
+    scores = module(mix(x, partners, gamma))
+    own, other = cox_loss(scores, times, events), cox_loss(scores, times[partners], events[partners])
+    loss = around(LocalMixup(alpha=1.0), module, (x, torch.stack([times, events], 1)))
+    torch.testing.assert_close(loss, gamma * own + (1 - gamma) * other)
+    with pytest.raises(ConfigurationError, match="LocalMixup.per_sample=true"):
+        around(LocalMixup(per_sample=True), module, (x, torch.stack([times, events], 1)))
 
 
 class GraphModule(LightningModule):
