@@ -70,7 +70,7 @@ class LocalMixup(Callback):
         targets = batch_targets(batch, self.target_key)
         unmixed = getattr(trainer.module, "task", None) in ("multiclass", "survival") or not targets.is_floating_point()
         if self.per_sample and unmixed:
-            raise ConfigurationError("LocalMixup.per_sample=true: these targets cannot be mixed. Set it to false.")
+            raise ConfigurationError("LocalMixup.per_sample=true: targets are classes or events. Set it to false.")
         drawn = sample_gamma(self.alpha, generator, (len(targets),) if self.per_sample else ())
         gamma = to_device(drawn, targets.device) if self.per_sample else float(drawn)
         partners = to_device(torch.randperm(len(targets), generator=generator), targets.device)
