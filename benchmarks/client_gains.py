@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from lightning_fl.core.metrics import higher_is_better
+from lightning_fl.runtime.table import Column, Value, label_column, markdown_table
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.intervals import Interval, holm, paired_interval
 
@@ -23,12 +25,13 @@ from lightning_fl.study.intervals import Interval, holm, paired_interval
 def read_folder(folder: Path, metric: str) -> Iterator[dict[str, object]]:
     """A row for each finished cell and client of a study without axes."""
     for record in sorted(folder.glob("cells/*/cell.json")):
-        versions = [FinishedRun.read(path.parent) for path in sorted(record.parent.glob("version_*/summary.json"))]
-        ended = [run for run in versions if not run.interrupted and "test" in run.splits()]
-        if ended:
-            arm, run = json.loads(record.read_text())["arm"], ended[-1]
+        if (
+            any(record.parent.glob("version_*/summary.json"))
+            and not (run := FinishedRun.read(record.parent)).interrupted
+        ):
+            about = {"arm": json.loads(record.read_text())["arm"], "seed": run.seed}
             for client, value in run.metric(metric).clients.items():
-                yield {"arm": arm, "seed": run.seed, "client": client, "value": value}
+                yield about | {"client": client, "value": value}
 
 
 def differences(values: pd.DataFrame, arm: str, reference: str) -> Interval:
@@ -36,40 +39,33 @@ def differences(values: pd.DataFrame, arm: str, reference: str) -> Interval:
     return paired_interval((values[arm] - values[reference]).dropna().tolist())
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def bold(text: str, yes: bool) -> str:
-    return f"**{text}**" if yes else text
-
-
-def arms_table(values: pd.DataFrame, references: Sequence[str], digits: int, lower: bool) -> str:
-    """Arms in the order of ``values``."""
+def arms_table(values: pd.DataFrame, arms: Sequence[str], references: Sequence[str], form: str, higher: bool) -> str:
     over = values.groupby(["seed", "arm"]).value
-    mean, worst = over.mean().unstack(), (over.max() if lower else over.min()).unstack()
-    arms = list(dict.fromkeys(values.arm))
-    columns = []
+    mean, worst = over.mean().unstack(), (over.min() if higher else over.max()).unstack()
+    columns = [label_column("arm", arms)]
+    for name, of in {"mean": mean, "worst": worst}.items():
+        columns.append(Column(name, [Value(f"{of[arm].mean():{form}} ({of[arm].std():{form}})") for arm in arms]))
+    columns.append(Column("seeds", [Value(str(mean[arm].count())) for arm in arms]))
     for reference in references:
-        found = {arm: differences(mean, arm, reference) for arm in arms if arm != reference}
-        decided = dict(zip(found, [p < 0.05 for p in holm([one.p_value for one in found.values()])], strict=True))
-        texts = {arm: bold(f"{one:+.{digits}f}", decided[arm]) for arm, one in found.items()}
-        columns.append([texts.get(arm, "") for arm in arms])
-    rows = []
-    for place, arm in enumerate(arms):
-        both = [f"{of[arm].mean():.{digits}f} ({of[arm].std():.{digits}f})" for of in (mean, worst)]
-        rows.append([arm, *both, str(mean[arm].count()), *(column[place] for column in columns)])
-    return table(["arm", "mean", "worst", "seeds", *(f"minus {one}, mean" for one in references)], rows)
+        found = [differences(mean, arm, reference) for arm in arms if arm != reference]
+        decided = [p < 0.05 for p in holm([one.p_value for one in found])]
+        texts = [Value(f"{one:+{form}}", best=bold) for one, bold in zip(found, decided, strict=True)]
+        texts.insert(arms.index(reference), Value(""))
+        columns.append(Column(f"minus {reference}, mean", texts))
+    return markdown_table(columns)
 
 
-def clients_table(values: pd.DataFrame, arms: Sequence[str], reference: str, digits: int) -> str:
-    rows = []
-    for client, own in values.groupby("client", sort=False):
-        wide = own.pivot(index="seed", columns="arm", values="value")
-        found = [differences(wide, arm, reference) for arm in arms if arm != reference]
-        texts = [bold(f"{one:+.{digits}f}", one.low * one.high > 0) for one in found]
-        rows.append([str(client), f"{wide[reference].mean():.{digits}f}", *texts])
-    return table(["client", reference, *(arm for arm in arms if arm != reference)], rows)
+def clients_table(values: pd.DataFrame, arms: Sequence[str], reference: str, form: str) -> str:
+    of_clients = {
+        str(name): own.pivot(index="seed", columns="arm", values="value") for name, own in values.groupby("client")
+    }
+    own = [Value(f"{wide[reference].mean():{form}}") for wide in of_clients.values()]
+    columns = [label_column("client", list(of_clients)), Column(reference, own)]
+    for arm in arms:
+        if arm != reference:
+            found = [differences(wide, arm, reference) for wide in of_clients.values()]
+            columns.append(Column(arm, [Value(f"{one:+{form}}", best=one.low * one.high > 0) for one in found]))
+    return markdown_table(columns)
 
 
 def main() -> None:
@@ -78,7 +74,7 @@ def main() -> None:
     parser.add_argument("--metric", required=True)
     parser.add_argument("--references", nargs="+", default=["local", "pooled"])
     parser.add_argument("--arms", nargs="+", help="and their order; default: all, as found")
-    parser.add_argument("--percent", action="store_true", help="in points, for shares; higher is then better")
+    parser.add_argument("--percent", action="store_true", help="shares in points")
     parser.add_argument("--digits", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="write the values there")
     chosen = parser.parse_args()
@@ -92,11 +88,11 @@ def main() -> None:
     arms = chosen.arms or list(dict.fromkeys(values.arm))
     if missing := [one for one in (*chosen.references, *arms) if one not in arms or one not in set(values.arm)]:
         parser.error(f"no values of {', '.join(missing)}")
-    values = values[values.arm.isin(arms)].sort_values("arm", key=lambda names: names.map(arms.index), kind="stable")
     values["value"] *= 100 if chosen.percent else 1
-    print(arms_table(values, chosen.references, chosen.digits, not chosen.percent))
+    values, form = values[values.arm.isin(arms)], f".{chosen.digits}f"
+    print(arms_table(values, arms, chosen.references, form, higher_is_better(chosen.metric)))
     print()
-    print(clients_table(values, arms, chosen.references[0], chosen.digits))
+    print(clients_table(values, arms, chosen.references[0], form))
 
 
 if __name__ == "__main__":
