@@ -28,6 +28,7 @@ from lightning_fl.data.molecules.table import Invalid, MoleculeTable, TargetTran
 from lightning_fl.data.partition import GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
+from lightning_fl.files.text_table import require_columns
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -108,22 +109,22 @@ class MoleculeDataModule(SharedDataModule):
     def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
 
-        cache = cache_folder() / "molecules"
-        return MoleculeDataset(table, invalid=self.invalid, cache=cache, features=self._features)
+        return MoleculeDataset(table, invalid=self.invalid, cache=cache_folder() / "molecules", features=self._features)
 
     def _identities(self) -> list[str]:
         return [self._identity_of[text] for text in self.dataset.smiles]
 
     def _merged(self, table: MoleculeTable) -> MoleculeTable:
         """Merge rows of the same molecule if required, and record the identities of the molecules."""
+        users: list[Any] = [by for by in (self.partitioner, self.division) if getattr(by, "column", None) is not None]
+        require_columns(table.columns, [by.column for by in users], f"{table.place}, besides SMILES and targets,")
         identities = molecule_identities(table.smiles, self.identity, cache_folder() / "molecules")
         pairs = zip(table.smiles, identities, strict=True)
         self._identity_of = {text: name for text, name in pairs if name is not None}
         if not self.duplicates.startswith("merge_"):
             return table
         # rows of different clients, or of different given splits, stay separate
-        given = self.division.column if isinstance(self.division, ColumnDivision) else None
-        within = [name for name in (getattr(self.partitioner, "column", None), given) if name in table.columns]
+        within = [by.column for by in users if by is not self.division or isinstance(by, ColumnDivision)]
         return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def setup(self, stage: str | None = None) -> None:
@@ -241,8 +242,7 @@ class MoleculeCSV(MoleculeDataModule):
 
     def _open_table(self, *, allow_download: bool) -> OpenedData:
         path = existing_file(self.path)
-        groups = [self.group_column] if self.group_column else []
-        table = self._read(path, self.target_columns, self.target_units or (), required=groups)
+        table = self._read(path, self.target_columns, self.target_units or ())
         record = {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}
         return OpenedData({"train": table}, "user", record)
 

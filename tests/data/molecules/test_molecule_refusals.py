@@ -10,7 +10,16 @@ import torch
 from molecule_tables import BROKEN, CSV, DRUGOOD, csv_module, drugood, molecule_table, read, ready, write
 
 from lightning_fl.core.errors import ConfigurationError, DataError
-from lightning_fl.data import IID, DrugOOD, ListDivision, MoleculeNet, Partitioner, PrivateTargets
+from lightning_fl.data import (
+    IID,
+    ColumnDivision,
+    DrugOOD,
+    GroupBy,
+    ListDivision,
+    MoleculeNet,
+    Partitioner,
+    PrivateTargets,
+)
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.duplicates import merge_duplicates, molecule_identities
 from lightning_fl.data.molecules.table import TargetTransform
@@ -95,6 +104,15 @@ def test_missing_files_and_columns_are_refused(make, options, fault, tmp_path, m
         options = {"path": write(tmp_path / "mine.csv", CSV)} | options
     with pytest.raises(DataError, match=re.escape(fault)):
         make(**options).prepare_data()
+
+
+@pytest.mark.parametrize("using", [{"partitioner": GroupBy(column="Lab")}, {"division": ColumnDivision(column="Lab")}])
+def test_a_missing_column_is_refused_before_molecules_are_read(using, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
+    data = csv_module(write(tmp_path / "mine.csv", CSV), features=["rdkit"], **using)
+    with pytest.raises(DataError, match="'lab'"):
+        data.prepare_data()
+    assert not (tmp_path / "cache" / "molecules").exists()
 
 
 def test_a_stand_in_without_the_columns_is_refused():
