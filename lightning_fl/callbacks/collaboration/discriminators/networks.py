@@ -49,8 +49,7 @@ class DiscriminatorSettings:
             its last), 1 for the paper's single discriminator.
         label_weight: norm of an encoded label, relative to that of a sample's features.
         max_train: most training samples of each side; ``None`` for half of the smaller client. Few samples hide small
-            distances: two types of clients whose labels agree on 7 of 10 classes of CIFAR-10 were 0.11 apart with 64
-            samples and 0.22 with 1,250, clients of one type 0.00.
+            distances (docs/coalitions.md has a measurement).
         max_validation: most validation samples of each side.
         shared_size: use the same number of training samples in all pairs, half of the smallest client's, instead of
             half of the smaller client of each pair.
