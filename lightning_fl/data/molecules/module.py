@@ -115,16 +115,16 @@ class MoleculeDataModule(SharedDataModule):
         return [self._identity_of[text] for text in self.dataset.smiles]
 
     def _merged(self, table: MoleculeTable) -> MoleculeTable:
-        """Merge rows of the same molecule if required, and record the identities of the molecules."""
-        users: list[Any] = [by for by in (self.partitioner, self.division) if getattr(by, "column", None) is not None]
-        require_columns(table.columns, [by.column for by in users], f"{table.place}, besides SMILES and targets,")
+        """Refuse missing columns of clients or parts, record the molecules' identities, merge copies if required."""
+        readers: list[Any] = [by for by in (self.partitioner, self.division) if getattr(by, "column", None) is not None]
+        require_columns(table.columns, [by.column for by in readers], f"{table.place}, besides SMILES and targets,")
         identities = molecule_identities(table.smiles, self.identity, cache_folder() / "molecules")
         pairs = zip(table.smiles, identities, strict=True)
         self._identity_of = {text: name for text, name in pairs if name is not None}
         if not self.duplicates.startswith("merge_"):
             return table
         # rows of different clients, or of different given splits, stay separate
-        within = [by.column for by in users if by is not self.division or isinstance(by, ColumnDivision)]
+        within = [by.column for by in readers if by is not self.division or isinstance(by, ColumnDivision)]
         return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def setup(self, stage: str | None = None) -> None:

@@ -15,7 +15,9 @@ from lightning_fl.data import (
     ColumnDivision,
     DrugOOD,
     GroupBy,
+    HashDivision,
     ListDivision,
+    Mixture,
     MoleculeNet,
     Partitioner,
     PrivateTargets,
@@ -106,7 +108,15 @@ def test_missing_files_and_columns_are_refused(make, options, fault, tmp_path, m
         make(**options).prepare_data()
 
 
-@pytest.mark.parametrize("using", [{"partitioner": GroupBy(column="Lab")}, {"division": ColumnDivision(column="Lab")}])
+@pytest.mark.parametrize(
+    "using",
+    [
+        {"partitioner": GroupBy(column="Lab")},
+        {"partitioner": Mixture(num_clients=2, mixture="30:70", column="Lab", values_a=["a"])},
+        {"division": ColumnDivision(column="Lab")},
+        {"division": HashDivision(column="Lab")},
+    ],
+)
 def test_a_missing_column_is_refused_before_molecules_are_read(using, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
     data = csv_module(write(tmp_path / "mine.csv", CSV), features=["rdkit"], **using)
