@@ -56,7 +56,8 @@ class LastRounds(Callback):
         self._rounds[trainer.federation.current_round] = {name: dict(metric.clients) for name, metric in named.items()}
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        names = trainer.datamodule.client_names()
+        names, before = trainer.datamodule.client_names(), trainer.max_rounds - self.num
+        self._rounds = {number: of for number, of in self._rounds.items() if number > before}  # of an earlier end
         if self._rounds:
             trainer.run_log.summary["last_rounds"] = {
                 _SPLIT: {name: self._record(name, names) for name in sorted(self._higher_is_better)}

@@ -23,7 +23,7 @@ _MOST_ROWS = 60
 _LOWER = ("loss", "error", "err", "rmse", "mse", "mae", "mape", "perplexity", "nll", "brier", "ece", "distance")
 _HIGHER = (
     *("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "dice", "iou", "score", "pearson", "spearman", "map"),
-    *("aupr", "mcc", "kappa", "sensitivity", "specificity", "ndcg"),
+    *("aupr", "mcc", "kappa", "sensitivity", "specificity", "ndcg", "jaccard", "matthews", "explained"),
 )
 
 K = TypeVar("K")

@@ -185,7 +185,10 @@ class HFDataset(SharedDataModule):
         for number, image in enumerate(table[name]):
             if image is None:
                 raise DataError(f"{self.path}: {name!r} of row {number} is empty: leave such rows out.")
-            channels = self.channels or (1 if image.mode in ("L", "1", "I;16", "I") else 3)
+            if image.mode.startswith(("I", "F")):
+                what = f"{name!r} of row {number} has no bytes but values of Pillow's mode {image.mode}"
+                raise DataError(f"{self.path}: {what}: convert them to 0..255.")
+            channels = self.channels or (1 if image.mode in ("L", "1") else 3)
             image = image.convert("L" if channels == 1 else "RGB")
             if self.size is not None and image.size != (self.size[1], self.size[0]):
                 image = image.resize((self.size[1], self.size[0]))

@@ -183,7 +183,8 @@ class SharedDataModule(FederatedDataModule):
     @property
     def partition_seed(self) -> int:
         """Seed of everything that is drawn to choose and divide samples."""
-        return self.seed_of(self.split_seed)
+        repeated = self.partitioner.repeated_seed
+        return self.seed_of(self.split_seed if repeated is None else repeated)
 
     @property
     def _data(self) -> OpenedData:
@@ -238,7 +239,8 @@ class SharedDataModule(FederatedDataModule):
             "numbering": "samples from 0" if rows is None else "rows",
             "files": record.get("files") or ([named] if record.get("file") else []),
             "parts": {split: self._part_of(split) for split in SPLITS},
-            "split_seed": None if self.partitioner.exact else self._seed,
+            "sizes": {part: len(dataset) for part, dataset in self._data.datasets.items()},
+            "split_seed": self._seed,
         }
 
     def client_names(self) -> list[str]:

@@ -95,7 +95,7 @@ def read_smiles_column(frame: "pd.DataFrame", column: str, place: str) -> list[s
         require_columns(frame, [column], place)
     except DataError as error:
         raise DataError(f"{error} Give the column of SMILES with --smiles_column.") from error
-    return ["" if value is None or value != value else str(value).strip() for value in frame[column].tolist()]
+    return [str(value).strip() for value in frame[column].astype(object).where(frame[column].notna(), "")]
 
 
 def name_of_source(source: Any) -> str:

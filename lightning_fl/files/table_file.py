@@ -109,13 +109,12 @@ def _sdf_records(content: bytes, smiles: str) -> Iterator[dict[str, Any]]:
 
 def as_texts(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Convert cells to texts without surrounding blanks, whole numbers without a point; ``None`` for an empty cell."""
-    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1).astype(object).map(_text)
+    frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1).astype(object)
+    frame = frame.map(_text, na_action="ignore")
     return frame.astype(object).where(frame.notna(), None)
 
 
 def _text(value: Any) -> str | None:
-    if value is None or value != value:
-        return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return str(value).strip() or None

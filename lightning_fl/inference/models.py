@@ -88,8 +88,8 @@ def best_client(run: TrainedRun) -> str:
         for client, value in (found.clients.items() if found else ())
         if client in run.clients and math.isfinite(value)
     }
-    if found is None or not finite:
-        raise ConfigurationError(f"--model best: {run.folder} has no validation metrics of clients: choose another.")
+    if found is None or not finite or found.percentiles:  # of many clients only the worst are recorded
+        raise ConfigurationError(f"--model best: {run.folder} lacks validation metrics of all clients: choose another.")
     return (max if found.higher_is_better else min)(finite, key=finite.__getitem__)
 
 

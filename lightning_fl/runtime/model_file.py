@@ -65,7 +65,10 @@ def model_checkpoint(module: LightningModule, current_round: int) -> dict[str, A
         "epoch": current_round,
         "global_step": 0,
         "pytorch-lightning_version": lightning.pytorch.__version__,
-        "state_dict": {name: value.detach().cpu().clone() for name, value in module.state_dict().items()},
+        "state_dict": {  # with an extra state, as it is
+            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+            for name, value in module.state_dict().items()
+        },
     }
     if module.hparams:
         if getattr(module, "_hparams_name", None):
@@ -79,7 +82,7 @@ def load_model_checkpoint(path: Path) -> dict[str, Any]:
     """Read a model's Lightning checkpoint without executing code from it."""
     content = read_torch(path, "a model's checkpoint", "Copy it again from the run, or train again.")
     weights = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+    if not isinstance(weights, dict):
         raise CheckpointError(f"{path} is not a model's checkpoint: it has no state_dict. Use one of a run's models/.")
     return content
 

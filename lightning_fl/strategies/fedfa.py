@@ -3,7 +3,7 @@
 Huang, Li, Wang, Du, Zhang: Fairness and Accuracy in Federated Learning, 2020 (https://arxiv.org/abs/2012.10069); not
 the methods of the same name of 2022 (feature anchors) and 2023 (feature augmentation).
 
-A client's weight is ``α I_i + (1 - α) I'_i`` of ``functional/fedfa.py``, by its accuracy acc_i and its number n_i of
+A client's weight is ``α I_i + (1 - α) I'_i`` of ``functional/fairness.py``, by its accuracy acc_i and its number n_i of
 rounds, this one among them; the server moves by ``m = γ m + (1 - γ) Δ``. Where a metric is a loss, as in regression,
 the score is ``exp(-loss)``.
 

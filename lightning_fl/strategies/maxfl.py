@@ -3,8 +3,8 @@
 Cho, Jhunjhunwala, Li, Smith, Joshi: Maximizing Global Model Appeal in Federated Learning, TMLR 2024
 (https://arxiv.org/abs/2205.14840): ``min_w (1/N) Σ σ(f_i(w) - ρ_i)``, smoothly the number of those better off alone.
 
-The weights q_i and the server's step ``x + η_g ΣqΔ / (Σq + ε)`` are those of ``functional/maxfl.py``; ρ_i = f_i(ŵ_i) is
-found in the client's first turn.
+The weights q_i and the server's step ``x + η_g ΣqΔ / (Σq + ε)`` are those of ``functional/fairness.py``; ρ_i = f_i(ŵ_i)
+is found in the client's first turn.
 
 With ``opt_out``, as the literature on coalitions reads it, a client takes part only while the shared model's loss is
 below its threshold; else it trains, and is evaluated with, its own model, which starts as the shared one.

@@ -3,7 +3,7 @@
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020
 (https://arxiv.org/abs/1905.10497), algorithm 2.
 
-The terms Δ_k and h_k are those of ``functional/qfedavg.py``, with F_k measured before anybody trains, in evaluation
+The terms Δ_k and h_k are those of ``functional/fairness.py``, with F_k measured before anybody trains, in evaluation
 mode; L is ``lipschitz``, by default 1 / learning rate. The average has the weights F_k^q, and ``s = L ΣF_k^q / Σh_k``,
 in (0, 1]. All F_k^q are divided by the largest, which changes neither. q = 0 is the mean of clients that count alike,
 not FedAvg's by samples.

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError
 from lightning_fl.data.cards.lookup import available_cards, file_sha256, find_file, load_card
+from lightning_fl.data.source import STAND_IN
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.names import run_versions
 from lightning_fl.files.yaml import dump_yaml
@@ -53,6 +54,7 @@ class Cell:
     recipe: Path  #: its file
     layers: list[dict[str, Any]]  #: overrides of the recipe; later ones win
     content: dict[str, Any]  #: of ``cell.json``
+    may_stand_in: bool = True  #: whether its data may be a stand-in: wanted, or the measured ones are not there
     lock: FileLock = field(init=False, repr=False)  #: held by the process that runs it
     _run: FinishedRun | None = field(default=None, init=False, repr=False)
 
@@ -132,8 +134,9 @@ class Cell:
         return any({**one, "files": self.content.get("files")} == self.content != one for one in found)
 
     def versions(self) -> list[Path]:
-        """Folders of its runs, the latest last."""
-        return [path for _, path in run_versions(self.folder)]
+        """Folders of its runs, the latest last; none on a stand-in of data that are there by now."""
+        found = [path for _, path in run_versions(self.folder)]
+        return [path for path in found if self.may_stand_in or not _stands_in(path)]
 
     def finished(self) -> FinishedRun | None:
         """Its finished run, if there is one; read once."""
@@ -226,6 +229,7 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         root = next((text for key, text in sorted(named) if key == "data_root"), None)
         names = sorted({text for key, text in named if key != "data_root"})
         files = {name: found for name in names if (found := checksum(name, root))}
+        may_stand_in = ("source", "standin") in named or any(checksum(name, root) is None for name in names)
         for seed in study.run_seeds:
             content = {
                 "recipe": read,
@@ -241,7 +245,8 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
             parts = [arm, *(f"{axis}={label}" for axis, label in place.items())]
             prefix = ",".join(re.sub(r"[^A-Za-z0-9_.=+-]", "_", part) for part in parts)[:_MAX_NAME_LENGTH]
             name = f"{prefix},seed={seed}-{digest}"
-            cells.append(Cell(arm, place, seed, out.absolute() / "cells" / name, study.split, recipe, layers, content))
+            folder = out.absolute() / "cells" / name
+            cells.append(Cell(arm, place, seed, folder, study.split, recipe, layers, content, may_stand_in))
     return cells
 
 
@@ -256,8 +261,13 @@ def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[
                     yield key, text.rpartition(".")[0].replace(".", "/") + ".py" if module else text
 
 
-def _checksum(out: Path, name: str, data_root: str | None) -> str:
-    """Checksum of a file, folder (names, sizes, times) or data card; "" if there is none.
+def _stands_in(run: Path) -> bool:
+    summary = _read_json(run / "summary.json")
+    return isinstance(summary, dict) and summary.get("data_source") == STAND_IN
+
+
+def _checksum(out: Path, name: str, data_root: str | None) -> str | None:
+    """Checksum of a file, folder (names, sizes, times) or data card; "" if there is none, ``None`` without its data.
 
     Folders that contain ``out`` and files that match their card's checksum have none.
     """
@@ -267,11 +277,13 @@ def _checksum(out: Path, name: str, data_root: str | None) -> str:
             return file_sha256(path)
         if path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
             return _folder_checksum(path)
-        if name in available_cards():
-            card = load_card(name)
-            found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
-            return " ".join(file.sha256 for file in found if not file.verified)
-    return ""
+    if name not in available_cards():
+        return ""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        card = load_card(name)
+        found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
+        return " ".join(file.sha256 for file in found if not file.verified)
+    return None
 
 
 def _folder_checksum(folder: Path) -> str:

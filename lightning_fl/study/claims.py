@@ -191,8 +191,9 @@ class _Parser:
         if number is None:
             return self._quantity()
         of_hundred = self._take(r"%") is not None
-        value = float(number) / (100 if of_hundred and not self._percent else 1)
-        if self._take(r"\*"):
+        is_factor = self._take(r"\*") is not None
+        value = float(number) / (100 if of_hundred and (is_factor or not self._percent) else 1)
+        if is_factor:
             return replace(self._quantity(), coefficient=value)
         named = set(STATISTICS).intersection(re.findall(r"(\w+)\s*\(", self._text))
         if not of_hundred and named and named <= set(SHARES):

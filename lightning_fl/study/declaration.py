@@ -149,6 +149,8 @@ class Study:
             cell[statistic] = value if spread is None else [value, spread]
         content = {name: value for name, value in asdict(self).items() if name not in _OTHERS}
         content["claims"] = [claim.text for claim in self.claims]
+        if self.scale == FULL:
+            content["seeds"] = self.run_seeds
         content["scales"] = {
             name: {key: value for key, value in asdict(scale).items() if value is not None}
             for name, scale in self.scales.items()

@@ -212,7 +212,7 @@ class _Reader:
 
     def _chosen(self, scales: Mapping[str, Scale]) -> Iterator[Chosen]:
         of_scales = [self.content.get("seeds"), *(scale.seeds for scale in scales.values())]
-        own = {seed for seeds in of_scales if isinstance(seeds, list | tuple) for seed in seeds}
+        own = {seed for seeds in of_scales if isinstance(seeds, list | tuple) for seed in seeds if type(seed) is int}
         for where, entry in self._entries("chosen", "must have setting, value, candidates, by and seeds"):
             self._known(entry, ("setting", "value", "candidates", "by", "seeds"), where)
             self.faults += [f"{where}.{key} is missing." for key in ("setting", "by") if not entry.get(key)]
@@ -299,7 +299,7 @@ class _Reader:
     def _subset(
         self, value: object, known: Sequence[str] | Mapping[str, Any], where: str, kind: str, empty: bool = False
     ) -> list[str]:
-        chosen = [value] if isinstance(value, str) else value
+        chosen, known = [value] if isinstance(value, str) else value, list(known)
         if not isinstance(chosen, list) or not (chosen or empty):
             self.faults.append(f"{where}={value!r}: list some of {', '.join(known)}.")
             return []

@@ -90,7 +90,8 @@ def data_of(data: FederatedDataModule) -> dict[str, str]:
 
 def layout_of(weights: Weights, module: Any) -> dict[str, str]:
     """Names and shapes of a module's weights."""
-    shapes = {f"the shape of {name}": list(value.shape) for name, value in module.state_dict().items()}
+    tensors = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    shapes = {f"the shape of {name}": list(value.shape) for name, value in tensors.items()}
     return _comparable({"the number of weights": sum(v.numel() for v in weights.vectors.values()), **shapes})
 
 

@@ -79,6 +79,10 @@ class CollaborationGraph(Callback):
     def __post_init__(self) -> None:
         if self.graph == "random" and self.budget is None:
             raise ConfigurationError("CollaborationGraph.graph='random' needs a budget: set CollaborationGraph.budget.")
+        others = {"budget": self.budget if self.graph != "random" else None, "monitor": self.monitor}
+        if unused := [name for name, value in others.items() if value is not None and self.graph != "greedy"]:
+            text = f"CollaborationGraph.{unused[0]}={others[unused[0]]!r} has no effect with graph={self.graph!r}"
+            raise ConfigurationError(f"{text}: omit it.")
         if self.budget is not None:
             number_or_share("CollaborationGraph.budget", self.budget)
         self.loners, self.watched = self.loners or [], self.watched or []

@@ -125,10 +125,8 @@ class DROClientSampling(Callback):
             raise ConfigurationError(f"DROClientSampling needs one shared model, but {what}: remove one of the two.")
         assert trainer.local_steps is not None
         present = trainer.present_clients
-        there = self.weights
-        if len(present) < trainer.num_clients:  # absent clients are not drawn and keep their weights
-            there = torch.zeros_like(self.weights)
-            there[present] = self.weights[present] / self.weights[present].sum()
+        there = torch.zeros_like(self.weights)
+        there[present] = self._of_present(present)[1]
         if self.method == "afl":
             self._measure_losses(trainer, present, trainer.federation.models[0], sent=trainer.federation.models[0])
             return _full_cohort(there)
@@ -145,6 +143,12 @@ class DROClientSampling(Callback):
         counts = draw_cohort(there, size, trainer.generator("cohort"))
         drawn = counts.nonzero().flatten().tolist()
         return Cohort(tuple(Participant(i, 0, 1.0, draw=draw) for i in drawn for draw in range(int(counts[i]))))
+
+    def _of_present(self, present: Sequence[int]) -> tuple[float, Tensor]:
+        """Sum of the present clients' weights, and their shares of it; absent ones are not drawn and keep theirs."""
+        weights = self.weights[present]
+        share = 1.0 if len(present) == len(self.weights) else float(weights.sum())
+        return share, weights / share if share else torch.full_like(weights, 1 / len(present))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
         self._snapshot: Weights | None = None
@@ -179,15 +183,17 @@ class DROClientSampling(Callback):
         losses = self._finite(trainer, self._losses)
         if not losses:
             return
-        values = torch.tensor(list(losses.values()), dtype=torch.float64)
+        values, present = torch.tensor(list(losses.values()), dtype=torch.float64), trainer.present_clients
         if self.method == "drfa":
-            estimate = loss_estimate(values, list(losses), trainer.num_clients)
+            estimate = loss_estimate(values, list(losses), trainer.num_clients) * (len(present) / trainer.num_clients)
         else:
             estimate = torch.zeros_like(self.weights)
             estimate[list(losses)] = values
         assert trainer.local_steps is not None
-        self.weights = sampling_weights_update(
-            self.weights, estimate, self.step_size, trainer.local_steps, floor=self.floor
+        share, weights = self._of_present(present)
+        floor = min(self.floor / (share or 1.0), 1 / len(present))
+        self.weights[present] = share * sampling_weights_update(
+            weights, estimate[present], self.step_size, trainer.local_steps, floor=floor
         )
         if not trainer.logs_clients:
             trainer.log("sampling_weight/max", float(self.weights.max()))

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.core.cohort import Cohort
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.runtime.surface import TrainerSurface
 
 
@@ -18,13 +19,19 @@ class PooledTraining(Callback):
     Works for one table or data set that is partitioned among clients, not for silos.
 
     Raises:
-        ConfigurationError: at the start of a run, the data cannot be pooled.
+        ConfigurationError: at the start of a run, the data cannot be pooled, or another callback would take all
+            training samples for those of the first client.
     """
 
     method_name = "pooled training"
     role = "collaboration"
 
     def setup(self, trainer: Any, stage: str) -> None:
+        for other in trainer.callbacks:
+            name = type(other).__name__
+            if name in ("FineTuning", "ForestReference", "KNNPer") or (name == "LocalReference" and other.run is None):
+                why = "all training samples are the first client's"
+                raise ConfigurationError(f"PooledTraining with {name}: {why}; remove one of them.")
         trainer.datamodule.pool_training(True)
 
     def teardown(self, trainer: Any, stage: str) -> None:

@@ -1,11 +1,12 @@
 """Best model of each client by its own validation, as in DPFL (Kharrat et al. 2025, section 4)."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.callbacks.progress import displayed_metric
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.validation import checked_fields
@@ -55,26 +56,21 @@ class BestClientModels(Callback):
         if not self.before_averaging or not trainer.evaluates_after(due):
             return
         weights = trainer.client_weights()
-        value, higher = validate_client(trainer, client, weights, self._metric)
-        self._keep_better(trainer, client, value, higher, weights, due)
+        found = validate_client(trainer, client, weights, self._metric)
+        keep_better(trainer.client_store("best_models"), client, *found, weights, due)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         if split != "val" or not trainer.round.fitting or not metrics:
             return
-        metric = metrics[self._metric(metrics)]
+        name, higher = self._metric(metrics)
+        best, done = trainer.client_store("best_models"), trainer.federation.current_round
         for client in trainer.hosted_clients:
-            value = metric.clients.get(client, math.nan)
-            model = trainer.client_model(client)
-            self._keep_better(trainer, client, value, metric.higher_is_better, model, trainer.federation.current_round)
+            value = metrics[name].clients.get(client, math.nan)
+            keep_better(best, client, value, higher, trainer.client_model(client), done)
 
-    def _metric(self, logged: Collection[str]) -> str:
-        return monitored_metric(logged, self.monitor, default_metric(logged), "BestClientModels")
-
-    def _keep_better(
-        self, trainer: TrainerSurface, client: int, value: float, higher: bool, weights: Weights, turn: int
-    ) -> None:
-        higher = higher if self.mode == "auto" else self.mode == "max"
-        keep_better(trainer.client_store("best_models"), client, value, higher, weights, turn)
+    def _metric(self, metrics: Mapping[str, Any]) -> tuple[str, bool]:
+        name = monitored_metric(metrics, self.monitor, default_metric(metrics), "BestClientModels")
+        return name, _direction(metrics, name, self.mode)
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         return f"{model}, of its best round" if trainer.federation.models_are_final else model
@@ -88,15 +84,15 @@ class BestClientModels(Callback):
 
 
 def validate_client(
-    trainer: TrainerSurface, client: int, weights: Weights, choose: Callable[[Collection[str]], str]
+    trainer: TrainerSurface, client: int, weights: Weights, choose: Callable[[Mapping[str, Any]], tuple[str, bool]]
 ) -> tuple[float, bool]:
     """The chosen metric of weights on a client's validation data (NaN without), and whether higher is better."""
     with trainer.around_evaluation(client, weights):
         report = trainer.loop.evaluator.evaluate(client, weights, "val")
     if report is None or not report.metrics:
         return math.nan, False
-    name = choose(report.metrics)
-    return report.metrics[name].value, higher_is_better(name, report.metrics[name].higher_is_better)
+    name, higher = choose(report.metrics)
+    return report.metrics[name].value, higher
 
 
 def keep_better(kept: dict[int, Any], client: int, value: float, higher: bool, weights: Weights, turn: int) -> None:
@@ -106,8 +102,13 @@ def keep_better(kept: dict[int, Any], client: int, value: float, higher: bool, w
         kept[client] = {"value": value, "round": turn, "weights": weights.clone().state_dict()}
 
 
-def deciding_metric(trainer: TrainerSurface, logged: Collection[str]) -> str:
-    """The metric that decides on the run's best round, or, where clients do not log it, the default of theirs."""
+def deciding_metric(trainer: TrainerSurface, metrics: Mapping[str, Any]) -> tuple[str, bool]:
+    """The metric that decides on the run's best round (where not logged, the default one); is higher better?"""
     checkpoint = trainer.callback(ModelCheckpoint)
-    monitor = None if checkpoint is None else checkpoint.monitor
-    return monitored_metric(logged, monitor if monitor in logged else None, default_metric(logged), "ModelCheckpoint")
+    monitor, mode = (None, "auto") if checkpoint is None else (checkpoint.monitor, checkpoint.mode)
+    name = str(displayed_metric(metrics, monitor))
+    return name, _direction(metrics, name, mode if (monitor or name).startswith(name) else "auto")
+
+
+def _direction(metrics: Mapping[str, Any], name: str, mode: str) -> bool:
+    return higher_is_better(name, metrics[name].higher_is_better) if mode == "auto" else mode == "max"

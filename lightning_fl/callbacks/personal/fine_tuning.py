@@ -122,10 +122,8 @@ class FineTuning(Callback):
     def _starts(self, trainer: TrainerSurface) -> dict[int, Weights]:
         """Each hosted client's model before fine-tuning."""
         clients = [client for client in trainer.hosted_clients if client not in trainer.federation.absent_clients]
-        if trainer.callback(BestClientModels) is not None:
-            kept, device = trainer.client_store("best_models"), trainer.fabric.device
-            known = [client for client in clients if client in kept]
-            return {client: Weights.from_state_dict(kept[client]["weights"], device) for client in known}
+        own = {} if trainer.callback(BestClientModels) is None else trainer.client_store("best_models")
+        own = {client: Weights.from_state_dict(of["weights"], trainer.fabric.device) for client, of in own.items()}
         checkpoint = trainer.callback(ModelCheckpoint)
         best = None if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
-        return {client: trainer.loop.client_model(client, best) for client in clients}
+        return {client: own.get(client) or trainer.loop.client_model(client, best) for client in clients}

@@ -12,8 +12,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_better, metric_name
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, checked_fields
-from lightning_fl.data.module import FederatedDataModule, Split
-from lightning_fl.data.targets import dataset_targets
+from lightning_fl.data.module import Split
 from lightning_fl.functional.task_metrics import TaskName, task_scores
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -50,7 +49,7 @@ class ForestReference(Callback):
         own = {}
         for client in trainer.hosted_clients:
             if (client, split) not in self._found:
-                self._found[client, split] = self._evaluate(trainer.datamodule, client, split)
+                self._found[client, split] = self._evaluate(trainer, client, split)
             own[client] = self._found[client, split]
         everyone = trainer.strategy.exchange(own)
         for name in [metric_name(name, split) for name in metrics]:
@@ -60,11 +59,10 @@ class ForestReference(Callback):
                 metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=better)
 
     def _fit(self, trainer: TrainerSurface) -> None:
-        data = trainer.datamodule
         summaries = trainer.target_summaries(_is_binary)
         self._task: TaskName = "classification" if bool(summaries.all()) else "regression"
         for client in trainer.hosted_clients:
-            counts, targets = _samples(data, client, "train")
+            counts, targets = _samples(trainer, client, "train")
             self._forests[client] = [
                 self._forest(counts, targets[:, number], derive_seed(trainer.seed, "forest", client, number))
                 for number in range(targets.shape[1])
@@ -86,11 +84,11 @@ class ForestReference(Callback):
         kind = RandomForestClassifier if classes else RandomForestRegressor
         return kind(n_estimators=self.num_trees, random_state=seed % 2**32, n_jobs=1).fit(rows, known)
 
-    def _evaluate(self, data: FederatedDataModule, client: int, split: Split) -> dict[str, float]:
+    def _evaluate(self, trainer: TrainerSurface, client: int, split: Split) -> dict[str, float]:
         """Metrics of a hosted client's forests on a split; empty without samples."""
-        if data.client_data(client, split) is None:
+        if trainer.datamodule.client_data(client, split) is None:
             return {}
-        counts, targets = _samples(data, client, split)
+        counts, targets = _samples(trainer, client, split)
         predictions = torch.stack(
             [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]], dim=1
         )
@@ -116,13 +114,14 @@ def _is_binary(targets: Tensor) -> Tensor:
     return ((present == 0) | (present == 1)).all()
 
 
-def _samples(data: FederatedDataModule, client: int, split: Split) -> tuple[np.ndarray, Tensor]:
-    """Morgan counts [n, 2048] and targets [n, T], float64, of a hosted client's split."""
+def _samples(trainer: TrainerSurface, client: int, split: Split) -> tuple[np.ndarray, Tensor]:
+    """Morgan counts [n, 2048] and targets [n, T], float64, of a hosted client's split, with its label noise."""
     from lightning_fl.data.molecules.descriptors import compute_descriptors
 
-    part = data.client_data(client, split)
-    smiles = dataset_smiles(part)
-    if smiles is None:
-        raise ConfigurationError(f"ForestReference needs SMILES, which {type(data).__name__} lacks: remove it.")
-    targets = dataset_targets(part)
+    smiles = dataset_smiles(trainer.datamodule.client_data(client, split))
+    batches = trainer.client_batches(client, split)
+    if smiles is None or batches is None:
+        name = type(trainer.datamodule).__name__
+        raise ConfigurationError(f"ForestReference needs SMILES, which {name} lacks: remove it.")
+    targets = batches.targets
     return compute_descriptors(smiles, "morgan").numpy(), targets.double().reshape(len(targets), -1)

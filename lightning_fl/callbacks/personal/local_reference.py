@@ -51,7 +51,8 @@ class LocalReference(Callback):
 
     Args:
         own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
-            training alone with early stopping would end; the metric that decides on the best round decides.
+            training alone with early stopping would end; the metric that decides on the best round decides. A later
+            process that tests ``best.ckpt`` knows only the rounds until then.
         run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, whose metrics replace
             the local training.
 
@@ -65,8 +66,10 @@ class LocalReference(Callback):
 
     def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
+        self._best: dict[int, Any] = {}
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
+        self._best = {}
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
@@ -87,7 +90,7 @@ class LocalReference(Callback):
                 continue
             state = ClientState(**store[client]["state"])
             try:
-                report = trainer.loop.training.train(client, _weights(trainer, client), state, own=False)
+                report = trainer.loop.training.train(client, self._weights(trainer, client), state, own=False)
             except TrainingError as error:
                 losses[client] = (None, str(error))
                 continue
@@ -106,14 +109,18 @@ class LocalReference(Callback):
         if known:
             trainer.log("train/local/loss", math.fsum(known) / len(known))
 
+    def on_fit_end(self, trainer: TrainerSurface) -> None:
+        """Keep the best local models, also for a test of the federation's best round, which may be earlier."""
+        self._best = dict(trainer.client_store(_BEST))
+
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         reference = self._reference(trainer, split, metrics)
         if self.own_best_round and split == "val" and trainer.round.fitting and reference:
-            metric = reference[deciding_metric(trainer, reference)]
-            best, done = trainer.client_store(_BEST), trainer.federation.current_round
-            for client in metric.clients.keys() & trainer.client_store(_STORE).keys():
-                weights = _weights(trainer, client)
-                keep_better(best, client, metric.clients[client], metric.higher_is_better, weights, done)
+            name, higher = deciding_metric(trainer, reference)
+            values, done = reference[name].clients, trainer.federation.current_round
+            for client in values.keys() & trainer.client_store(_STORE).keys():
+                weights = self._weights(trainer, client)
+                keep_better(trainer.client_store(_BEST), client, values[client], higher, weights, done)
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
             for name, metric in list(metrics.items())
@@ -150,10 +157,11 @@ class LocalReference(Callback):
         if not any(sizes.values()):
             rank_zero_warn("LocalReference: the checkpoint contains no local models, its run did not train any.")
             return ClientMetrics()
+        measured = {client for metric in metrics.values() for client in metric.clients}
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
-            if client not in trainer.federation.absent_clients:
-                report = trainer.loop.evaluator.evaluate(client, _weights(trainer, client), split)
+            if client in measured:  # neither absent nor beyond limit_val_clients
+                report = trainer.loop.evaluator.evaluate(client, self._weights(trainer, client), split)
                 if report is not None:
                     reports[client] = report.metrics
         return summarize(trainer.strategy.exchange(reports))
@@ -163,16 +171,16 @@ class LocalReference(Callback):
         found = ClientMetrics(names=names)
         for name, metric in metrics.items():
             if (clients := figures.get(metric_name(name, split))) is not None:
-                values = {client: clients[names[client]] for client in metric.clients if names[client] in clients}
+                known = {client: clients.get(names[client]) for client in metric.clients}
+                values = {client: value for client, value in known.items() if value is not None}  # None for NaN
                 found[name] = MetricSummary.of(values, higher_is_better=metric.higher_is_better)
         return found
 
-
-def _weights(trainer: TrainerSurface, client: int) -> Weights:
-    """A client's local model: in a fit the present one, else that of its best round if it is kept."""
-    best = {} if trainer.round.fitting else trainer.client_store(_BEST)
-    kept = best.get(client) or trainer.client_store(_STORE)[client]
-    return Weights.from_state_dict(kept["weights"], trainer.fabric.device)
+    def _weights(self, trainer: TrainerSurface, client: int) -> Weights:
+        """A client's local model: in a fit the present one, else that of its best round if it is kept."""
+        best = {} if trainer.round.fitting else trainer.client_store(_BEST) | self._best
+        kept = best.get(client) or trainer.client_store(_STORE)[client]
+        return Weights.from_state_dict(kept["weights"], trainer.fabric.device)
 
 
 def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dict[str, float]]]:

@@ -44,9 +44,9 @@ class ShapleyRewards(Callback):
             "permutations": coalitions of random orders in which clients join.
         normalized: values relative to the average client, ``-<∇L, lambda_i (W_i - W_M)>``, with sum 0; otherwise
             relative to a client that learned nothing, ``-<∇L, lambda_i (W_i - W_start)>``, with the first-order
-            decrease of the loss as sum. Exact and permuted values sum to the decrease in both cases: a coalition's
-            model is its members' average with lambda normalised within it, or the start plus their shares of the
-            update.
+            decrease of the loss as sum. Exact and permuted values sum to the average's decrease in both cases: the
+            model of a coalition is its members' average with lambda normalised within it, or the start plus their
+            shares of the update.
         split: split of the held-out samples; "train" for data without (suitable) validation samples, where
             ``leave_own_out`` avoids a bias for clients that fit their own errors.
         leave_own_out: value each client only on samples of the model's other participants, for "first_order". Values

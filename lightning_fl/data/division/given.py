@@ -95,7 +95,7 @@ class ColumnDivision(_GivenDivision):
     def __post_init__(self) -> None:
         part_of: dict[str, str] = {}
         chosen = {"train": self.train, "val": self.val, "test": self.test, "": self.leave_out}
-        for part, values in chosen.items():
+        for part, values in sorted(chosen.items(), key=lambda of: of[1] is None):  # given values before the usual ones
             for value in values or ([] if not part else [word for word, of in SPLIT_NAMES.items() if of == part]):
                 word = str(value).strip().lower()
                 if part_of.setdefault(word, part) != part and values is not None:

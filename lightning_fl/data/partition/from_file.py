@@ -29,6 +29,8 @@ class SplitFile:
     by_rows: bool  #: numbers are those of a spreadsheet's rows, not of samples from 0
     sums: frozenset[str]  #: SHA-256 sums of the data files
     parts: Mapping[Split, Split]  #: the part of the data that each split's samples belong to
+    seed: int | None  #: ``split_seed`` of that run
+    sizes: Mapping[Split, int]  #: number of samples of each part of the data
     names: list[str]
     clients: list[dict[Split, list[int]]]
 
@@ -65,6 +67,8 @@ def read_split_file(path: Path) -> SplitFile:
             by_rows={"rows": True, "samples from 0": False}[content["numbering"]],
             sums=sums_of(content["files"]),
             parts=parts,
+            seed=content.get("split_seed"),
+            sizes=content.get("sizes", {}),
             names=[str(entry["name"]) for entry in content["clients"]],
             clients=clients,
         )
@@ -104,6 +108,10 @@ class FromFile(Partitioner):
         self.names = file.names
         return file
 
+    @property
+    def repeated_seed(self) -> int | None:
+        return self._splits.seed
+
     def check_record(self, record: Mapping[str, Any]) -> None:
         now = sums_of(record.get("files") or [record])
         known = self._splits.sums
@@ -129,6 +137,9 @@ class FromFile(Partitioner):
             parts = f"{listed(sorted(own))}, not {listed(sorted(datasets))}"
             raise DataError(f"{file.place} is for data with the parts {parts}: give the data as in that run.")
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
+        sizes = {part: len(index) for part, index in index_of.items()}
+        if not file.by_rows and file.sizes not in ({}, sizes):
+            raise DataError(f"{file.place} is for {file.sizes} samples, not {sizes}: read the data as in that run.")
         return {
             split: [_indices(of[split], index_of[file.parts[split]], file) for of in file.clients] for split in SPLITS
         }

@@ -98,6 +98,11 @@ class Partitioner(Scheme, ABC):
         """
         return self.partition_splits(datasets, seed)
 
+    @property
+    def repeated_seed(self) -> int | None:
+        """``split_seed`` of the run that it repeats; ``None`` for the data module's."""
+        return None
+
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Refuse data that the partitioner does not fit, by their record, before it partitions them."""
 

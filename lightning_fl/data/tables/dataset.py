@@ -132,6 +132,10 @@ class TableDataset(Dataset):
     def __len__(self) -> int:
         return len(self.frame)
 
+    def cells(self, name: str) -> list[str | None]:
+        require_columns(self.frame, [name], self.place)
+        return self.frame[name].tolist()
+
     def column(self, name: str) -> list[str]:
         require_columns(self.frame, [name], self.place)
         values = self.frame[name]

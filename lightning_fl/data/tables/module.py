@@ -80,16 +80,17 @@ class TableData(SharedDataModule):
                 raise ConfigurationError(f"data_root={self.data_root!r} has no effect with path={path!r}: omit it.")
             if target is None:
                 raise ConfigurationError(f"path={path!r} without target: name the column to predict.")
-        if columns is not None and (self.drop is not None or not columns or target in columns):
-            raise ConfigurationError(f"columns={columns}, drop={self.drop}: give one of them, and not the target.")
+        if columns is not None and (self.drop is not None or not columns):
+            raise ConfigurationError(f"columns={columns}, drop={self.drop}: give one of them.")
         self.card = None if name is None else load_card(name, TableCard)
         if self.card is not None and target in (None, self.card.target):
             self.target, self.event = self.card.target, self.event or self.card.event
         if self.task == "regression" and self.event is not None:
             raise ConfigurationError(f"task={self.task!r} and event={self.event!r}: give only one of them.")
         self._has_classes = self.task == "classification" and self.event is None
-        if columns is not None and self.event in columns:
-            raise ConfigurationError(f"columns={columns}: {self.event!r} is the event to predict; omit it.")
+        sources = [] if self.card is None else [of.column for of in self.card.derived if of.name == self.target]
+        if told := [name for name in columns or [] if name in (self.target, self.event, *sources)]:
+            raise ConfigurationError(f"columns={columns}: {told[0]!r} is or tells the target; omit it.")
         self._standardization: dict[str, list[float]] = {}
 
     @property
@@ -145,9 +146,11 @@ class TableData(SharedDataModule):
             categorical = [*self.card.categorical, *derived]
         if not columns:
             raise DataError(f"{place} has no input column besides the target {target!r}: drop fewer columns.")
-        read = self._leave_out_incomplete(read, columns, place)
-        frames = list(read.datasets.values())
         schema = TableSchema.of(frames, columns, categorical, place)
+        if self.incomplete == "leave_out":
+            read = self._leave_out_incomplete(read, schema, place)
+            frames = list(read.datasets.values())
+            schema = TableSchema.of(frames, columns, categorical, place)
         classes: list[str] = []
         if self._has_classes and self.card is not None and target == self.card.target:
             classes = list(self.card.classes)
@@ -176,10 +179,12 @@ class TableData(SharedDataModule):
             return target_numbers(frame[str(self.target)], place)
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
-    def _leave_out_incomplete(self, read: OpenedData, columns: Sequence[str], place: str) -> OpenedData:
-        if self.incomplete == "keep":
-            return read
-        frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
+    def _leave_out_incomplete(self, read: OpenedData, schema: "TableSchema", place: str) -> OpenedData:
+        columns = [*schema.numeric, *schema.categories]
+        frames = {
+            split: frame[frame[columns].notna().all(axis=1) & ~schema.numbers(frame).isnan().any(1).numpy()]
+            for split, frame in read.datasets.items()
+        }
         if any(frame.empty for frame in frames.values()):
             what = f"incomplete=leave_out leaves no row with a value in each of {listed(columns)}"
             raise DataError(f"{place}: {what}. Drop columns with few values, or keep the rows.")

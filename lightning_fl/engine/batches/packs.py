@@ -158,7 +158,7 @@ class PackedBatches(ClientBatches):
         self._targets: Tensor | None = None
         self._kept: list[SizedBatch] | None = None
         self._kept_tensors: list[Tensor] = []
-        self._versions: list[int] = []
+        self._states: list[tuple[int, bool]] = []
 
     @property
     def targets(self) -> Tensor:
@@ -189,12 +189,13 @@ class PackedBatches(ClientBatches):
             self._keeps = self._budget is None or self._budget.reserve(share)
         if not self._keeps:
             return self._gather(torch.arange(self.num_samples), self.pack.batches_per_gather)
-        if self._kept is None or self._versions != [tensor._version for tensor in self._kept_tensors]:
+        if self._kept is None or self._states != _states(self._kept_tensors):
             with torch.inference_mode(False):  # inference tensors have no versions
                 self._kept = list(self._gather(torch.arange(self.num_samples), len(self._sizes)))
             values = (batch if isinstance(batch, list) else batch.to_dict().values() for batch, _ in self._kept)
             self._kept_tensors = [value for of in values for value in of if isinstance(value, Tensor)]
-            self._versions = [tensor._version for tensor in self._kept_tensors]
+            self._kept_tensors += getattr(self.pack, "tensors", [])  # the user may change a data set in place
+            self._states = _states(self._kept_tensors)
         # Shallow copies, so that attributes assigned by a step do not persist.
         return ((copy.copy(batch), size) for batch, size in self._kept)
 
@@ -260,3 +261,8 @@ class PackedBatches(ClientBatches):
             begin = part.stop
             replaced = None if targets is None else targets[part]
             yield from zip(self.pack.gather(indices[part], group, replaced, on_host[part]), group, strict=True)
+
+
+def _states(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """What changes if a step changes a tensor in place or asks for its gradient."""
+    return [(0 if tensor.is_inference() else tensor._version, tensor.requires_grad) for tensor in tensors]

@@ -76,7 +76,8 @@ class ModelValuation:
         own: dict[int, Tensor] = {}
         count = len(self.shares)
         total = self._gradient(spans, own) * count
-        aggregate = torch.cat(self._difference(self.average, spans)) if normalized else None
+        average = self._model_of(list(self.shares), normalized=True)  # before the server's step
+        aggregate = torch.cat(self._difference(average, spans)) if normalized else None
         values = {}
         for client in self._hosted():
             update = torch.cat(self._difference(self.learned[client], spans))

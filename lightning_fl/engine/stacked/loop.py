@@ -61,6 +61,7 @@ class StackedLoop:
         """
         self._trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
         self._losses.clear()
+        self.visits.begin()
         with self._profile(DATA):
             rows = self._rows(turns)
         # Sorted by decreasing number of steps, so that active clients are always the first rows.
@@ -79,6 +80,8 @@ class StackedLoop:
                     self._batch_of(weights, [active[member] for member in members], members, batches, step)
                 with self._profile(OPTIMIZER):
                     weights.step(self._settings, correct_)
+                for row in active:
+                    row.turn.rates.append(row.turn.learning_rate)
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 
@@ -238,7 +241,6 @@ class StackedLoop:
                 reports.append(error)
                 continue
             state = row.turn.state
-            row.turn.rates = len(row.steps) * [row.turn.learning_rate]
             state.global_step += len(row.steps)
             state.batches += row.total
             state.rounds_seen = self._loop.federation.current_round

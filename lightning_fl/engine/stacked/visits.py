@@ -153,6 +153,19 @@ class Visits:
         #: Whether there is such a hook; otherwise batches are gathered together.
         self.needed = self._in_step or any(map(loop.move.hooks, loop.processes.hosted))
 
+    def begin(self) -> None:
+        """Begin a group of turns."""
+        self._groups: dict[int, list[dict[str, Any]]] = {}
+        self._trainable = self._loop.flat.trainable()
+
+    def _refuse_own_settings(self, index: int) -> None:
+        """Refuse hooks that leave the optimiser, which all clients share, or the trained parameters otherwise."""
+        groups = [group for optimizer in self._loop.module_trainer.optimizers for group in optimizer.param_groups]
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        if self._groups.setdefault(index, settings) != settings or self._loop.flat.trainable() != self._trainable:
+            what = f"{type(self._loop.module).__name__}.on_train_batch_start sets what clients trained together share"
+            raise ConfigurationError(f"{what}, a learning rate or requires_grad: set trainer.stacked_clients=1.")
+
     def next_batch(self, weights: StackedWeights, row: Row, place: int) -> Any:
         """A client's next batch, as its hooks leave it."""
         if not row.ready:
@@ -188,6 +201,7 @@ class Visits:
                 what = f"{type(loop.module).__name__}.on_train_batch_start returned -1"
                 raise ConfigurationError(f"{what}, and stacked turns cannot end early: set trainer.stacked_clients=1.")
             weights.take(place)
+            self._refuse_own_settings(batch.index)
             for entry in self._view.logged:
                 row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
         return moved

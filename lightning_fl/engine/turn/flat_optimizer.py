@@ -329,7 +329,7 @@ class GradientCorrection:
         self._correct_(self._gradient, self._flat.collect())
         for parameter, view in zip(parameters, views, strict=True):
             if parameter.grad is not None or view.any():
-                parameter.grad = view
+                parameter.grad = view.clone()  # the next optimiser's correction changes the views
 
     def _views(self, optimizer: Optimizer) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
         parameters, views = [], []

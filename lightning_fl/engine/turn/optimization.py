@@ -79,11 +79,9 @@ class Optimization:
         self._schedulers = Schedulers(module_trainer, settings, services.federation)
         module_trainer.before_optimizer_step = self._before_step
         self._own = {name: is_overridden(name, module) or name in module_trainer.watching for name in STEP_HOOKS}
-        # Lightning clears gradients between forward and backward. Without these hooks, clearing them before gives the
-        # same result, and the forward pass reuses their memory, which is still in the cache.
-        self._clears_early = not (self._own["on_before_zero_grad"] or self._own["optimizer_zero_grad"])
         if not module.automatic_optimization:
             neutrals = {"gradient_clip_val": None, "accumulate_grad_batches": 1, "fused_optimizers": False}
+            neutrals["scheduler_interval"] = None
             for name, neutral in neutrals.items():
                 if getattr(settings, name) not in (neutral, "auto"):
                     what = f"trainer.{name}={getattr(settings, name)} needs automatic optimisation"
@@ -233,11 +231,9 @@ class Optimization:
 
         def closure() -> Tensor | None:
             with torch.enable_grad():  # the optimiser may have switched gradients off
-                if first and self._clears_early:
-                    self._zero_grad(optimizer, index)
                 loss, output = compute()
                 result.append((loss, output))
-                if first and not self._clears_early:
+                if first:
                     self._zero_grad(optimizer, index)
                 if loss is None:
                     return None

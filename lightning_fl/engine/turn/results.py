@@ -19,6 +19,7 @@ _MEANS, _REDUCTIONS = ("mean", "avg"), ("sum", "min", "amin", "max", "amax")
 
 @dataclass
 class _Entry:
+    name: str
     reduce_fx: str | Callable[[Tensor], Any]
     to_logger: bool
     prog_bar: bool
@@ -60,7 +61,7 @@ class LogCollector(ResultCollection):
         self._loader: int | None = None
         self._sizes: list[float] = []  # batch sizes that the module gave in the present step
         self._size_of_loss: float | None = None
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[tuple[str, str], _Entry] = {}  # of hook and name; a later hook's value counts
 
     def begin_step(self, batch: Any, batch_size: int | None, step: int | None = None) -> None:
         """Begin a step on a batch; ``None`` for an unknown number of samples."""
@@ -81,9 +82,9 @@ class LogCollector(ResultCollection):
 
     def begin_loader(self, number: int | None) -> None:
         """Begin one of several loaders, or end the last (``None``), whose metrics are computed and go on counting."""
-        for name, entry in self._entries.items():
+        for entry in self._entries.values():
             if entry.metric is not None and entry.loader is not None and entry.loader == self._loader:
-                entry.computed = _single(name, entry.metric.compute()).clone()  # no state
+                entry.computed = _single(entry.name, entry.metric.compute()).clone()  # no state
         self._loader = number
 
     def so_far(self, *, training: bool, ended: bool, destination: str | None = None) -> dict[str, Tensor]:
@@ -95,7 +96,7 @@ class LogCollector(ResultCollection):
             destination: "to_logger" or "prog_bar", where each value has one name; ``None`` for ``callback_metrics``.
         """
         found: dict[str, Tensor] = {}
-        for name, entry in self._entries.items():
+        for entry in self._entries.values():
             if destination is not None and not getattr(entry, destination):
                 continue
             values: dict[str, Tensor] = {}  # the epoch's comes last, and gets the plain name
@@ -105,9 +106,9 @@ class LogCollector(ResultCollection):
                 values["epoch"] = _so_far(entry)
             for of, value in values.items():
                 if entry.forked:
-                    found[f"{name}_{of}"] = value
+                    found[f"{entry.name}_{of}"] = value
                 if destination is None or not entry.forked:
-                    found[name] = value
+                    found[entry.name] = value
         return found
 
     def begin(self) -> None:
@@ -139,9 +140,10 @@ class LogCollector(ResultCollection):
                 self._size_of_loss = batch_size
         if self._loader is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self._loader}"
-        entry = self._entries.get(name)
+        entry = self._entries.get((fx, name))
         if entry is None:
-            entry = self._entries[name] = _Entry(reduce_fx, logger, prog_bar, on_step, on_epoch, self._loader)
+            entry = _Entry(name, reduce_fx, logger, prog_bar, on_step, on_epoch, self._loader)
+            self._entries[fx, name] = entry
         elif entry.loader != self._loader and self._loader is not None:
             loaders = f"loaders {entry.loader} and {self._loader}"
             what = f"self.log({name!r}, add_dataloader_idx=False) is called for {loaders}"
@@ -163,7 +165,7 @@ class LogCollector(ResultCollection):
     def keep(self, name: str, value: Tensor) -> None:
         """Keep a value that a callback gave the loggers: all count alike, and none says anything of batch sizes."""
         entry = self._entries.setdefault(
-            name, _Entry("mean", to_logger=True, prog_bar=False, on_step=True, on_epoch=False)
+            ("", name), _Entry(name, "mean", to_logger=True, prog_bar=False, on_step=True, on_epoch=False)
         )
         entry.last = value
         entry.values.append(value)
@@ -177,36 +179,38 @@ class LogCollector(ResultCollection):
 
         ``num_samples`` is the weight of a ``Metric`` object's value, of one of several loaders that in ``of_loaders``.
         """
-        steps = {name: self._steps(entry) for name, entry in self._entries.items()}
+        steps = {key: self._steps(entry) for key, entry in self._entries.items()}
         asked = [_column(losses)] if losses else []
-        for name, entry in self._entries.items():
-            asked.append(self._number(name, entry))
-            if steps[name]:
-                asked.append(_column([value for _, value in steps[name]]))
+        for key, entry in self._entries.items():
+            asked.append(self._number(entry))
+            if steps[key]:
+                asked.append(_column([value for _, value in steps[key]]))
             if entry.forked and entry.last is not None:
                 asked.append(entry.last.reshape(()))
         found = iter(fetch(asked))
         self._reset_metrics()  # after all are computed, because those of a MetricCollection share states
         of_losses = next(found) if losses else []
-        reduced = {}
-        for name, entry in self._entries.items():
+        reduced: dict[str, LoggedValue] = {}
+        for key, entry in self._entries.items():
             better, weight = None, float(num_samples if entry.loader is None else of_loaders[entry.loader])
             if entry.metric is not None:
                 better = entry.metric.higher_is_better
             else:
                 weight = sum(entry.weights)
             (number,) = next(found)
-            of_steps = tuple(zip([step for step, _ in steps[name]], next(found) if steps[name] else [], strict=True))
+            of_steps = tuple(zip([step for step, _ in steps[key]], next(found) if steps[key] else [], strict=True))
             last = next(found)[0] if entry.forked and entry.last is not None else None
-            reduced[name] = LoggedValue(
+            if entry.name in reduced:
+                of_steps = reduced[entry.name].steps + of_steps
+            reduced[entry.name] = LoggedValue(
                 number, weight, better, entry.to_logger, entry.prog_bar, of_steps, entry.forked, last
             )
         return reduced, of_losses
 
-    def _number(self, name: str, entry: _Entry) -> Tensor:
+    def _number(self, entry: _Entry) -> Tensor:
         if entry.metric is None:
-            return _single(name, _reduced(entry))
-        return _single(name, entry.metric.compute() if entry.computed is None else entry.computed)
+            return _single(entry.name, _reduced(entry))
+        return _single(entry.name, entry.metric.compute() if entry.computed is None else entry.computed)
 
     def _reset_metrics(self) -> None:
         for entry in self._entries.values():

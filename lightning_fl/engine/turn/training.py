@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.held_generators import DrawStates
+from lightning_fl.core.lightning_private import ModuleModes
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, parts_of
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
@@ -225,6 +226,8 @@ class TrainingLoop:
         """Context with a client's weights and states; yields a dict that gets the parameters frozen and unfrozen."""
         services = self._services
         trainable, changed = services.flat.trainable(), dict[str, bool]()
+        modes = ModuleModes()
+        modes.capture(services.module)
         try:
             with services.profiler.profile(BOOKKEEPING):
                 services.metric_states.begin(client)
@@ -233,7 +236,9 @@ class TrainingLoop:
                 with services.callback_states.turn(client, keep=own, trained=True):
                     yield changed
                 services.metric_states.end(client, keep=own)
-        finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
+        finally:
+            modes.restore(services.module)
+            # freezing and unfreezing by hooks takes effect for all clients in the next round
             changed |= services.flat.trainable_changes(trainable)
             if changed:
                 services.flat.set_trainable({name: not flag for name, flag in changed.items()})
