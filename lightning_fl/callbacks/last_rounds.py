@@ -58,6 +58,7 @@ class LastRounds(Callback):
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         names, before = trainer.datamodule.client_names(), trainer.max_rounds - self.num
         self._rounds = {number: of for number, of in self._rounds.items() if number > before}  # of an earlier end
+        trainer.run_log.summary.pop("last_rounds", None)
         if self._rounds:
             trainer.run_log.summary["last_rounds"] = {
                 _SPLIT: {name: self._record(name, names) for name in sorted(self._higher_is_better)}

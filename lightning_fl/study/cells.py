@@ -229,7 +229,8 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         root = next((text for key, text in sorted(named) if key == "data_root"), None)
         names = sorted({text for key, text in named if key != "data_root"})
         files = {name: found for name in names if (found := checksum(name, root))}
-        may_stand_in = ("source", "standin") in named or any(checksum(name, root) is None for name in names)
+        there = [checksum(name, root) is not None for name in names if name in available_cards()]
+        may_stand_in = ("source", "standin") in named or not there or not all(there)
         for seed in study.run_seeds:
             content = {
                 "recipe": read,

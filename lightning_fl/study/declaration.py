@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study.claims import Claim
 
 #: Default scale: everything declared outside of ``scales``.
@@ -137,6 +138,8 @@ class Study:
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
         """A copy with other seeds."""
+        if used := [seed for one in self.chosen for seed in one.seeds if seed in seeds]:
+            raise ConfigurationError(f"seed {used[0]}: {self.path} chose its settings by it; run others.")
         scale = replace(self.scales[self.scale], seeds=tuple(seeds))
         return replace(self, scales={**self.scales, self.scale: scale})
 

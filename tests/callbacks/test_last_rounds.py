@@ -79,3 +79,11 @@ def test_a_resumed_run_has_the_same_figures(tmp_path: Path) -> None:
     run(tmp_path / "parts", LastRounds(num=3), StopAfter(4))
     resumed = run(tmp_path / "parts", LastRounds(num=3), ckpt="last")
     assert last_rounds(resumed) == last_rounds(whole)
+
+
+def test_an_extended_run_counts_the_rounds_of_its_new_end(tmp_path: Path) -> None:
+    """Rounds 1 to 3 were the last ones before; of them the third still is."""
+    whole = run(tmp_path / "whole", LastRounds(num=3))
+    run(tmp_path / "parts", LastRounds(num=3), rounds=3)
+    extended = run(tmp_path / "parts", LastRounds(num=3), ckpt="last")
+    assert last_rounds(extended) == last_rounds(whole)

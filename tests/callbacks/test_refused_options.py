@@ -26,6 +26,9 @@ from lightning_fl.core.errors import ConfigurationError
 REFUSED: list[tuple[type, dict[str, Any]]] = [
     (CollaborationGraph, {"budget": 1.5}),
     (CollaborationGraph, {"graph": "random"}),
+    (CollaborationGraph, {"budget": 1, "graph": "full"}),
+    (CollaborationGraph, {"monitor": "val/acc", "graph": "full"}),
+    (CollaborationGraph, {"monitor": "val/acc", "graph": "random", "budget": 1}),
     (DROClientSampling, {"cohort_size": 2, "cohort": "all"}),
     (DROClientSampling, {"cohort_size": 2, "method": "afl"}),
     (FedCollab, {"distances": "a.csv", "structure": "b"}),

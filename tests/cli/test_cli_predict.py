@@ -112,6 +112,13 @@ def test_in_three_lines_of_python(run):
     assert found["error"]["nothing"] == "no SMILES"
 
 
+def test_a_table_with_columns_of_pandas_own_kinds(run):
+    frame = pd.DataFrame({"smiles": ["CCO", None], "mass": [46.07, None]})
+    found = predict(run, frame.convert_dtypes())
+    assert found["error"][1] == "no SMILES"
+    assert found["activity"].equals(predict(run, frame)["activity"])
+
+
 def test_threads_are_as_they_were(run):
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

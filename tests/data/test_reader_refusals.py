@@ -9,6 +9,7 @@ import zipfile
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
@@ -166,6 +167,14 @@ def test_missing_packages(tmp_path, without, package, extra, use):
 def test_options_of_hugging_face(options, name):
     with pytest.raises(ConfigurationError, match=re.escape(name)):
         HFDataset(path="x", target="y", partitioner=IID(num_clients=2), **options)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_images_without_bytes_of_hugging_face(monkeypatch, mode):
+    monkeypatch.setattr("lightning_fl.data.hugging_face.expect_extra", lambda *args: None)
+    data = HFDataset(path="x", target="y", partitioner=IID(num_clients=2), channels=1)
+    with pytest.raises(DataError, match=f"x: 'image' of row 1 .*mode {mode}"):
+        data._images({"image": [Image.new(kind, (2, 2)) for kind in ("L", mode)]}, "image")
 
 
 # ---- targets

@@ -9,7 +9,7 @@ from rdkit import Chem
 from lightning_fl.data import IID, TableData
 from lightning_fl.data.molecules.dataset import explain_unreadable, unlabelled_molecules
 from lightning_fl.data.molecules.featurizer import encode_smiles
-from lightning_fl.data.unlabelled import Reading, read_rows
+from lightning_fl.data.unlabelled import Reading, read_rows, read_smiles_column
 
 RECORD = {"target_names": ["y"], "target_units": [""]}
 
@@ -75,6 +75,13 @@ def test_molecules_of_chunks_are_those_of_the_whole(rows, workers):
     for name in ("atoms", "bonds", "ends", "num_atoms", "num_bonds"):
         assert np.array_equal(np.concatenate([getattr(codes, name) for codes in of_chunks]), getattr(whole, name))
     assert [size for chunk in found for size in chunk.sizes or []] == whole.num_atoms.tolist()
+
+
+def test_an_empty_cell_of_any_kind_is_no_smiles():
+    frame = pd.DataFrame({"smiles": ["CCO", None, " C "]}, dtype=object)
+    for given in (frame, frame.convert_dtypes(), frame.astype("category")):
+        assert read_smiles_column(given, "smiles", "here") == ["CCO", "", "C"]
+        assert chunks(given)[0].errors == {1: "no SMILES"}
 
 
 def test_why_a_smiles_is_no_molecule():

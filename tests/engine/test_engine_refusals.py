@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from engine_alone import make_loop
+from tiny import ManualModule, TinyClients
 from torch import nn
 
 from lightning_fl import ConfigurationError, TrainingError
@@ -58,6 +60,12 @@ NET = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
         ),
         (lambda: LocalParameters(FlatModule(NET), ["heads"]), ConfigurationError, "'heads'.*'head'.*body, head"),
         (lambda: LocalParameters(FlatModule(NET), ["body", "head"]), ConfigurationError, "LocalTraining"),
+        # optimisation
+        (
+            lambda: make_loop(ManualModule(), TinyClients((4,)), scheduler_interval="round"),
+            ConfigurationError,
+            "trainer.scheduler_interval=round .*ManualModule",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], Any], error: type[Exception], fault: str) -> None:

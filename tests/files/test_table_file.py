@@ -5,7 +5,7 @@ import pytest
 from rdkit import Chem
 
 from lightning_fl.files import text_table
-from lightning_fl.files.table_file import read_table_file
+from lightning_fl.files.table_file import as_texts, read_table_file
 from lightning_fl.files.text_table import read_text_table
 
 TEXT = "smiles,y,count,lab\nCCO,1.5,3,a\nC,,4,NA\nc1ccccc1,-2e-3,5,b\n"
@@ -44,6 +44,10 @@ def test_parquet_is_the_same_table(tmp_path, frame):
 def test_excel_is_the_same_table(tmp_path, frame):
     typed().to_excel(tmp_path / "mine.xlsx", index=False)
     same(read_table_file(tmp_path / "mine.xlsx"), frame)
+
+
+def test_columns_of_pandas_own_kinds_are_the_same_texts():
+    assert as_texts(typed().convert_dtypes()).equals(as_texts(typed()))
 
 
 def write_sdf(path, count=2, broken=False):

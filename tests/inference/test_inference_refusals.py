@@ -9,10 +9,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
+from lightning_fl.core.metrics import percentiles
 from lightning_fl.inference.explanation import explain
 from lightning_fl.inference.forward import Naming
+from lightning_fl.inference.models import best_client
 from lightning_fl.inference.options import PredictionOptions
 from lightning_fl.inference.personalization import Newcomer, personalize
+from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.inference.uncertainty import DropoutPasses, half_widths
 from lightning_fl.models import MoleculeModel
 from lightning_fl.runtime.calibration_file import TargetCalibration
@@ -44,6 +47,13 @@ def hidden_divergence(folder):
     broken["state_dict"]["norm.weight"].fill_(math.nan)  # no score shows it
     torch.save(broken, paths[1])
     personalize(Constant(), paths, SAMPLES, accelerator="cpu")
+
+
+def best_of_many(folder):
+    (folder / "models").mkdir()
+    (folder / "models" / "worst.ckpt").touch()
+    metric = {"higher_is_better": True, "clients": {"worst": 0.25}, "percentiles": percentiles([0.25] + [0.5] * 999)}
+    best_client(TrainedRun(folder, {"client_names": ["worst"], "metrics": {"val": {"acc": metric}}}, {}))
 
 
 NINE = TargetCalibration("regression", 9, 1, {0: 5, 32: 4})
@@ -85,6 +95,7 @@ ROWS = [
     (damaged, CheckpointError, "shared_0.ckpt"),
     (without_weights, CheckpointError, "state_dict"),
     (hidden_divergence, CheckpointError, "shared_1.ckpt .* shared_0.ckpt"),
+    (best_of_many, ConfigurationError, "--model best: "),
 ]
 
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from tiny import TinyClients, TinyModule
+from torch import nn
 
 from lightning_fl import CheckpointError, ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback
 from lightning_fl.runtime.curve_table import read_rows
+from lightning_fl.runtime.model_file import load_model_checkpoint
 
 
 class NamedClients(TinyClients):
@@ -54,6 +56,34 @@ def test_no_client_s_curve_or_model_is_another_s(tmp_path: Path) -> None:
     files = {"a/b": "a_b-c14cddc0"}
     assert summary["file_names"] == files
     assert sorted(os.listdir(run / "models")) == ["a_b-c14cddc0.ckpt", "b.ckpt", "shared_0.ckpt", "worst.ckpt"]
+
+
+class Words(nn.Module):
+    """Has an extra state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, list[str]]:
+        return {"words": ["a", "b"]}
+
+    def set_extra_state(self, state: dict[str, list[str]]) -> None:
+        assert state == self.get_extra_state()
+
+
+class Translates(TinyModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Words()
+
+
+@pytest.mark.slow
+def test_models_with_an_extra_state_are_written_read_and_gone_on_from(tmp_path: Path) -> None:
+    settings = {"default_root_dir": tmp_path, "enable_progress_bar": False, "local_steps": 1}
+    for rounds, ckpt_path in ((1, None), (2, "last")):
+        module, trainer = Translates(), FederatedTrainer(max_rounds=rounds, **settings)  # type: ignore[arg-type]
+        trainer.fit(module, TinyClients(), ckpt_path=ckpt_path)
+        state = load_model_checkpoint(Path(trainer.log_dir) / "models" / "shared_0.ckpt")["state_dict"]
+        assert state["words._extra_state"] == {"words": ["a", "b"]}
+        assert torch.equal(state["linear.weight"], module.linear.weight)
+        Translates().load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", ["version_²", "version_x", "version_", "version_00"])

@@ -1,4 +1,6 @@
+import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -108,6 +110,28 @@ def test_other_files_than_a_card_describes_make_another_cell(tmp_path, monkeypat
         _, found = tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})
         folders.append(found[0].folder)
     assert folders[0] != folders[1]
+
+
+def test_a_run_on_a_stand_in_counts_only_while_the_data_are_not_there(tmp_path, monkeypatch):
+    card = load_card("esol")
+    file = replace(card.files[0], sha256=(hashlib.sha256(b"x").hexdigest(),))
+    monkeypatch.setattr("lightning_fl.study.cells.load_card", lambda name: replace(card, files=(file,)))
+    monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+
+    def cell(**settings):
+        overrides = {"data.name": "esol", **settings}
+        return tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})[1][0]
+
+    stood_in, wanted = cell(), cell(**{"data.source": "standin"})
+    finish(wanted, 0.5, source="stand-in")
+    finish(stood_in, 0.5, source="stand-in")
+    assert stood_in.finished().data_source == "stand-in"
+    (tmp_path / file.name).write_bytes(b"x")
+    assert cell(**{"data.source": "standin"}).finished().data_source == "stand-in"
+    again = cell()
+    assert (again.folder, again.finished()) == (stood_in.folder, None)
+    finish(again, 0.5, version=1)
+    assert again.finished().data_source == "measured"
 
 
 def test_only_a_whole_run_of_the_same_settings_is_done(cells):

@@ -49,6 +49,12 @@ def test_a_claim_is_one_sum_compared_with_zero():
         ("ipr(a) >= 95 %", False, [Term(1.0, "ipr", "a"), Term(-0.95)]),
         ("ipr(a) >= 95 %", True, [Term(1.0, "ipr", "a"), Term(-95.0)]),
         ("ipr(a) >= 0.95", False, [Term(1.0, "ipr", "a"), Term(-0.95)]),
+        *[
+            (f"mean(a) > {half} * mean(b) + 5 %", percent,
+             [Term(1.0, "mean", "a"), Term(-0.5, "mean", "b"), Term(-five)])
+            for half in ("0.5", "50 %")
+            for percent, five in ((False, 0.05), (True, 5.0))
+        ],
         ("mean(a) > mean(b) + 1", True, [Term(1.0, "mean", "a"), Term(-1.0, "mean", "b"), Term(-1.0)]),
     ],
 )  # fmt: skip

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study_tiny import finish, results_of, tiny_cells
+from study_tiny import finish, results_of, tiny_cells, write_study
 
 from lightning_fl.core.environment import describe_environment, package_commit
 from lightning_fl.runtime.table import Table
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_tables import claims_table, print_results, results_table, write_markdown
 
@@ -178,6 +179,34 @@ def test_all_is_written_and_read_back(tmp_path):
     columns = "claim,at,verdict,verdict_holm,mean,low,high,n,p_value,deviation,p_value_holm,seeds_needed,reason"
     assert (out / "claims.csv").read_text().startswith(f"{columns}\nmean")
     assert not list(out.glob(".*.tmp"))
+
+
+def test_other_seeds_are_read_back_too(tmp_path):
+    study = write_study(tmp_path, claims=["mean(b) > mean(a)"]).with_seeds([7, 8])
+    cells = make_cells(study, tmp_path / "out")
+    for cell in cells:
+        finish(cell, 0.5 + 0.01 * cell.seed * (1 + (cell.arm == "b")))
+    results = current(study, cells, tmp_path)
+    results.write(tmp_path / "out")
+    again = StudyResults.read(tmp_path / "out")
+    assert again.study.run_seeds == (7, 8)
+    assert again.answers == results.answers
+    assert [answer.interval.n for answer in again.answers] == [2, 2]
+
+
+def test_tables_of_shares_make_one_in_any_order(tmp_path):
+    texts = []
+    for share in (0, 1):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        study, cells = tiny_cells(folder)
+        for cell in cells[share::2]:
+            finish(cell, 0.5)
+        current(study, cells, folder).write(folder / "out")
+        texts.append((folder / "out" / "results.csv").read_text())
+    for first, second in (texts, texts[::-1]):
+        (tmp_path / "all.csv").write_text(first + second.partition("\n")[2])
+        assert {cell.status for cell in StudyResults.of_table(study, tmp_path / "all.csv").cells} == {"done"}
 
 
 def test_no_claims(tmp_path):

@@ -8,11 +8,12 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from rounding import assert_equal_up_to_rounding
-from tiny import TinyClients, TinyModule, same_bits, weights_of
+from tiny import QUIET, TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_fl import Collaboration, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
@@ -79,6 +80,38 @@ def test_one_client_and_one_step_is_sgd_to_the_bit() -> None:
     assert same_bits(weights_of(module), weights_of(expected))
 
 
+class Attacked(TinyModule):
+    """Calls ``backward`` for the gradient by its inputs, as FGSM does, which leaves one by the weights too."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        super().training_step([x, batch[1]], batch_idx).backward()
+        assert x.grad is not None
+        return super().training_step([batch[0] + 0.1 * x.grad.sign(), batch[1]], batch_idx)
+
+
+class LooksBack(TinyModule):
+    """The larger the last step's gradient, the smaller the loss."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        last = self.linear.weight.grad
+        loss = super().training_step(batch, batch_idx)
+        return loss if last is None else loss / (1 + last.norm())
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kind", [Attacked, LooksBack])
+def test_gradients_are_cleared_between_forward_and_backward_as_in_lightning(
+    kind: type[TinyModule], accumulate: int
+) -> None:
+    module, expected, data = kind(), kind(), TinyClients((40,), shuffle=False)
+    trainer(max_rounds=1, accumulate_grad_batches=accumulate).fit(module, data)
+    plain = Trainer(max_epochs=1, accumulate_grad_batches=accumulate, enable_model_summary=False, **QUIET)
+    plain.fit(expected, DataLoader(data.sets[0, "train"], batch_size=8))
+    assert same_bits(weights_of(module), weights_of(expected))
+
+
 def test_identical_clients_average_to_what_each_of_them_learns() -> None:
     alone, together = TinyModule(), TinyModule()
     one, three = TinyClients((16,), shuffle=False), TinyClients((16, 16, 16), shuffle=False)
@@ -90,7 +123,17 @@ def test_identical_clients_average_to_what_each_of_them_learns() -> None:
     assert same_bits(weights_of(alone), weights_of(together))
 
 
-def test_a_client_does_not_depend_on_who_trained_before_it() -> None:
+class EndsWarmUp(TinyModule):
+    """After its first step in a turn its norm keeps its statistics."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if batch_idx:
+            self.before[0].eval()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [TinyModule, EndsWarmUp])
+def test_a_client_does_not_depend_on_who_trained_before_it(kind: type[TinyModule]) -> None:
     class Only(Callback):
         """Clients 2, then 0: the order of turns is not that of clients."""
 
@@ -104,7 +147,7 @@ def test_a_client_does_not_depend_on_who_trained_before_it() -> None:
 
     results = []
     for order in ([0, 1, 2], [2, 0, 1]):
-        module = TinyModule(dropout=0.3, norm=True)
+        module = kind(dropout=0.3, norm=True)
         trainer(callbacks=[Only(order)]).fit(module, TinyClients())
         results.append(weights_of(module))
     assert same_bits(*results)

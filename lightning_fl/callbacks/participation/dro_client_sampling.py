@@ -148,7 +148,7 @@ class DROClientSampling(Callback):
         """Sum of the present clients' weights, and their shares of it; absent ones are not drawn and keep theirs."""
         weights = self.weights[present]
         share = 1.0 if len(present) == len(self.weights) else float(weights.sum())
-        return share, weights / share if share else torch.full_like(weights, 1 / len(present))
+        return share, weights / share if share else torch.full_like(weights, 1 / max(1, len(present)))
 
     def on_client_start(self, trainer: TrainerSurface, client: int) -> None:
         self._snapshot: Weights | None = None

@@ -107,7 +107,8 @@ def deciding_metric(trainer: TrainerSurface, metrics: Mapping[str, Any]) -> tupl
     checkpoint = trainer.callback(ModelCheckpoint)
     monitor, mode = (None, "auto") if checkpoint is None else (checkpoint.monitor, checkpoint.mode)
     name = str(displayed_metric(metrics, monitor))
-    return name, _direction(metrics, name, mode if (monitor or name).startswith(name) else "auto")
+    is_monitored = f"{monitor or name}/".startswith((f"{name}/", f"{name}_epoch/"))
+    return name, _direction(metrics, name, mode if is_monitored else "auto")
 
 
 def _direction(metrics: Mapping[str, Any], name: str, mode: str) -> bool:

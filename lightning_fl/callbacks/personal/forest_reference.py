@@ -47,7 +47,8 @@ class ForestReference(Callback):
         if not self._forests:
             self._fit(trainer)
         own = {}
-        for client in trainer.hosted_clients:
+        evaluated = {client for metric in metrics.values() for client in metric.clients}
+        for client in evaluated.intersection(trainer.hosted_clients):
             if (client, split) not in self._found:
                 self._found[client, split] = self._evaluate(trainer, client, split)
             own[client] = self._found[client, split]

@@ -7,6 +7,7 @@ ICML 2023 (https://arxiv.org/abs/2306.06508), equations 11 and 12, for both meas
 
 import json
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,11 @@ class LocalReference(Callback):
 
     def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
-        self._best: dict[int, Any] = {}
+        self._best: dict[int, Any] = {}  # the fit's best local models, of which a checkpoint may have earlier ones
+        self._known: set[tuple[int, int, float]] = set()  # client, round and value of all that were best
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._best = {}
+        self._best, self._known = {}, set()
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
@@ -110,12 +112,13 @@ class LocalReference(Callback):
             trainer.log("train/local/loss", math.fsum(known) / len(known))
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
-        """Keep the best local models, also for a test of the federation's best round, which may be earlier."""
         self._best = dict(trainer.client_store(_BEST))
+        self._known |= _bests(self._best)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         reference = self._reference(trainer, split, metrics)
         if self.own_best_round and split == "val" and trainer.round.fitting and reference:
+            self._known |= _bests(trainer.client_store(_BEST))
             name, higher = deciding_metric(trainer, reference)
             values, done = reference[name].clients, trainer.federation.current_round
             for client in values.keys() & trainer.client_store(_STORE).keys():
@@ -157,7 +160,8 @@ class LocalReference(Callback):
         if not any(sizes.values()):
             rank_zero_warn("LocalReference: the checkpoint contains no local models, its run did not train any.")
             return ClientMetrics()
-        measured = {client for metric in metrics.values() for client in metric.clients}
+        own = [metric for name, metric in metrics.items() if not name.startswith(f"{split}/forest/")]
+        measured = {client for metric in own for client in metric.clients}
         reports: dict[int, Any] = {}
         for client in trainer.hosted_clients:
             if client in measured:  # neither absent nor beyond limit_val_clients
@@ -178,9 +182,15 @@ class LocalReference(Callback):
 
     def _weights(self, trainer: TrainerSurface, client: int) -> Weights:
         """A client's local model: in a fit the present one, else that of its best round if it is kept."""
-        best = {} if trainer.round.fitting else trainer.client_store(_BEST) | self._best
+        best = {} if trainer.round.fitting else trainer.client_store(_BEST)
+        if best and _bests(best) <= self._known:  # of this object's fit
+            best = self._best
         kept = best.get(client) or trainer.client_store(_STORE)[client]
         return Weights.from_state_dict(kept["weights"], trainer.fabric.device)
+
+
+def _bests(store: Mapping[int, Any]) -> set[tuple[int, int, float]]:
+    return {(client, of["round"], of["value"]) for client, of in store.items()}
 
 
 def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dict[str, float]]]:

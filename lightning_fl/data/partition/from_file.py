@@ -67,7 +67,7 @@ def read_split_file(path: Path) -> SplitFile:
             by_rows={"rows": True, "samples from 0": False}[content["numbering"]],
             sums=sums_of(content["files"]),
             parts=parts,
-            seed=content.get("split_seed"),
+            seed=None if (seed := content.get("split_seed")) is None else _numbers([seed])[0],
             sizes=content.get("sizes", {}),
             names=[str(entry["name"]) for entry in content["clients"]],
             clients=clients,

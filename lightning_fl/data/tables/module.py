@@ -1,5 +1,6 @@
 """Federated data of tables, from a card such as UCI Adult or from the user's file."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,7 +16,7 @@ from lightning_fl.data.module import Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source, read_rows
 from lightning_fl.files.table_file import as_texts
-from lightning_fl.files.text_table import require_columns
+from lightning_fl.files.text_table import read_numbers, require_columns
 from lightning_fl.files.user_file import existing_file
 
 if TYPE_CHECKING:
@@ -88,14 +89,15 @@ class TableData(SharedDataModule):
         if self.task == "regression" and self.event is not None:
             raise ConfigurationError(f"task={self.task!r} and event={self.event!r}: give only one of them.")
         self._has_classes = self.task == "classification" and self.event is None
-        sources = [] if self.card is None else [of.column for of in self.card.derived if of.name == self.target]
-        if told := [name for name in columns or [] if name in (self.target, self.event, *sources)]:
-            raise ConfigurationError(f"columns={columns}: {told[0]!r} is or tells the target; omit it.")
+        derived = [{of.name, of.column} for of in self.card.derived] if self.card is not None else []
+        aims = {self.target, self.event}
+        if told := aims.union(*(pair for pair in derived if pair & aims)).intersection(columns or []):
+            raise ConfigurationError(f"columns={columns}: {min(map(str, told))!r} is or tells the target; omit it.")
         self._standardization: dict[str, list[float]] = {}
 
     @property
     def _table(self) -> "TableDataset":
-        from lightning_fl.data.tables.dataset import TableDataset
+        from lightning_fl.data.tables.dataset import TableDataset, TableSchema
 
         table = self._data.datasets["train"]
         assert isinstance(table, TableDataset)
@@ -146,11 +148,9 @@ class TableData(SharedDataModule):
             categorical = [*self.card.categorical, *derived]
         if not columns:
             raise DataError(f"{place} has no input column besides the target {target!r}: drop fewer columns.")
+        read = self._leave_out_incomplete(read, columns, categorical or (), place)
+        frames = list(read.datasets.values())
         schema = TableSchema.of(frames, columns, categorical, place)
-        if self.incomplete == "leave_out":
-            read = self._leave_out_incomplete(read, schema, place)
-            frames = list(read.datasets.values())
-            schema = TableSchema.of(frames, columns, categorical, place)
         classes: list[str] = []
         if self._has_classes and self.card is not None and target == self.card.target:
             classes = list(self.card.classes)
@@ -179,12 +179,16 @@ class TableData(SharedDataModule):
             return target_numbers(frame[str(self.target)], place)
         return survival_times(frame[str(self.target)], frame[self.event], place)
 
-    def _leave_out_incomplete(self, read: OpenedData, schema: "TableSchema", place: str) -> OpenedData:
-        columns = [*schema.numeric, *schema.categories]
-        frames = {
-            split: frame[frame[columns].notna().all(axis=1) & ~schema.numbers(frame).isnan().any(1).numpy()]
-            for split, frame in read.datasets.items()
-        }
+    def _leave_out_incomplete(
+        self, read: OpenedData, columns: Sequence[str], categorical: Sequence[str], place: str
+    ) -> OpenedData:
+        if self.incomplete == "keep":
+            return read
+        frames = {split: frame.dropna(subset=list(columns)) for split, frame in read.datasets.items()}
+        for split, name in itertools.product(frames, columns):
+            numbers, wrong = read_numbers(frames[split][name])
+            if wrong.empty and name not in categorical:  # numbers, but for texts such as NA
+                frames[split] = frames[split][numbers.notna()]
         if any(frame.empty for frame in frames.values()):
             what = f"incomplete=leave_out leaves no row with a value in each of {listed(columns)}"
             raise DataError(f"{place}: {what}. Drop columns with few values, or keep the rows.")

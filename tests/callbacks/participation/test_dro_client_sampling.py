@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from observers import AfterRounds
 from tiny import TinyClients, TinyModule, quiet_trainer, weights_of
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, DROClientSampling
+from lightning_fl.callbacks import Callback, ClientArrivals, DROClientSampling
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
 
 STEPS, STEP_SIZE, RATE = 4, 0.05, 0.05
@@ -95,3 +96,27 @@ def test_a_loss_that_is_no_number_is_left_out_where_failing_clients_are() -> Non
     assert sampling.weights.sum().item() == pytest.approx(1)
     assert sampling.weights.min() >= 0
     assert sampling.weights[1] < sampling.weights[[0, 2]].max()
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "floor"),
+    [({}, STEPS, 0.3), ({"cohort": "all"}, STEPS, 0.0), ({"cohort": "all"}, STEPS, 0.3), ({"method": "afl"}, 1, 0.0)],
+)
+def test_who_has_not_arrived_keeps_its_weight(options: dict[str, Any], steps: int, floor: float) -> None:
+    """The two others divide the rest as in a run without it, down to the same floor; then all three ascend."""
+
+    def weights(sizes: tuple[int, ...], floor: float, *arrivals: Callback) -> Tensor:
+        """After each round, [rounds, N]."""
+        sampling = DROClientSampling(step_size=0.01, floor=floor, **options)
+        watch = AfterRounds(lambda trainer: sampling.weights.clone())
+        data = TinyClients(sizes, batch_size=100, shuffle=False)
+        run(sampling, *arrivals, watch, data=data, local_steps=steps)
+        return torch.stack(watch.found)
+
+    late = weights((24, 10, 18), floor, ClientArrivals(rounds={"client_2": 3}))
+    assert late.sum(1).tolist() == pytest.approx([1, 1, 1])
+    assert late.min() >= floor - 1e-12
+    assert late[:2, 2].tolist() == pytest.approx([1 / 3, 1 / 3])
+    assert late[2, 2] != pytest.approx(1 / 3)
+    if options:  # the draws of a cohort depend on the number of clients
+        torch.testing.assert_close(late[:2, :2], 2 / 3 * weights((24, 10), 1.5 * floor)[:2])

@@ -5,7 +5,16 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from lightning_fl.callbacks import Callback, LocalTraining, PooledTraining, UniformSampling
+from lightning_fl.callbacks import (
+    Callback,
+    FineTuning,
+    ForestReference,
+    KNNPer,
+    LocalReference,
+    LocalTraining,
+    PooledTraining,
+    UniformSampling,
+)
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data import FederatedDataModule, Partitioned
 from lightning_fl.data.partition import Quantity
@@ -34,6 +43,11 @@ class Line(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Validated(Line):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+
 class InOnePlace(FederatedDataModule):
     """One client with the training samples of all."""
 
@@ -47,10 +61,10 @@ class InOnePlace(FederatedDataModule):
         return self.data if split == "train" else None
 
 
-def run(root, data, *callbacks, **settings):
+def run(root, data, *callbacks, module=None, **settings):
     settings = {"max_rounds": 3, "local_steps": 4, "logger": False, "enable_progress_bar": False} | settings
     trainer = FederatedTrainer(callbacks=list(callbacks), seed=3, default_root_dir=root, **settings)
-    trainer.fit(Line(), data)
+    trainer.fit(module or Line(), data)
     return trainer
 
 
@@ -111,3 +125,17 @@ def test_data_of_several_places_are_refused():
 def test_another_choice_of_models_or_clients_is_refused(other: Callback, tmp_path):
     with pytest.raises(ConfigurationError, match="PooledTraining and"):
         run(tmp_path, three_clients(), PooledTraining(), other)
+
+
+@pytest.mark.parametrize("other", [FineTuning(), ForestReference(), KNNPer(), LocalReference()])
+def test_what_trains_on_the_clients_own_samples_is_refused(other: Callback, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"PooledTraining .*{type(other).__name__}"):
+        run(tmp_path, three_clients(), PooledTraining(), other, module=Validated())
+
+
+def test_a_finished_run_of_local_training_is_no_hindrance(tmp_path):
+    alone = run(tmp_path, three_clients(), LocalTraining(), logger=True)
+    local = alone.test(alone.module, three_clients())["test/loss"].clients
+    pooled = run(tmp_path, data := three_clients(), PooledTraining(), LocalReference(run=alone.log_dir))
+    own = pooled.test(pooled.module, data)["test/loss"].clients
+    assert pooled.gains["test"]["test/loss"].clients == {client: local[client] - own[client] for client in range(3)}

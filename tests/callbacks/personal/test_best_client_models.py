@@ -4,10 +4,18 @@ from itertools import pairwise
 
 import pytest
 import torch
+from observers import AfterRounds
 from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
 
-from lightning_fl.callbacks import BestClientModels, Callback, CollaborationGraph, FineTuning
+from lightning_fl.callbacks import (
+    BestClientModels,
+    Callback,
+    CollaborationGraph,
+    FineTuning,
+    LocalReference,
+    ModelCheckpoint,
+)
 
 CLIENTS = range(len(SIZES))
 
@@ -109,6 +117,43 @@ def test_fine_tuning_may_keep_each_clients_best_epoch():
     assert all(after[k] <= before[k] for before, after in pairwise(values) for k in CLIENTS)
     assert any(last[k] < start[k] for k in CLIENTS)
     assert any(one[k] == last[k] for one in values[:-1] for k in CLIENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", "/worst"])
+@pytest.mark.parametrize(("name", "sign", "mode"), [("val_fitness", -1, "max"), ("val_acc", 1, "min")])
+def test_what_decides_on_the_best_round_decides_for_each_client(name, sign, mode, suffix, tmp_path):
+    """The error falls throughout; the names and the loss say the opposite of ``mode``."""
+
+    class Judged(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            error = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
+            self.log_dict({name: sign * error, "val_loss": -error})
+
+    local = AfterRounds(lambda run: run.metrics["val"][f"val/local/{name.removeprefix('val_')}"].clients)
+    checkpoint = ModelCheckpoint(monitor=name + suffix, mode=mode, save_models=False)
+    callbacks = FineTuning(epochs=1, best_epoch=True), LocalReference(own_best_round=True), local, checkpoint
+    run = trainer(*callbacks, rounds=2, enable_checkpointing=True, root=tmp_path)
+    run.fit(Judged(), data := TwoKinds())
+    assert checkpoint.best_round == 2
+    started = run.metrics["val"][name].clients
+    tuned = run.validate(run.module, data)[name].clients
+    assert all(sign * tuned[k] < sign * started[k] for k in CLIENTS)
+    for k in CLIENTS:
+        best = min((1, 2), key=lambda turn: sign * local.found[turn - 1][k])
+        assert run.client_store("local_reference_best")[k]["round"] == best == 2
+
+
+def test_who_has_no_validation_data_is_fine_tuned_from_the_shared_model():
+    class NoValidation(TwoKinds):
+        def client_data(self, client, split):
+            return None if (client, split) == (1, "val") else super().client_data(client, split)
+
+    best, plain = (trainer(*kept, FineTuning(steps=1), rounds=2) for kept in ([BestClientModels()], []))
+    for run in (best, plain):
+        run.fit(TinyModule(), NoValidation())
+        assert not run.client_model(1).equal(run.models[0])
+    assert best.client_model(1).equal(plain.client_model(1))
 
 
 @pytest.mark.parametrize("first", [True, False])

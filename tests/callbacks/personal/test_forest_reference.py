@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from corners import fit as fit_tiny
 from processes import succeed
@@ -13,9 +14,10 @@ from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_auc_score
 from tiny import quiet_trainer
 
-from lightning_fl.callbacks import ForestReference
+from lightning_fl.callbacks import ForestReference, LabelNoise
+from lightning_fl.callbacks.local_data.label_noise import perturb_targets
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.seeding import derive_seed
+from lightning_fl.core.seeding import derive_seed, generator
 from lightning_fl.data import MoleculeCSV
 from lightning_fl.data.molecules.standin import make_standin
 from lightning_fl.data.partition import IID
@@ -67,6 +69,25 @@ def test_a_regression_is_scikit_learns(tmp_path):
             assert metrics[f"test/forest/{name}"].clients[client] == pytest.approx(expected, rel=1e-5)
     assert not metrics["test/forest/rmse"].higher_is_better
     assert metrics["test/forest/r2"].higher_is_better
+
+
+def test_label_noise_is_the_forests_too(tmp_path):
+    noise = LabelNoise(std=2.0, probability=1.0, clients=[1], splits=("train", "test"))
+    metrics, data = run(tmp_path, lambda values: {"y": values}, callbacks=[noise])
+
+    def noisy(client, split):
+        x, y = part(data, client, split)
+        if client in noise.clients:
+            draws = generator(4, "label noise", client, split)
+            y = perturb_targets(torch.tensor(y)[:, None].float(), 2.0, 1.0, draws)[:, 0].double().numpy()
+        return x, y
+
+    for client in range(2):
+        forest = RandomForestRegressor(n_estimators=20, random_state=derive_seed(4, "forest", client, 0) % 2**32)
+        forest.fit(*noisy(client, "train"))
+        x, y = noisy(client, "test")
+        expected = mean_absolute_error(y, forest.predict(x))
+        assert metrics["test/forest/mae"].clients[client] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_classification_with_gaps_is_scikit_learns(tmp_path):

@@ -6,6 +6,7 @@ import warnings
 import pandas as pd
 import pytest
 import torch
+from hooks import hooks
 from rich.console import Console
 from tiny import TinyClients, TinyModule, quiet_trainer
 
@@ -204,6 +205,50 @@ def test_tests_compare_with_each_local_model_of_its_own_best_round():
     for run in (own_best, alone):
         run.test(run.module, data)
     assert own_best.metrics["test"]["test/local/loss"].clients == alone.metrics["test"]["test_loss"].clients
+
+
+@pytest.mark.slow
+def test_a_test_of_the_best_round_has_each_local_model_of_its_own_best_round(tmp_path):
+    """The federation is best in round 1; local training goes on improving."""
+
+    def spoil(run):
+        for _, vector in run.models[0].floating():
+            vector.add_(run.current_round)
+
+    run = trainer(hooks(on_round_start=spoil), LocalReference(own_best_round=True), ModelCheckpoint(), root=tmp_path)
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    rounds = {client: best["round"] for client, best in run.client_store("local_reference_best").items()}
+    assert run.checkpoint_callback.best_round == 1 < min(rounds.values())
+    without, of_best = (run.test(module, data, ckpt_path=path) for path in (None, run.trained_checkpoint))
+    assert of_best["test_loss"] != without["test_loss"]
+    assert of_best["test/local/loss"] == without["test/local/loss"]
+
+
+def test_a_client_without_a_metric_in_the_finished_run_has_no_gain(tmp_path):
+    class Undefined(TinyModule):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", torch.tensor(float("nan") if self.trainer.client == 1 else 2.0))
+
+    data = TinyClients(SIZES)
+    local = trainer(LocalTraining(), root=tmp_path, max_rounds=1)
+    local.fit(Undefined(), data)
+    run = trainer(LocalReference(run=local.log_dir), max_rounds=1)
+    run.fit(TinyModule(), data)
+    losses = run.metrics["val"]["val_loss"].clients
+    assert run.gains["val"]["val_loss"].clients == {client: 2.0 - losses[client] for client in (0, 2)}
+
+
+def test_local_models_of_the_evaluated_clients_are_compared():
+    run = trainer(LocalReference(), limit_val_clients=2, limit_test_clients=1)
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    run.test(module, data)
+    for split, count in (("val", 2), ("test", 1)):
+        own, local = (run.metrics[split][f"{split}{name}"] for name in ("_loss", "/local/loss"))
+        assert len(own.clients) == count
+        assert local.clients.keys() == own.clients.keys()
+        assert run.gains[split][f"{split}_loss"].mean == pytest.approx(local.mean - own.mean)
 
 
 def test_a_failing_local_model_is_named():

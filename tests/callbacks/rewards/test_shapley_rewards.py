@@ -32,7 +32,7 @@ from lightning_fl.callbacks import (
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.strategies import FedAvg
+from lightning_fl.strategies import FedAvg, FedAvgM
 
 SIZES = (24, 10, 18)
 
@@ -145,6 +145,7 @@ FIRST_ORDER: dict[str, tuple[Any, dict[str, Any]]] = {
     "two models": (lambda: [Tiers()], {}),
     "frozen and unused parameters": (list, {"module": Frozen}),
     "proximal term and mixup": (lambda: [LocalMixup(alpha=0.4)], {"strategy": Shifted}),
+    "server step": (list, {"strategy": lambda: FedAvgM(momentum=0.0, server_rate=0.5)}),
 }
 
 
@@ -159,7 +160,12 @@ def fit_one(name: str, rewards: ShapleyRewards) -> tuple[TinyClients, Watched]:
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
     ("name", "split", "leave_own_out"),
-    [*((name, "val", False) for name in FIRST_ORDER), ("FedAvg", "train", False), ("FedAvg", "train", True)],
+    [
+        *((name, "val", False) for name in FIRST_ORDER),
+        ("FedAvg", "train", False),
+        ("FedAvg", "train", True),
+        ("server step", "val", True),
+    ],
 )
 def test_first_order_is_the_papers_algorithm(name: str, split: Any, leave_own_out: bool, normalized: bool) -> None:
     rewards = ShapleyRewards(normalized=normalized, split=split, leave_own_out=leave_own_out)
@@ -171,7 +177,9 @@ def test_first_order_is_the_papers_algorithm(name: str, split: Any, leave_own_ou
         assert {(client, model) for model, values in models.items() for client in values} == learned.keys()
         for model, values in models.items():
             assert sum(shares[model].values()) == pytest.approx(1)
-            after, reference = (one[model][:size] for one in (ends, ends if normalized else starts))
+            after, start = (one[model][:size] for one in (ends, starts))
+            average = sum(shares[model][client] * learned[client, model][:size] for client in values)
+            reference = average if normalized else start  # before the server's step
             full = torch.cat([after, torch.zeros(4 - size)])
             for client, value in values.items():
                 judges = [other for other in values if other != client] if leave_own_out else list(values)
@@ -179,7 +187,7 @@ def test_first_order_is_the_papers_algorithm(name: str, split: Any, leave_own_ou
                 update = learned[client, model][:size] - reference
                 assert value == pytest.approx(-shares[model][client] * float(slope @ update), rel=1e-4, abs=1e-6)
             if not leave_own_out:  # 0, or the loss's drop to first order
-                drop = float(slope @ (starts[model][:size] - after))
+                drop = float(slope @ (start - average))
                 assert sum(values.values()) == pytest.approx(0 if normalized else drop, rel=1e-4, abs=1e-12)
     clients = {client for values in rewards.values for client in values}
     totals = {client: sum(values.get(client, 0.0) for values in rewards.values) for client in clients}
@@ -252,6 +260,14 @@ def test_many_permutations_are_the_exact_values() -> None:
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_twins_add_nothing_to_each_others_average_whatever_step_the_server_takes() -> None:
+    data = TinyClients((16, 16), shuffle=False)
+    data.sets |= {(1, split): data.sets[0, split] for split in ("train", "val", "test")}
+    rewards = ShapleyRewards(leave_own_out=True)
+    fit(rewards, data=data, strategy=FedAvgM(momentum=0.0, server_rate=0.5), rounds=2)
+    assert rewards.values == [pytest.approx({0: 0.0, 1: 0.0}, abs=1e-6)] * 2
 
 
 def test_first_order_differs_from_exact_by_the_square_of_the_learning_rate() -> None:

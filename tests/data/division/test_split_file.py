@@ -40,9 +40,7 @@ def test_the_partition_and_division_are_repeated_whatever_the_seed(saved, rows):
     again = ready(rows, partitioner=FromFile(path=str(path)), split_seed=77)
     assert [held(again, c) for c in range(3)] == [held(data, c) for c in range(3)]
     assert again.client_names() == data.client_names()
-    text = json.loads(split_file_text(again, range(3)))
-    assert text["split_seed"] is None
-    assert text["clients"] == json.loads(path.read_text())["clients"]
+    assert split_file_text(again, range(3)) == path.read_text()
 
 
 def test_rows_are_found_wherever_they_stand(saved, rows):
@@ -69,6 +67,13 @@ def test_data_with_parts_of_their_own_and_without_rows(tmp_path):
     assert content["parts"] == {"train": "train", "val": "train", "test": "test"}
     again = ready(parts, partitioner=FromFile(path=str(path)), split_seed=5)
     assert [again.held_rows(c) for c in (0, 1)] == [data.held_rows(c) for c in (0, 1)]
+
+
+def test_what_is_drawn_is_that_of_the_run_whose_seed_the_file_has(saved, rows):
+    data, path = saved
+    assert ready(rows, partitioner=FromFile(path=str(path)), split_seed=77).partition_seed == data.partition_seed
+    change(saved, lambda c: c.pop("split_seed"))  # of an older version
+    assert ready(rows, partitioner=FromFile(path=str(path)), split_seed=77).partition_seed == 77
 
 
 def test_data_without_numbers_leave_no_file():
@@ -126,6 +131,13 @@ def test_other_data(saved, rows):
         ready({"train": rows, "test": rows}, partitioner=again)
     with pytest.raises(DataError, match="numbers rows, and these data do not"):
         ready(letters("a" * 60).without_rows(), partitioner=again)
+
+
+def test_samples_without_rows_must_be_as_many(tmp_path):
+    path = tmp_path / "splits.json"
+    path.write_text(split_file_text(ready(letters("a" * 60).without_rows()), [0]))
+    with pytest.raises(DataError, match="'train': 60} samples, not {'train': 61}"):
+        ready(letters("a" * 61).without_rows(), partitioner=FromFile(path=str(path)))
 
 
 @pytest.mark.parametrize("options", [{"folds": 3}, {"division": RandomDivision()}, {"train_shares": [1.0] * 3}])

@@ -1,3 +1,4 @@
+import itertools
 import json
 import pickle
 import warnings
@@ -13,7 +14,8 @@ from lightning_fl.data.images.dataset import read_npz
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.transform import channel_statistics, crop_at, flip_where
 from lightning_fl.data.module import SPLITS
-from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Pathological
+from lightning_fl.data.partition import IID, Dirichlet, FromFile, GroupBy, Pathological
+from lightning_fl.data.partition.from_file import split_file_text
 from lightning_fl.data.shifts import Inversion, LabelPermutation, Shift
 
 
@@ -115,6 +117,14 @@ def test_a_random_part_keeps_classes_and_parts_in_proportion(npz):
     other = ready(npz, max_samples=27, split_seed=2).client_data(0, "train").dataset.tensors[0]
     assert not torch.equal(images, other)
     assert ready(npz, max_samples=90).describe()["images"] == {"train": 60, "test": 30}
+
+
+def test_a_random_part_is_that_of_the_run_that_is_repeated(npz, tmp_path):
+    run, path = ready(npz, max_samples=27), tmp_path / "splits.json"
+    path.write_text(split_file_text(run, range(3)))
+    again = ready(npz, max_samples=27, partitioner=FromFile(path=str(path)), split_seed=2)
+    for client, split in itertools.product(range(3), SPLITS):
+        assert all(map(torch.equal, samples(again, client, split), samples(run, client, split)))
 
 
 class Brighten(Shift):

@@ -10,6 +10,7 @@ from table_files import OWN, ready
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data.cards.lookup import load_card
+from lightning_fl.data.division import ColumnDivision
 from lightning_fl.data.partition import IID, GroupBy
 from lightning_fl.data.tables.dataset import TableSchema, column_statistics, read_csv, standardize
 from lightning_fl.data.tables.module import TableData
@@ -231,6 +232,22 @@ def test_incomplete_rows_are_left_out_where_asked(table):
     assert kept.describe()["rows"] == {"train": 3}
     assert kept.describe()["incomplete_rows_left_out"] == {"train": 2}
     assert ready(path=table(text), target="sick", drop=["extra"], split=(1, 0, 0)).describe()["rows"] == {"train": 5}
+
+
+@pytest.mark.parametrize("gap", ["", "?", "NA", "nan"])
+def test_a_row_with_a_gap_among_numbers_is_incomplete_by_any_name(table, gap):
+    text = f"x,c,sick\n1,NA,no\n{gap},b,yes\n3,b,no\n4,NA,yes\n"
+    data = ready(path=table(text), target="sick", incomplete="leave_out", split=(1, 0, 0))
+    assert data.describe()["rows"] == {"train": 3}
+    assert data.describe()["incomplete_rows_left_out"] == {"train": 1}
+    assert data.feature_names == ["x", "c=NA", "c=b"]
+
+
+def test_rows_that_a_published_split_does_not_cover_are_left_out(table):
+    path = table("x,part,sick\n1,train,no\n2,,yes\n3,test,no\n4,train,yes\n5,,no\n")
+    division = ColumnDivision(column="part", leave_out=[""])
+    data = ready(path=path, target="sick", columns=["x"], division=division, split=(0.8, 0.0, 0.2))
+    assert {split: list(of) for split, of in data.held_rows(0).items()} == {"train": [0, 3], "val": [], "test": [2]}
 
 
 def test_a_whole_number_with_a_point_is_the_same_category(table):

@@ -8,7 +8,8 @@ from table_files import OWN, ready
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data import BoundaryNoise, SyntheticMixture
-from lightning_fl.data.partition import IID, GroupBy
+from lightning_fl.data.partition import IID, FromFile, GroupBy
+from lightning_fl.data.partition.from_file import split_file_text
 from lightning_fl.data.tables.dataset import read_c45
 from lightning_fl.data.tables.module import TableData
 
@@ -31,6 +32,15 @@ FILE = {"path": "x.csv", "target": "y"}
         (table_data, FILE | {"columns": ["y"]}, "columns=['y']"),
         (table_data, FILE | {"columns": ["a"], "drop": ["b"]}, "drop=['b']"),
         (table_data, FILE | {"event": "e", "columns": ["e"]}, "columns=['e']"),
+        *[
+            (table_data, {"name": name, "columns": ["age", told]}, f"columns=['age', {told!r}]: {told!r}")
+            for name, told in (
+                ("adult", "income"),
+                ("tcga_brca", "T"),
+                ("heart_disease", "disease"),
+                ("heart_disease", "num"),
+            )
+        ],
         (table_data, FILE | {"event": "e", "task": "regression"}, "event='e'"),
         (table_data, FILE | {"task": "ranking"}, "TableData.task='ranking'"),
         (table_data, FILE | {"incomplete": "drop"}, "TableData.incomplete='drop'"),
@@ -91,6 +101,15 @@ def test_tables_are_refused(tmp_path, text, options, fault):
     (tmp_path / "own.csv").write_text(text)
     with pytest.raises(DataError, match=fault):
         ready(**({"path": str(tmp_path / "own.csv"), "target": "sick"} | options))
+
+
+def test_the_splits_of_other_rows_are_refused(tmp_path):
+    (tmp_path / "own.csv").write_text(OWN)
+    given = {"path": str(tmp_path / "own.csv"), "target": "sick"}
+    splits = tmp_path / "splits.json"
+    splits.write_text(split_file_text(ready(**given, incomplete="leave_out"), [0]))
+    with pytest.raises(DataError, match=r"splits\.json .*3} samples, not .*5}"):
+        ready(**given, partitioner=FromFile(path=str(splits)))
 
 
 @pytest.mark.parametrize(

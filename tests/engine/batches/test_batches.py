@@ -208,6 +208,31 @@ def test_what_a_step_does_to_its_batch_is_not_there_the_next_time(inference):
     assert torch.equal(first.to_data_list()[2].edge_index, torch.zeros(2, 2, dtype=torch.long))
 
 
+def test_a_gradient_that_a_step_asks_for_is_not_there_the_next_time():
+    batches = made(TensorDataset(torch.ones(6, 1), torch.arange(6)), "val", eval_batch_size=4)
+    for _ in range(2):
+        for (x, _), _ in batches.once(PATH):
+            assert not x.requires_grad
+            x.requires_grad_().sum().backward()
+            assert torch.equal(x.grad, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("part", [lambda dataset: dataset, lambda dataset: Subset(dataset, range(6))])
+def test_a_data_set_that_is_changed_in_place_is_read_again(part):
+    dataset = numbers(6)
+    batches = made(part(dataset), shuffle=False)
+    for _ in range(2):
+        assert flat(seen(batches.once(PATH))) == flat(seen(batches.shuffled(PATH, 2))) == dataset.tensors[1].tolist()
+        dataset.tensors[1].neg_()
+
+
+def test_a_data_set_of_inference_tensors():
+    with torch.inference_mode():
+        batches = made(numbers(6))
+    for _ in range(2):
+        assert seen(batches.once(PATH)) == [[0, 1, 2, 3], [4, 5]]
+
+
 def test_evaluation_batch_size():
     assert made(numbers(10), "val", batch_size=4).epoch_length() == 1  # four times as many, without gradients
     assert made(numbers(10), "val", batch_size=2).epoch_length() == 2

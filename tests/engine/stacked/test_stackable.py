@@ -63,6 +63,28 @@ def test_turns_that_end_early(tmp_path):
         fit(tmp_path, 3, ending())
 
 
+def rates_of_steps(module, batch, index):
+    for group in module.optimizers().param_groups:
+        group["lr"] = 0.01 / (1 + module.global_step)
+
+
+def rates_of_clients(module, batch, index):
+    for group in module.optimizers().param_groups:
+        group["lr"] = 0.01 / (1 + module.trainer.client)
+
+
+def freezes(module, batch, index):
+    module.head.requires_grad_(index < 1)
+
+
+@pytest.mark.parametrize("hook", [rates_of_steps, rates_of_clients, freezes])
+def test_hooks_that_set_what_clients_share(hook, tmp_path):
+    setting = with_method("on_train_batch_start", hook)
+    with pytest.raises(TrainingError, match=f"Plain.on_train_batch_start .*{REMEDY}") as raised:
+        fit(tmp_path, 3, setting())
+    assert isinstance(raised.value.__cause__, ConfigurationError)
+
+
 @pytest.mark.parametrize(
     "transfer",
     [

@@ -392,6 +392,20 @@ def test_hooks_that_see_a_clients_batch(tmp_path):
     assert_stackable(tmp_path, lambda: Visited("adam"), data=shared_data(), profile=True)
 
 
+class Decays(Network):
+    """Its rate is another in every batch."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] = 0.05 / (1 + batch_idx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova"])
+def test_rates_that_a_hook_sets_by_the_batch(strategy, tmp_path):
+    assert_stackable(tmp_path, lambda: Decays(norm=False), strategy=strategy)
+
+
 class Noisy(Network):
     """Sees each client's batch before it is stacked, and draws."""
 

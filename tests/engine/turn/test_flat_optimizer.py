@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer
 from lightning_fl.engine.weights.flat import FlatModule
+from lightning_fl.strategies import FedProx
 
 SETTINGS = [
     (torch.optim.SGD, {"lr": 0.1}),
@@ -239,3 +240,29 @@ def test_a_run_has_the_bits_of_plain_steps(kind, settings, skips, keep, monkeypa
     plain, more = run()
     assert more == steps  # none was added
     assert same_bits(flat, plain)
+
+
+class TwoByHand(TinyModule):
+    """An optimiser of the weight and one of the bias, stepped by hand."""
+
+    def __init__(self, set_to_none: bool) -> None:
+        super().__init__()
+        self.automatic_optimization, self.set_to_none = False, set_to_none
+
+    def training_step(self, batch, batch_idx):
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=self.set_to_none)
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([parameter], lr=0.05) for parameter in self.linear.parameters()]
+
+
+def test_two_optimisers_of_corrected_gradients_that_are_zeroed_in_place(tmp_path):
+    modules = [TwoByHand(set_to_none) for set_to_none in (True, False)]
+    for module in modules:
+        quiet_trainer(max_rounds=2, strategy=FedProx(mu=1.0), default_root_dir=tmp_path).fit(module, TinyClients())
+    assert same_bits(*map(weights_of, modules))

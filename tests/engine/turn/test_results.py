@@ -13,14 +13,14 @@ from lightning_fl.engine.turn.results import LogCollector
 VALUES, SIZES = [3.0, 1.0, 2.0], [4, 4, 1]
 
 
-def log(collector, name, value, **arguments):
+def log(collector, name, value, hook="training_step", **arguments):
     """As ``LightningModule.log`` calls it."""
     defaults = {
         "prog_bar": False, "logger": True, "on_step": False, "on_epoch": True, "reduce_fx": "mean",
         "enable_graph": False, "add_dataloader_idx": True, "batch_size": None, "sync_dist": False,
         "sync_dist_fn": None, "sync_dist_group": None, "metric_attribute": None, "rank_zero_only": False,
     }  # fmt: skip
-    collector.log("training_step", name, value, **{**defaults, **arguments})
+    collector.log(hook, name, value, **{**defaults, **arguments})
 
 
 def logged(values=VALUES, sizes=SIZES, **arguments):
@@ -94,6 +94,21 @@ def test_a_metric_s_values_of_single_steps():
     assert value.steps == ((0, 0.0), (2, 4.0))
     assert value.value == (0 + 1 + 4 + 9) / 4
     assert value.higher_is_better is False
+
+
+@pytest.mark.parametrize("on_epoch", [False, True])
+def test_one_name_of_two_hooks_is_two_values_of_which_the_later_hook_s_counts(on_epoch):
+    """As in Lightning; the first hook's single steps are kept."""
+    collector = LogCollector(1)
+    collector.begin()
+    for step, value in enumerate(VALUES):
+        collector.begin_step([torch.zeros(4, 2)], 4, step)
+        log(collector, "value", torch.tensor(value), on_step=True, on_epoch=on_epoch)
+    log(collector, "value", torch.tensor(7.0), hook="on_train_epoch_end")
+    assert collector.so_far(training=True, ended=True)["value"] == 7
+    value = collector.reduce(12)[0]["value"]
+    assert value.value == 7
+    assert value.steps == tuple(enumerate(VALUES))
 
 
 def test_a_metric_without_a_single_value_is_refused():
