@@ -55,6 +55,8 @@ class ClientState:
     passes: int = 0  #: number of passes over its loader that it has begun
     #: names of the parameters in each group of each optimiser, if optimisers are kept or hooks have added groups.
     parameters: list[list[list[str]]] = field(default_factory=list)
+    #: names of submodules that hooks have switched to ``train`` or ``eval``, and whether they are in training mode.
+    modes: dict[str, bool] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         # Without what is still empty; asdict would rebuild mappings from pairs, which a Counter counts.

@@ -97,7 +97,7 @@ class TableData(SharedDataModule):
 
     @property
     def _table(self) -> "TableDataset":
-        from lightning_fl.data.tables.dataset import TableDataset, TableSchema
+        from lightning_fl.data.tables.dataset import TableDataset
 
         table = self._data.datasets["train"]
         assert isinstance(table, TableDataset)

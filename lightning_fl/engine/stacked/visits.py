@@ -155,16 +155,10 @@ class Visits:
 
     def begin(self) -> None:
         """Begin a group of turns."""
-        self._groups: dict[int, list[dict[str, Any]]] = {}
+        #: Batch -> settings of the shared optimiser before and after the hook.
+        self._begun: dict[int, list[dict[str, Any]]] = {}
+        self._set: dict[int, list[dict[str, Any]]] = {}
         self._trainable = self._loop.flat.trainable()
-
-    def _refuse_own_settings(self, index: int) -> None:
-        """Refuse hooks that leave the optimiser, which all clients share, or the trained parameters otherwise."""
-        groups = [group for optimizer in self._loop.module_trainer.optimizers for group in optimizer.param_groups]
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        if self._groups.setdefault(index, settings) != settings or self._loop.flat.trainable() != self._trainable:
-            what = f"{type(self._loop.module).__name__}.on_train_batch_start sets what clients trained together share"
-            raise ConfigurationError(f"{what}, a learning rate or requires_grad: set trainer.stacked_clients=1.")
 
     def next_batch(self, weights: StackedWeights, row: Row, place: int) -> Any:
         """A client's next batch, as its hooks leave it."""
@@ -197,11 +191,18 @@ class Visits:
         moved = loop.move(row.samples(batch), True, row.turn.client)
         if self._in_step:
             weights.give(place)
+            groups = [group for optimizer in loop.module_trainer.optimizers for group in optimizer.param_groups]
+            begun = self._begun.setdefault(batch.index, _settings(groups))
+            for group, before in zip(groups, begun, strict=True):  # as the first client's hook found them
+                group.update(before)
             if loop.call("on_train_batch_start", moved, batch.index) == -1:
                 what = f"{type(loop.module).__name__}.on_train_batch_start returned -1"
                 raise ConfigurationError(f"{what}, and stacked turns cannot end early: set trainer.stacked_clients=1.")
             weights.take(place)
-            self._refuse_own_settings(batch.index)
+            set_now = _settings(groups)
+            if self._set.setdefault(batch.index, set_now) != set_now or loop.flat.trainable() != self._trainable:
+                what = f"{type(loop.module).__name__}.on_train_batch_start sets what clients trained together share"
+                raise ConfigurationError(f"{what}, a learning rate or requires_grad: set trainer.stacked_clients=1.")
             for entry in self._view.logged:
                 row.collector.log(entry.hook, entry.name, entry.value, **entry.options)
         return moved
@@ -219,3 +220,11 @@ class Visits:
             must = "return lists of tensors of the same shapes for batches of the same size"
             raise ConfigurationError(f"{hooks} must {must}: set trainer.stacked_clients=1.")
         return [torch.stack(column) for column in zip(*batches, strict=True)]
+
+
+def _settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings of parameter groups, such as learning rates."""
+    return [
+        {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        for group in groups
+    ]

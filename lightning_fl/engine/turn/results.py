@@ -1,7 +1,7 @@
 """Values logged during a client's turn, reduced to one number per name."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -191,6 +191,7 @@ class LogCollector(ResultCollection):
         self._reset_metrics()  # after all are computed, because those of a MetricCollection share states
         of_losses = next(found) if losses else []
         reduced: dict[str, LoggedValue] = {}
+        epochs: set[str] = set()  # names with a value of the epoch
         for key, entry in self._entries.items():
             better, weight = None, float(num_samples if entry.loader is None else of_loaders[entry.loader])
             if entry.metric is not None:
@@ -200,11 +201,12 @@ class LogCollector(ResultCollection):
             (number,) = next(found)
             of_steps = tuple(zip([step for step, _ in steps[key]], next(found) if steps[key] else [], strict=True))
             last = next(found)[0] if entry.forked and entry.last is not None else None
-            if entry.name in reduced:
-                of_steps = reduced[entry.name].steps + of_steps
-            reduced[entry.name] = LoggedValue(
-                number, weight, better, entry.to_logger, entry.prog_bar, of_steps, entry.forked, last
-            )
+            value = LoggedValue(number, weight, better, entry.to_logger, entry.prog_bar, of_steps, entry.forked, last)
+            if (earlier := reduced.get(entry.name)) is not None:  # of another hook
+                of_steps = tuple(sorted({**dict(earlier.steps), **dict(of_steps)}.items()))
+                value = replace(value if entry.on_epoch or entry.name not in epochs else earlier, steps=of_steps)
+            epochs |= {entry.name} if entry.on_epoch else set()
+            reduced[entry.name] = value
         return reduced, of_losses
 
     def _number(self, entry: _Entry) -> Tensor:

@@ -124,7 +124,7 @@ class TrainingLoop:
             moments: averaged states of optimisers (:meth:`Optimization.begin`), replaced by the turn's.
         """
         services, trainer, learner = self._services, self._trainer, self._learner
-        with self._states_of(client, start, own) as changed:
+        with self._states_of(client, start, own) as changed, self._modes_of(state):
             path = services.path(client, purpose)
             batches = services.batches(client, "train")
             batches.next_pass = state.passes
@@ -226,8 +226,6 @@ class TrainingLoop:
         """Context with a client's weights and states; yields a dict that gets the parameters frozen and unfrozen."""
         services = self._services
         trainable, changed = services.flat.trainable(), dict[str, bool]()
-        modes = ModuleModes()
-        modes.capture(services.module)
         try:
             with services.profiler.profile(BOOKKEEPING):
                 services.metric_states.begin(client)
@@ -236,12 +234,24 @@ class TrainingLoop:
                 with services.callback_states.turn(client, keep=own, trained=True):
                     yield changed
                 services.metric_states.end(client, keep=own)
-        finally:
-            modes.restore(services.module)
-            # freezing and unfreezing by hooks takes effect for all clients in the next round
+        finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
             changed |= services.flat.trainable_changes(trainable)
             if changed:
                 services.flat.set_trainable({name: not flag for name, flag in changed.items()})
+
+    @contextmanager
+    def _modes_of(self, state: ClientState) -> Iterator[None]:
+        """Context in which submodules are in the modes that the client's last turn left."""
+        module, before = self._services.module, ModuleModes()
+        before.capture(module)
+        try:
+            for name, is_training in state.modes.items():
+                module.get_submodule(name).training = is_training
+            yield
+            now = {name: one.training for name, one in module.named_modules()}
+            state.modes = {name: now[name] for name in now if now[name] != before.mode.get(name, now[name])}
+        finally:
+            before.restore(module)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
         settings = self._services.settings
