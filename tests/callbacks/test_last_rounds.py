@@ -87,3 +87,9 @@ def test_an_extended_run_counts_the_rounds_of_its_new_end(tmp_path: Path) -> Non
     run(tmp_path / "parts", LastRounds(num=3), rounds=3)
     extended = run(tmp_path / "parts", LastRounds(num=3), ckpt="last")
     assert last_rounds(extended) == last_rounds(whole)
+
+
+def test_an_extended_run_that_stops_early_has_none(tmp_path: Path) -> None:
+    run(tmp_path, LastRounds(num=2), rounds=3)
+    stopped = run(tmp_path, LastRounds(num=2), StopAfter(5), rounds=9, ckpt="last")
+    assert "last_rounds" not in json.loads((Path(stopped.log_dir) / "summary.json").read_text())

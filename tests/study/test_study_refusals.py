@@ -304,3 +304,10 @@ def test_damaged_curves(make_run, content, name):
     os.mkfifo(path) if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"metrics.csv is damaged \(.*{name}"):
         _ = run.curves
+
+
+def test_seeds_by_which_settings_were_chosen_are_refused(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, "chosen": [CHOSEN]}, sort_keys=False))
+    with pytest.raises(ConfigurationError, match="seed 100"):
+        load_study(path).with_seeds([7, 100])

@@ -132,6 +132,23 @@ class EndsWarmUp(TinyModule):
         return super().training_step(batch, batch_idx)
 
 
+class EndsItOnce(TinyModule):
+    """From its second epoch on the norm keeps its statistics."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.before[0].eval()
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_modes_of_submodules_last_as_in_lightning() -> None:
+    module, expected, data = EndsItOnce(norm=True), EndsItOnce(norm=True), TinyClients((40,), shuffle=False)
+    trainer(max_rounds=3, optimizer_state="keep").fit(module, data)
+    plain = Trainer(max_epochs=3, enable_model_summary=False, **QUIET)
+    plain.fit(expected, DataLoader(data.sets[0, "train"], batch_size=8))
+    assert same_bits(weights_of(module), weights_of(expected))
+
+
 @pytest.mark.parametrize("kind", [TinyModule, EndsWarmUp])
 def test_a_client_does_not_depend_on_who_trained_before_it(kind: type[TinyModule]) -> None:
     class Only(Callback):

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -223,6 +224,18 @@ def test_a_test_of_the_best_round_has_each_local_model_of_its_own_best_round(tmp
     without, of_best = (run.test(module, data, ckpt_path=path) for path in (None, run.trained_checkpoint))
     assert of_best["test_loss"] != without["test_loss"]
     assert of_best["test/local/loss"] == without["test/local/loss"]
+
+
+def test_a_checkpoint_of_another_run_has_its_own_best_local_models(tmp_path):
+    module, data, runs = TinyModule(), TinyClients(SIZES), []
+    for seed in (1, 2):
+        run = trainer(LocalReference(own_best_round=True), ModelCheckpoint(), root=tmp_path / str(seed), seed=seed)
+        run.fit(TinyModule(), data)
+        runs.append(run)
+    fresh = trainer(LocalReference(own_best_round=True), root=tmp_path / "test", seed=2)
+    path = Path(runs[1].log_dir) / "checkpoints" / "last.ckpt"
+    expected, found = (run.test(module, data, ckpt_path=path)["test/local/loss"] for run in (fresh, runs[0]))
+    assert found == expected
 
 
 def test_a_client_without_a_metric_in_the_finished_run_has_no_gain(tmp_path):

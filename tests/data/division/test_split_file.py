@@ -101,6 +101,7 @@ def change(saved, edit):
         (lambda c: c["clients"][0].update(val=["x"]), "numbers"),
         (lambda c: c["clients"][0].update(val=[5, 5]), "twice"),
         (lambda c: c.update(numbering="x"), "splits.json"),
+        (lambda c: c.update(split_seed="1"), "splits.json"),
     ],
 )
 def test_damaged_files(saved, edit, name):

@@ -243,6 +243,13 @@ def test_a_row_with_a_gap_among_numbers_is_incomplete_by_any_name(table, gap):
     assert data.feature_names == ["x", "c=NA", "c=b"]
 
 
+def test_incomplete_rows_need_not_be_right_otherwise(table):
+    text = "x,c,sick\n12 mg,,no\nlow,,yes\n3,b,no\nNA,b,no\n4,b,yes\n"
+    data = ready(path=table(text), target="sick", incomplete="leave_out", split=(1, 0, 0))
+    assert data.describe()["incomplete_rows_left_out"] == {"train": 3}
+    assert data.feature_names == ["x", "c=b"]
+
+
 def test_rows_that_a_published_split_does_not_cover_are_left_out(table):
     path = table("x,part,sick\n1,train,no\n2,,yes\n3,test,no\n4,train,yes\n5,,no\n")
     division = ColumnDivision(column="part", leave_out=[""])

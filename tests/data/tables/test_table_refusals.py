@@ -41,6 +41,10 @@ FILE = {"path": "x.csv", "target": "y"}
                 ("heart_disease", "num"),
             )
         ],
+        *[
+            (table_data, {"name": name, "target": target, "columns": ["age", told]}, f"columns=['age', {told!r}]")
+            for name, target, told in (("heart_disease", "num", "disease"), ("adult", "education", "doctorate"))
+        ],
         (table_data, FILE | {"event": "e", "task": "regression"}, "event='e'"),
         (table_data, FILE | {"task": "ranking"}, "TableData.task='ranking'"),
         (table_data, FILE | {"incomplete": "drop"}, "TableData.incomplete='drop'"),

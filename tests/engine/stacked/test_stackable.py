@@ -73,11 +73,18 @@ def rates_of_clients(module, batch, index):
         group["lr"] = 0.01 / (1 + module.trainer.client)
 
 
+def rates_of_one_client(module, batch, index):
+    """What it sets must not reach the next client's hook."""
+    if module.trainer.client == 0:
+        for group in module.optimizers().param_groups:
+            group["lr"] = 0.001
+
+
 def freezes(module, batch, index):
     module.head.requires_grad_(index < 1)
 
 
-@pytest.mark.parametrize("hook", [rates_of_steps, rates_of_clients, freezes])
+@pytest.mark.parametrize("hook", [rates_of_steps, rates_of_clients, rates_of_one_client, freezes])
 def test_hooks_that_set_what_clients_share(hook, tmp_path):
     setting = with_method("on_train_batch_start", hook)
     with pytest.raises(TrainingError, match=f"Plain.on_train_batch_start .*{REMEDY}") as raised:

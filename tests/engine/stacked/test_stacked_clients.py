@@ -400,10 +400,20 @@ class Decays(Network):
             group["lr"] = 0.05 / (1 + batch_idx)
 
 
+class Shrinks(Network):
+    """Its rate follows from the last batch's."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.9
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova"])
-def test_rates_that_a_hook_sets_by_the_batch(strategy, tmp_path):
-    assert_stackable(tmp_path, lambda: Decays(norm=False), strategy=strategy)
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [(Decays, "fedavg"), (Decays, "scaffold"), (Decays, "fednova"), (Shrinks, "scaffold")]
+)
+def test_rates_that_a_hook_sets_by_the_batch(kind, strategy, tmp_path):
+    assert_stackable(tmp_path, lambda: kind(norm=False), strategy=strategy)
 
 
 class Noisy(Network):

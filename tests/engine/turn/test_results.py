@@ -96,6 +96,18 @@ def test_a_metric_s_values_of_single_steps():
     assert value.higher_is_better is False
 
 
+def test_a_later_hook_s_steps_leave_the_epoch_s_value_and_replace_the_steps():
+    collector = LogCollector(1)
+    collector.begin()
+    for step, value in enumerate(VALUES):
+        collector.begin_step([torch.zeros(4, 2)], 4, step)
+        log(collector, "value", torch.tensor(value), on_step=True, on_epoch=True)
+        log(collector, "value", torch.tensor(-value), hook="on_train_batch_end", on_step=True, on_epoch=False)
+    value = collector.reduce(12)[0]["value"]
+    assert value.value == pytest.approx(sum(VALUES) / len(VALUES))
+    assert value.steps == tuple(enumerate(-value for value in VALUES))
+
+
 @pytest.mark.parametrize("on_epoch", [False, True])
 def test_one_name_of_two_hooks_is_two_values_of_which_the_later_hook_s_counts(on_epoch):
     """As in Lightning; the first hook's single steps are kept."""
