@@ -23,7 +23,7 @@ from lightning_fl.version import __version__
 
 
 class Command(NamedTuple):
-    """A command: the module with its function, and one line of help."""
+    """A command: the module with its function, after a dot if it is in this package, and one line of help."""
 
     module: str
     help: str
@@ -37,28 +37,21 @@ COMMANDS = {
     "validate": Command(_RUN, "Evaluate a checkpoint on every client's validation data."),
     "test": Command(_RUN, "Evaluate a checkpoint on every client's test data."),
     "predict": Command(
-        "lightning_fl.cli.predict",
-        "Predict new samples with a finished run's model, or a recipe's own test data, as CSV.",
+        ".predict", "Predict new samples with a finished run's model, or a recipe's own test data, as CSV."
     ),
-    "explain": Command(
-        "lightning_fl.cli.runs", "Colour a molecule's atoms by their contribution to a run's prediction."
-    ),
+    "explain": Command(".runs", "Colour a molecule's atoms by their contribution to a run's prediction."),
     "personalize": Command(
-        "lightning_fl.cli.personalize", "Mix a finished run's shared models for a new client's data, without training."
+        ".personalize", "Mix a finished run's shared models for a new client's data, without training."
     ),
-    "show": Command("lightning_fl.cli.runs", "Write a finished run as a page: table, curves, figures, settings."),
-    "export": Command(
-        "lightning_fl.cli.runs", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."
-    ),
-    "compare": Command("lightning_fl.cli.compare", "Compare finished runs: tables and figures."),
-    "study": Command("lightning_fl.cli.study", "Run a grid of recipes, settings and seeds, and test its claims."),
-    "advise": Command(
-        "lightning_fl.cli.advise", "Say whether federating a recipe's model is worth it, with whom and how, by trying."
-    ),
-    "init": Command("lightning_fl.cli.recipes", "Ask three questions, write a recipe and a module to start from."),
-    "recipes": Command("lightning_fl.cli.recipes", "List, print or copy the recipes that come with the package."),
-    "datasets": Command("lightning_fl.cli.datasets", "List data sets, fetch them, check their files."),
-    "completion": Command("lightning_fl.cli.completion", "Print the completion script for a shell."),
+    "show": Command(".runs", "Write a finished run as a page: table, curves, figures, settings."),
+    "export": Command(".runs", "Write a finished run's model as a folder for the Hugging Face Hub, with a card."),
+    "compare": Command(".compare", "Compare finished runs: tables and figures."),
+    "study": Command(".study", "Run a grid of recipes, settings and seeds, and test its claims."),
+    "advise": Command(".advise", "Say whether federating a recipe's model is worth it, with whom and how, by trying."),
+    "init": Command(".recipes", "Ask three questions, write a recipe and a module to start from."),
+    "recipes": Command(".recipes", "List, print or copy the recipes that come with the package."),
+    "datasets": Command(".datasets", "List data sets, fetch them, check their files."),
+    "completion": Command(".completion", "Print the completion script for a shell."),
 }
 
 
@@ -67,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ``arguments`` are the words after ``lightning-fl``; default: those of this process, as runs on several devices need.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return exit_code(lambda: _run(words))
+    return exit_code(partial(_run, list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _run(words: list[str]) -> int:
@@ -77,8 +69,7 @@ def _run(words: list[str]) -> int:
             print(f"lightning-fl {__version__}")
             return 0
         if not words or words[0] in ("-h", "--help"):
-            overview = _overview()
-            overview.print_help(sys.stdout if words else sys.stderr)
+            _overview().print_help(sys.stdout if words else sys.stderr)
             return 0 if words else 2
         raise ConfigurationError(f"{words[0]} is before the command; write lightning-fl COMMAND {words[0]}.")
     command, rest = words[0], words[1:]
@@ -88,7 +79,7 @@ def _run(words: list[str]) -> int:
     if rest in (["-h"], ["--help"]):
         print(cached_help(command, partial(make_parser, command)), end="")
         return 0
-    module = import_module(COMMANDS[command].module)
+    module = import_module(COMMANDS[command].module, __name__)
     if hasattr(module, "is_of_recipe") and module.is_of_recipe(rest):
         module = import_module(_RUN)
     parser, of_recipe = make_parser(command, module), module.__name__ == _RUN
@@ -106,7 +97,7 @@ def _run(words: list[str]) -> int:
 
 def make_parser(command: str, module: ModuleType | None = None) -> ArgumentParser:
     """The parser of one command; ``module`` is that of the second form of a command that has two."""
-    module = import_module(COMMANDS[command].module) if module is None else module
+    module = import_module(COMMANDS[command].module, __name__) if module is None else module
     parser = CommandParser(command, usage=getattr(module, "USAGE", None), description=COMMANDS[command].help)
     if module.__name__ == _RUN:
         module.add_arguments(parser, command)

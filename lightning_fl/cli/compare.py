@@ -121,10 +121,9 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
                 print(f"{left_out.folder} was interrupted and is left out", file=sys.stderr)
         return finished
     path = Path(folder).expanduser()
-    if path.is_dir() and not (path / "summary.json").is_file() and not any(path.glob("version_*/summary.json")):
-        count = sum(1 for _ in path.rglob("summary.json"))
-        if count:
-            raise ConfigurationError(f"{path} is not a run's folder, {count} runs lie below it: add --recursive.")
+    is_run = (path / "summary.json").is_file() or any(path.glob("version_*/summary.json"))
+    if path.is_dir() and not is_run and (count := sum(1 for _ in path.rglob("summary.json"))):
+        raise ConfigurationError(f"{path} is not a run's folder, {count} runs lie below it: add --recursive.")
     return [FinishedRun.read(path)]
 
 
@@ -160,12 +159,11 @@ def _draw(
     for metric in dict.fromkeys(frame["metric"]):
         title, panels, of_metric = f"{split} {metric}", {"": groups}, clients[clients["metric"] == metric]
         over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
+        spread = f"Distribution of {title} over clients"
         draws: dict[str, Callable[[], Figure | None]] = {
             "learning_curves": partial(draw_curves, panels, metric, title=f"val {metric} during training"),
             "client_values": partial(draw_client_values, of_metric),
-            "client_distribution": partial(
-                draw_distributions, panels, metric, split, title=f"Distribution of {title} over clients"
-            ),
+            "client_distribution": partial(draw_distributions, panels, metric, split, title=spread),
             "client_gains": partial(draw_client_values, of_metric, gain_over=over),
         }
         (file_part,) = file_names([metric.replace("/", "_")])  # as the run's own figures are called

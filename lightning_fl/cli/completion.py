@@ -86,10 +86,7 @@ def _of_recipe() -> dict[str, Iterable[str] | str]:
 
 
 def _add(
-    parser: argparse.ArgumentParser,
-    names: Sequence[str],
-    action: argparse.Action | None,
-    values: Iterable[str] | str,
+    parser: argparse.ArgumentParser, names: Sequence[str], action: argparse.Action | None, values: Iterable[str] | str
 ) -> None:
     """Add an argument with its values, or the name of the shell function that lists them."""
     import shtab

@@ -84,8 +84,7 @@ def _write(tables: "Iterator[pd.DataFrame]", file: IO[bytes]) -> tuple[int, int]
     rows = failed = 0
     with _progress() as advance:
         for table in tables:
-            text = csv_table(table, header=rows == 0)
-            file.write(text.encode(errors="backslashreplace"))
+            file.write(csv_table(table, header=rows == 0).encode(errors="backslashreplace"))
             rows += len(table)
             failed += int(table.iloc[:, -1].notna().sum())
             advance(len(table))

@@ -13,11 +13,7 @@ from lightning_fl.recipe.shipped import available_recipes, listing, write_files
 from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files
 
 
-def recipes(
-    name: str | None = None,
-    *,
-    copy: Annotated[Path, Word("DIR", const=Path())] | None = None,
-) -> int:
+def recipes(name: str | None = None, *, copy: Annotated[Path, Word("DIR", const=Path())] | None = None) -> int:
     """List the shipped recipes, or print or copy them.
 
     Args:

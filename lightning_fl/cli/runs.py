@@ -3,6 +3,7 @@
 import io
 import sys
 import webbrowser
+from typing import Any
 
 from lightning_fl.cli.options import File, Folder, Run
 from lightning_fl.core.errors import ConfigurationError
@@ -41,8 +42,7 @@ def export(run: Run, *, to_folder: Folder, model: str | None = None) -> int:
 
     from lightning_fl.inference.export import export_run
 
-    files = export_run(trained, to_folder, model=model)
-    print(f"{to_folder}: {', '.join(files)}")
+    print(f"{to_folder}: {', '.join(export_run(trained, to_folder, model=model))}")
     print(f"Read {to_folder / 'README.md'} before sharing it: it names the clients with their metrics. Then:")
     print(f"  hf upload USER/NAME {to_folder}")
     return 0
@@ -81,14 +81,9 @@ def explain(
     (loaded,), _ = load_models(trained, choose_models(trained, model), trust=trust, accelerator="cpu")
     with trained.reading_record() as record:
         names, units = record["target_names"], record["target_units"]
-    found = explain(
-        loaded.module,  # type: ignore[arg-type]  # another module is refused there
-        smiles,
-        target=names[0] if target is None else target,
-        target_class=target_class,
-        names=names,
-        units=units,
-    )
+    module: Any = loaded.module  # another than a MoleculeModel is refused there
+    chosen = names[0] if target is None else target
+    found = explain(module, smiles, target=chosen, target_class=target_class, names=names, units=units)
     content = io.BytesIO()
     draw_explanation(found).savefig(content, format=kind)
     write_whole(out, content.getvalue())

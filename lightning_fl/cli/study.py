@@ -69,8 +69,7 @@ def study(
     if from_ is not None:
         if seeds or workers or only or shard or ray or dry_run:
             raise ConfigurationError(f"--from {from_} runs nothing: leave out all other options but --scale and --out.")
-        drawn = StudyResults.of_table(declared, from_)
-        _write(drawn, out or Path("runs") / declared.name / f"{from_.stem}_drawn")
+        _write(StudyResults.of_table(declared, from_), out or Path("runs") / declared.name / f"{from_.stem}_drawn")
         return 0
     out = out or Path("runs") / declared.name / declared.scale
     cells = make_cells(declared, out)

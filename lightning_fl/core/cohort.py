@@ -53,8 +53,7 @@ class Cohort:
     participants: tuple[Participant, ...]
 
     def __post_init__(self) -> None:
-        strange = [one for one in self.participants if not isinstance(one, Participant)]
-        if strange:
+        if strange := [one for one in self.participants if not isinstance(one, Participant)]:
             raise ConfigurationError(f"{strange[0]!r} in a cohort is not a Participant: use Cohort.of(clients).")
         keys = [(participant.client, participant.model, participant.draw) for participant in self.participants]
         if len(set(keys)) < len(keys):

@@ -33,16 +33,15 @@ class _StandsFor(type):
         return issubclass(type(instance), cls)
 
 
-def _stand_in(name: str, place: str, stands_for: str) -> Any:
+def _stand_in(place: str, stands_for: str) -> Any:
+    name = f"PytorchLightning{stands_for.removeprefix('Lightning')}"
     return _StandsFor(name, (), {"__module__": __name__, "place": place, "name": stands_for})
 
 
-PytorchLightningModule = _stand_in("PytorchLightningModule", "pytorch_lightning.core.module", "LightningModule")
-PytorchLightningDataModule = _stand_in(
-    "PytorchLightningDataModule", "pytorch_lightning.core.datamodule", "LightningDataModule"
-)
-PytorchLightningLogger = _stand_in("PytorchLightningLogger", "lightning_fabric.loggers.logger", "Logger")
-PytorchLightningCallback = _stand_in("PytorchLightningCallback", "pytorch_lightning.callbacks.callback", "Callback")
+PytorchLightningModule = _stand_in("pytorch_lightning.core.module", "LightningModule")
+PytorchLightningDataModule = _stand_in("pytorch_lightning.core.datamodule", "LightningDataModule")
+PytorchLightningLogger = _stand_in("lightning_fabric.loggers.logger", "Logger")
+PytorchLightningCallback = _stand_in("pytorch_lightning.callbacks.callback", "Callback")
 
 if TYPE_CHECKING:  # the code is the same
     AnyModule = LightningModule

@@ -64,8 +64,7 @@ def file_names(names: Sequence[str], reserved: str | None = None) -> list[str]:
 
 def _key(name: str) -> str:
     """Key that is equal for names that some file system confuses."""
-    folded = unicodedata.normalize("NFKC", name).casefold()
-    return unicodedata.normalize("NFKC", folded)
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def _is_harmless(name: str, reserved: re.Pattern[str] | None) -> bool:

@@ -123,9 +123,7 @@ _Dumper.add_multi_representer(str, _Dumper.represent_str)
 
 def dump_yaml(content: object, width: int = 120) -> str:
     """Convert plain values to YAML that :func:`parse_yaml` reads as the same values; keys keep their order."""
-    return yaml.dump(
-        content, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False, width=width
-    )
+    return yaml.dump(content, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=width)
 
 
 def read_yaml(path: Path, *, mark_quoted: bool = False) -> Any:

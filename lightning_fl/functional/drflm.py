@@ -38,8 +38,7 @@ def project_simplex(values: Tensor, floor: float = 0.0) -> Tensor:
     ranks = torch.arange(1, count + 1, dtype=torch.float64, device=values.device)
     thresholds = (ordered.cumsum(0) - total) / ranks
     support = max(1, int((ordered > thresholds).sum()))
-    projected = (shifted - thresholds[support - 1]).clamp_min(0.0) + floor
-    return projected.to(values.dtype)
+    return ((shifted - thresholds[support - 1]).clamp_min(0.0) + floor).to(values.dtype)
 
 
 @checked

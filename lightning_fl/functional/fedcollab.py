@@ -60,8 +60,7 @@ def coalition_objective(
         0.75
     """
     pairs, samples = _check(distances, num_samples, capacity)
-    search = _Search(_labels(assignment, len(samples)), pairs, samples, capacity)
-    return search.total / len(samples)
+    return _Search(_labels(assignment, len(samples)), pairs, samples, capacity).total / len(samples)
 
 
 @checked
@@ -163,10 +162,8 @@ def same_coalitions_share(
     for draw in range(num_draws):
         noise = torch.randn(distances.shape, generator=generator(seed, draw), dtype=torch.float64)
         errors = (noise * standard_errors).triu(1)
-        found = solve_coalitions(
-            distances + errors + errors.T, num_samples, capacity, num_restarts, derive_seed(seed, draw, "search")
-        )
-        same += found == own
+        drawn, own_seed = distances + errors + errors.T, derive_seed(seed, draw, "search")
+        same += solve_coalitions(drawn, num_samples, capacity, num_restarts, own_seed) == own
     return same / num_draws
 
 
@@ -219,8 +216,7 @@ class _Search:
             size, left = self.sizes[own] - 1, self.masses[own] - mass
             without = _cost(size, left, self.within[own] - links[own], self.capacity) if size else 0.0
             change[own] = self.costs[own] - without - slack
-            chosen = int(change.argmin())
-            if chosen != own:
+            if (chosen := int(change.argmin())) != own:
                 self._move(client, own, chosen)
                 moved = True
         if moved:

@@ -36,8 +36,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
     if gram is None:
         raise ConfigurationError("updates: no columns to multiply; give a floating matrix [N, P] with N, P >= 1.")
     gram = (gram + gram.T) / 2  # a product of a matrix with itself is symmetric up to rounding only
-    broken = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
-    if broken:
+    if broken := (~gram.diagonal().isfinite()).nonzero().flatten().tolist():
         raise DataError(f"updates of clients {broken} are not finite: drop them, or lower their learning rate.")
     return gram
 

@@ -50,8 +50,7 @@ def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary:
     """
     tiny = torch.finfo(logits.dtype).tiny
     if not binary:
-        mixed = share * probabilities + (1 - share) * torch.softmax(logits, -1)
-        return mixed.clamp_min(tiny).log()
+        return (share * probabilities + (1 - share) * torch.softmax(logits, -1)).clamp_min(tiny).log()
     yes = share * probabilities + (1 - share) * torch.sigmoid(logits)
     no = share * (1 - probabilities) + (1 - share) * torch.sigmoid(-logits)
     return torch.where(probabilities.isnan(), logits, yes.clamp_min(tiny).log() - no.clamp_min(tiny).log())
@@ -70,9 +69,8 @@ def weighted_mean(weights: Tensor, targets: Tensor) -> Tensor:
     """Mean over neighbours without NaN, [q, T], of weights [q, k] and targets [q, k, T]."""
     known = ~targets.isnan()
     counted = weights.unsqueeze(-1) * known
-    total = counted.sum(1)
     # The weights of all neighbours with a value may have underflown to zero: then these count equally.
-    counted = torch.where((total == 0).unsqueeze(1), known.to(counted), counted)
+    counted = torch.where((counted.sum(1) == 0).unsqueeze(1), known.to(counted), counted)
     return (counted * targets.nan_to_num()).sum(1) / counted.sum(1)
 
 

@@ -107,7 +107,9 @@ def task_scores(
             found = _multiclass(predicted, measured.long())
         else:
             limits = None if bound is None else bound[present, number]
-            found = _regression(predicted, measured, limits, None if train_mean is None else train_mean[number])
+            found = _regression(predicted, measured, limits)
+            if train_mean is not None:
+                found |= _errors(train_mean[number].to(measured).expand_as(measured), measured, limits, "_of_mean")
         if isinstance(found, str):
             scores.left_out[number] = found
             continue
@@ -170,15 +172,9 @@ def _balanced_accuracy(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
     return recalls[label.unique()].mean()
 
 
-def _regression(
-    predicted: Tensor, measured: Tensor, bound: Tensor | None, train_mean: Tensor | None
-) -> dict[str, Tensor]:
-    found = _errors(predicted, measured, bound, "")
+def _regression(predicted: Tensor, measured: Tensor, bound: Tensor | None) -> dict[str, Tensor]:
     exact = slice(None) if bound is None else bound == 0
-    found |= _correlations(predicted[exact], measured[exact])
-    if train_mean is not None:
-        found |= _errors(train_mean.to(measured).expand_as(measured), measured, bound, "_of_mean")
-    return found
+    return _errors(predicted, measured, bound, "") | _correlations(predicted[exact], measured[exact])
 
 
 def _errors(predicted: Tensor, measured: Tensor, bound: Tensor | None, suffix: str) -> dict[str, Tensor]:

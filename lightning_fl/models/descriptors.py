@@ -45,8 +45,7 @@ class DescriptorScale(nn.Module):
         """Set mean [F] and deviation [F]; a deviation of 0 becomes 1."""
         if len(mean) != (width := len(self.mean)):
             raise ConfigurationError(f"descriptor_dim={width}: the data have {len(mean)} descriptors; set or omit it.")
-        wrong = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
-        if wrong:
+        if wrong := (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist():
             raise DataError(f"descriptors {wrong} (counted from 0) are not finite in the training data: omit them.")
         self.mean.copy_(mean)
         # a deviation from rounding alone counts as 0

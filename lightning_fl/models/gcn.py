@@ -100,5 +100,4 @@ def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Ten
 def unobserved(module: nn.Module) -> bool:
     """Whether a module has no hook, so that its parts can be computed without calling it."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks = (getattr(module, kind) for kind in kinds)
-    return not any(hooks) and not nn.modules.module._has_any_global_hook()
+    return not any(getattr(module, kind) for kind in kinds) and not nn.modules.module._has_any_global_hook()

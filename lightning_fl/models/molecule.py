@@ -179,8 +179,7 @@ class MoleculeModel(MoleculeNetwork, Model):
     @property
     def _is_resolved(self) -> bool:
         given = self.hparams
-        classes = self._task.classes or given["num_classes"]
-        return None not in (given["task"], given["num_targets"], classes)
+        return None not in (given["task"], given["num_targets"], self._task.classes or given["num_classes"])
 
     def setup(self, stage: str) -> None:
         """Determine the task if the arguments leave it open, and refuse training targets that do not fit it.
@@ -274,8 +273,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         if mean.shape != self.target_mean.shape or std.shape != self.target_scale.shape:
             given = f"means of shape {list(mean.shape)} and scales of shape {list(std.shape)}"
             raise ConfigurationError(f"num_targets={self.num_targets}: got {given}; set num_targets={mean.numel()}.")
-        missing = (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist()
-        if missing:
+        if missing := (~(mean.isfinite() & std.isfinite())).nonzero().flatten().tolist():
             raise DataError(f"targets {missing} (counted from 0) have no finite mean or scale: leave them out.")
         self.target_mean.copy_(mean)
         self.target_scale.copy_(torch.where(std > 0, std, 1.0))
@@ -326,8 +324,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         loss = self._loss(outputs, batch)
         prediction, bound = self._to_predictions(outputs), _bounds(batch)
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
-        metrics = {f"{split}/{name}": getattr(self, f"{split}_{name}") for name in self._task.over_values}
-        if metrics:
+        if metrics := {f"{split}/{name}": getattr(self, f"{split}_{name}") for name in self._task.over_values}:
             if bound is not None:
                 prediction = batch.y + bounded_error(prediction, batch.y, bound)
             for metric in metrics.values():

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import isolated_draws
@@ -108,8 +107,7 @@ class MoleculeNetwork(nn.Module):
         self._check_features(batch)
         # dim_size: the last molecules of a batch may have no atom but still need a row
         extra |= {"index": batch.batch, "dim_size": batch.num_graphs}
-        early = self._early_encoder(batch.x)
-        if early is not None:
+        if (early := self._early_encoder(batch.x)) is not None:
             return self.readout(encode=partial(early.read_out, batch.x, batch.edge_index, batch.batch), **extra)
         whole = {"batch": batch.batch, "num_graphs": batch.num_graphs} if self.hparams["virtual_node"] else {}
         return self.readout(self.encoder(batch.x, batch.edge_index, edge_attr=batch.edge_attr, **whole), **extra)
@@ -161,12 +159,10 @@ class VirtualNode(nn.Module):
         # both directions of an edge next to each other, as for bonds
         out, back = torch.stack([atoms, num_atoms + batch]), torch.stack([num_atoms + batch, atoms])
         edge_index = torch.cat([edge_index, torch.stack([out, back], dim=2).flatten(1)], dim=1)
-        x = torch.cat([pad(x, (0, 1)), pad(x.new_ones(num_graphs, 1), (x.size(1), 0))])
+        x = torch.block_diag(x, x.new_ones(num_graphs, 1))
         if self.edges:
             assert edge_attr is not None
-            edge_attr = torch.cat(
-                [pad(edge_attr, (0, 1)), pad(edge_attr.new_ones(2 * num_atoms, 1), (edge_attr.size(1), 0))]
-            )
+            edge_attr = torch.block_diag(edge_attr, edge_attr.new_ones(2 * num_atoms, 1))
         return self.encoder(x, edge_index, edge_attr=edge_attr)[:num_atoms]
 
 

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.files.text_table import list_rows
-from lightning_fl.functional.task_metrics import (
-    TaskName,
-    masked_binary_cross_entropy,
-    masked_cross_entropy,
-    masked_mse,
-)
+from lightning_fl.functional.task_metrics import TaskName, masked_binary_cross_entropy, masked_cross_entropy, masked_mse
 from lightning_fl.models.training_targets import class_counts, gather_statistics, gather_summaries
 
 #: Below it, whole numbers may well be classes.

@@ -66,8 +66,7 @@ def class_counts(targets: Tensor, num_classes: int) -> Tensor:
 
 def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Gather a summary of each client's, or process's, training targets, [parts, ...]; ``None`` if there are none."""
-    summaries = getattr(module.trainer, "target_summaries", None)
-    if summaries is not None:
+    if (summaries := getattr(module.trainer, "target_summaries", None)) is not None:
         return summaries(summarize)
     values = _read(module, "y") if module.trainer.training else None
     if values is None:
@@ -78,8 +77,7 @@ def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tens
 def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
     """Compute mean and population standard deviation of the training data's "y" or "descriptors", each [T]."""
     of_clients = {"y": "target_statistics", "descriptors": "descriptor_statistics"}[name]
-    statistics = getattr(module.trainer, of_clients, None)
-    if statistics is not None:
+    if (statistics := getattr(module.trainer, of_clients, None)) is not None:
         return statistics()
     values = _read(module, name)
     if values is None:

@@ -144,7 +144,6 @@ class ClassificationModel(Model):
         return x, y.long()
 
     def _check_labels(self, labels: Tensor) -> None:
-        wrong = sorted(set(labels[(labels < 0) | (labels >= self._num_classes)].tolist()))
-        if wrong:
+        if wrong := sorted(set(labels[(labels < 0) | (labels >= self._num_classes)].tolist())):
             what = f"num_classes={self._num_classes}: the batch has the labels {wrong}, not only"
             raise ConfigurationError(f"{what} 0 to {self._num_classes - 1}; raise it, or renumber the labels.")

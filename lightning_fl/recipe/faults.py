@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -23,9 +23,8 @@ def find_faults(tree: Mapping[str, Any], keys: Keys) -> list[str]:
     return list(_Search(keys).of_group(tree, ""))
 
 
-class _Search:
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
+class _Search(NamedTuple):
+    keys: Keys
 
     def of_group(self, tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
         here = sorted({name.removeprefix(prefix).split(".")[0] for name in self.keys.names if name.startswith(prefix)})

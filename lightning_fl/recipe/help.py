@@ -55,8 +55,7 @@ class CommandParser(ArgumentParser):
 
 class _Formatter(DefaultHelpFormatter):
     def _get_type_str(self, action: Action) -> str | None:
-        text = super()._get_type_str(action)
-        ranges = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", _range, text or "")
+        ranges = re.sub(r"Annotated\[(\w+), ([^\]]*)\]", _range, super()._get_type_str(action) or "")
         return re.sub(r"Optional\[([^\[\]]*)\]", r"\1 | null", ranges) or None
 
     def _split_lines(self, text: str, width: int) -> list[str]:

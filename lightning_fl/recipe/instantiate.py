@@ -37,10 +37,9 @@ def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
         named = error if name in text or text.startswith("trainer.") else type(error)(f"{name}{joint}{text}")
         raise named from error.__cause__
     except Exception as error:
-        refused = refused_logger(class_type, error)
-        if refused is None:
-            raise
-        raise refused from error
+        if (refused := refused_logger(class_type, error)) is not None:
+            raise refused from error
+        raise
 
 
 def _construct_for_parser(class_type: type, *args: Any, **kwargs: Any) -> Any:

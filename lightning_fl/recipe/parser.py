@@ -46,9 +46,8 @@ def add_arguments(parser: ArgumentParser, command: str, *, own_modules: bool = T
     from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.trainer.trainer import FederatedTrainer
 
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="A recipe: a file, or the name of a shipped one. Can be repeated."
-    )
+    about = "A recipe: a file, or the name of a shipped one. Can be repeated."
+    parser.add_argument("--config", action=ActionConfigFile, help=about)
     parser.add_argument("--seed_everything", type=Seed, default=0, help="Seed of everything that is random.")
     parser.add_class_arguments(FederatedTrainer, "trainer", fail_untyped=False)
     parser.add_subclass_arguments(get_args(AnyModule), "model", required=True, fail_untyped=False)
@@ -82,11 +81,8 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         (action,) = (one for one in parser._actions if "--print_config" in one.option_strings)
         action(parser, Namespace(), prints)  # the parser prints what it has parsed and exits
     keys = _keys(parser)
-    tree = collect_settings([option for option in options if option[0] != "print_config"], keys)
-    tree = with_strategy_class(tree)
-    faults = find_faults(tree, keys)
-    if not faults and not prints:
-        faults = _missing(command, tree)
+    tree = with_strategy_class(collect_settings([one for one in options if one[0] != "print_config"], keys))
+    faults = find_faults(tree, keys) or ([] if prints else _missing(command, tree))
     if faults:
         raise ConfigurationError("\n".join(faults))
     try:
@@ -168,8 +164,7 @@ def with_strategy_class(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(command: str, tree: dict[str, object]) -> list[str]:
-    missing = [key for key in ("model", "data") if not tree.get(key)]
-    if missing:
+    if missing := [key for key in ("model", "data") if not tree.get(key)]:
         return [
             f"{' and '.join(missing)} not given; name a recipe with --config (`lightning-fl recipes` lists the shipped"
             " ones), or give the classes with --model and --data."

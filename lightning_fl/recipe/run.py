@@ -126,10 +126,8 @@ def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> in
             return 0
         print(f"run: {trainer.log_dir}", file=sys.stderr)
         if trainer.checkpoint_callback is not None:
-            print(
-                f"To resume from round {trainer.federation.current_round}: {_resume_command(arguments)}",
-                file=sys.stderr,
-            )
+            done = trainer.federation.current_round
+            print(f"To resume from round {done}: {_resume_command(arguments)}", file=sys.stderr)
         return 128 + trainer.federation.interrupted_by
     if is_overridden("test_step", made.model):
         trainer.test(made.model, made.data, ckpt_path=trainer.trained_checkpoint)
@@ -160,8 +158,7 @@ def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
 
     if not is_overridden("predict_step", made.model) and not is_overridden("forward", made.model):
         raise ConfigurationError(f"{type(made.model).__name__} must define predict_step or forward for predictions.")
-    outputs = made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path)
-    folder = write_predictions(made.trainer, outputs)
+    folder = write_predictions(made.trainer, made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path))
     if made.trainer.is_global_zero:
         print(f"predictions: {folder}")
     return 0

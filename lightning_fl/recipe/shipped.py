@@ -16,18 +16,14 @@ _STUDIES = "studies"
 
 def available_recipes() -> dict[str, Path]:
     """The recipes that come with the package: name -> path, sorted by name."""
-    folder = _folder()
+    folder = package_folder("recipes", "recipes")
     paths = (path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != _STUDIES)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def available_studies() -> dict[str, Path]:
     """The studies that come with the package: name -> path, sorted by name."""
-    return {path.stem: path for path in sorted((_folder() / _STUDIES).glob("*.yaml"))}
-
-
-def _folder() -> Path:
-    return package_folder("recipes", "recipes")
+    return {path.stem: path for path in sorted((package_folder("recipes", "recipes") / _STUDIES).glob("*.yaml"))}
 
 
 def find_recipe(name_or_path: str, kind: Literal["recipe", "study"] = "recipe") -> Path:

@@ -35,12 +35,10 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
     if predicts == "new samples":
         foreign = next(_foreign_classes({key: recipe.get(key) for key in ("model", "data")}), None)
         return shlex.join([*words, str(folder), "FILE", *([] if foreign is None else ["--trust"])])
-    checkpoint = next(
-        (path for name in ("best", "last") if (path := folder / f"checkpoints/{name}.ckpt").is_file()), None
-    )
-    if checkpoint is None:
-        return None
-    return shlex.join([*words, "--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    for name in ("best", "last"):
+        if (checkpoint := folder / f"checkpoints/{name}.ckpt").is_file():
+            return shlex.join([*words, "--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    return None
 
 
 @contextmanager

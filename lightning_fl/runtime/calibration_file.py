@@ -60,13 +60,8 @@ class TargetCalibration:
 
 def write_calibration(folder: Path, models: Mapping[str, Sequence[TargetCalibration]]) -> None:
     """Write a run's file, whole or not at all: model (its file in ``models/``, without ``.ckpt``) -> its T targets."""
-    content = {
-        "version": _VERSION,
-        "split": "val",
-        "models": [
-            {"name": name, "targets": [target.plain() for target in targets]} for name, targets in models.items()
-        ],
-    }
+    plain = [{"name": name, "targets": [target.plain() for target in targets]} for name, targets in models.items()]
+    content = {"version": _VERSION, "split": "val", "models": plain}
     write_whole(folder / CALIBRATION_FILE, json.dumps(content, allow_nan=False, indent=1) + "\n")
 
 

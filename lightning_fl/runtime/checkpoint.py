@@ -149,9 +149,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: there is no such checkpoint. Give a file, or 'last' or 'best'.")
     content = _read(path)
     if not isinstance(content, dict) or "lightning_fl_version" not in content:
-        hint = ""
-        if isinstance(content, dict) and "state_dict" in content:
-            hint = " It is a single model's: open it with YourModule.load_from_checkpoint."
+        is_model = isinstance(content, dict) and "state_dict" in content
+        hint = " It is a single model's: open it with YourModule.load_from_checkpoint." if is_model else ""
         raise CheckpointError(f"{path} is not a federated run's checkpoint.{hint} Give one from a run's checkpoints/.")
     if "token" in content and "client" in content:
         client = content["client"]

@@ -109,8 +109,7 @@ def _complete(content: Mapping[str, Any], entries: Iterable[tuple[str, Any, Any]
         first, _, rest = key.partition(".")
         if rest and not isinstance(state.get(first, {}), dict):
             raise _changed(path, first)
-        value = get_entry(state, key)
-        if value is not MISSING:
+        if (value := get_entry(state, key)) is not MISSING:
             if not fits(value, hint):
                 raise _changed(path, first)
         elif default is MISSING:

@@ -147,8 +147,7 @@ class _Wandb(_Service):
         import wandb
 
         experiment = self.logger.experiment
-        kind = "model" if name == "checkpoints" else "run"
-        artifact = wandb.Artifact(name=f"{name}-{experiment.id}", type=kind)
+        artifact = wandb.Artifact(f"{name}-{experiment.id}", type="model" if name == "checkpoints" else "run")
         for file in files:
             artifact.add_file(str(file), name=file.name)
         experiment.log_artifact(artifact)
@@ -167,9 +166,8 @@ class _MLflow(_Service):
 
     def log_table(self, name: str, table: "pd.DataFrame", step: int) -> None:
         # MLflow's log_table would append to the rows of an earlier evaluation.
-        self.logger.experiment.log_text(
-            self.logger.run_id, table.to_json(orient="split", index=False), f"tables/{name}.json"
-        )
+        text = table.to_json(orient="split", index=False)
+        self.logger.experiment.log_text(self.logger.run_id, text, f"tables/{name}.json")
 
     def log_files(self, name: str, files: Sequence[Path]) -> None:
         for file in files:

@@ -221,8 +221,7 @@ class RunLog:
             self.summary.update(about or {})
             self._add_metrics(federation, names)
             shown = recorded_names(names)
-            files = {name: stem for name, stem in zip(shown, client_files(shown), strict=True) if name != stem}
-            if files:
+            if files := {name: stem for name, stem in zip(shown, client_files(shown), strict=True) if name != stem}:
                 self.summary["file_names"] = files
             ordered = {key: self.summary[key] for key in _HEADLINE if key in self.summary} | self.summary
             self.write("summary.json", json.dumps(ordered, indent=2, default=str) + "\n")

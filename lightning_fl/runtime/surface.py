@@ -275,8 +275,7 @@ class TrainerSurface(Settings):
         """Restore the states of Lightning's callbacks that all clients share, before ``on_fit_start``."""
         kept = state.get("lightning_callbacks", {})
         known = trainer.lightning_callbacks.with_run_state.items()
-        callbacks = {name: one for name, one in known if name in kept.get("callbacks", {})}
-        if callbacks:
+        if callbacks := {name: one for name, one in known if name in kept.get("callbacks", {})}:
             with _refusing(", ".join(callbacks), state):
                 load_states(trainer, callbacks, kept)
 

@@ -79,10 +79,9 @@ class Column:
     @property
     def width(self) -> int:
         """Narrowest width on a terminal: its longest value or word of its name."""
+        words = self.name.splitlines() if "\n" in self.name else self.name.split(" ")
         texts = [line for value in self.values for line in (str(value).split() if self.is_label else value.lines)]
-        longest = max(
-            map(cell_len, [*(self.name.splitlines() if "\n" in self.name else self.name.split(" ")), *texts, ""])
-        )
+        longest = max(map(cell_len, [*words, *texts, ""]))
         return max(self.min_width, min(longest, _WIDEST_LABEL) if self.is_label else longest)
 
 

@@ -138,9 +138,8 @@ def draw_client_values(clients: pd.DataFrame, *, gain_over: str | None = None) -
             worst = values[0] if gains or higher else values[-1]
             axes.scatter([worst], [place + 0.42], marker="^", s=30, color="black", zorder=3, linewidths=0)
     axes.set_yticks(range(len(labels)), [_wrapped(label) for label in labels])
-    axes.set(ylim=(len(labels) - 0.4, -0.6), xlabel=axis)
+    axes.set(ylim=(len(labels) - 0.4, -0.6), xlabel=axis, axisbelow=True)
     axes.grid(axis="x", color="0.9")
-    axes.set_axisbelow(True)
     axes.plot([], [], color="black", linewidth=1.8, label="mean")
     if gains or higher is not None:
         axes.scatter([], [], marker="^", s=30, color="black", linewidths=0, label="worst dot")
@@ -172,9 +171,8 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
                 half = 0.0 if math.isnan(interval.low) else mean - interval.low
                 axes.errorbar(mean, place, xerr=half, fmt="o", color=color, markersize=6, capsize=3)
                 margin = f" ± {half:.{digits}f}" if len(dots) > 1 else ""
-                add_tooltips(
-                    axes, [mean], [place], [f"{row}: {mean:.{digits}f}{margin} ({counted(len(dots), 'seed')})"]
-                )
+                text = f"{row}: {mean:.{digits}f}{margin} ({counted(len(dots), 'seed')})"
+                add_tooltips(axes, [mean], [place], [text])
             if published := study.published.values.get((row, column, statistic)):
                 axes.plot(published[0], place, "D", markerfacecolor="none", color=_PUBLISHED, markersize=7)
                 add_tooltips(axes, [published[0]], [place], [f"{row}, published: {published[0]:g}"])
@@ -213,9 +211,8 @@ def draw_intervals(found: Mapping[str, tuple[Interval, str]], xlabel: str) -> Fi
         if not math.isnan(interval.low):
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
         axes.plot(interval.mean, place, marker, color=color)
-        add_tooltips(
-            axes, [interval.mean], [place], [f"{label}: {interval:+.4g}, {verdict} ({counted(interval.n, 'seed')})"]
-        )
+        text = f"{label}: {interval:+.4g}, {verdict} ({counted(interval.n, 'seed')})"
+        add_tooltips(axes, [interval.mean], [place], [text])
     axes.axvline(0.0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(found)), list(map(_short, found)), fontsize=9)
     axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=xlabel)

@@ -22,7 +22,7 @@ from lightning_fl.study.declaration import FULL, Study
 from lightning_fl.study.figures import draw_claims, draw_curves, draw_distributions, draw_results
 from lightning_fl.study.finished_run import FinishedRun, RunMetric
 from lightning_fl.study.page import Part, Picture, draw_pictures, facts, source_badge, write_page
-from lightning_fl.study.results import StudyResults
+from lightning_fl.study.results import CellResult, StudyResults
 from lightning_fl.study.study_tables import chosen_columns, claims_table, group_cells, results_table
 
 #: Columns of a table.
@@ -195,18 +195,12 @@ def write_study_page(
 
 
 def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
-    study = results.study
-    panels = {
-        column: {
-            row: [
-                FinishedRun.read(out / cell.run_folder)
-                for cell in cells
-                if cell.status == "done" and (out / cell.run_folder / "summary.json").is_file()
-            ]
-            for row, cells in of_rows.items()
-        }
-        for column, of_rows in group_cells(results).items()
-    }
+    def read(cells: Sequence[CellResult]) -> list[FinishedRun]:
+        folders = [out / cell.run_folder for cell in cells if cell.status == "done"]
+        return [FinishedRun.read(folder) for folder in folders if (folder / "summary.json").is_file()]
+
+    study, grouped = results.study, group_cells(results)
+    panels = {column: {row: read(cells) for row, cells in of_rows.items()} for column, of_rows in grouped.items()}
     metric, split, percent = study.metric, study.split, study.table.percent
     return draw_pictures(
         {

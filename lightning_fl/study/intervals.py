@@ -120,6 +120,5 @@ def holm(p_values: Sequence[float]) -> list[float]:
     values = np.array(p_values, dtype=float)
     made = np.flatnonzero(~np.isnan(values))
     order = made[np.argsort(values[made], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
-    values[order] = np.minimum(np.maximum.accumulate(factors * values[order]), 1.0)
+    values[order] = np.minimum(np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1.0)
     return values.tolist()

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
 
 from lightning_fl.core.escaping import page_environment
 from lightning_fl.data.source import STAND_IN, STAND_IN_LABEL
@@ -84,9 +84,7 @@ def draw_pictures(figures: Mapping[str, Callable[[], Figure | None]]) -> list[Pi
     return pictures
 
 
-def add_tooltips(
-    axes: Axes, x: npt.ArrayLike, y: npt.ArrayLike, texts: Sequence[str], *, most: int | None = None
-) -> None:
+def add_tooltips(axes: Axes, x: ArrayLike, y: ArrayLike, texts: Sequence[str], *, most: int | None = None) -> None:
     """Add invisible marks with tooltips over n points, or over some, evenly spread from the first to the last."""
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     count = len(texts)

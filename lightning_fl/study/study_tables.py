@@ -121,8 +121,7 @@ def _notes(results: StudyResults) -> list[str]:
     measured = f"{study.metric} on {study.split} data{' in percent' if study.table.percent else ''}"
     measured = ", ".join(filter(None, [measured, direction_text(results.higher_is_better)]))
     over = "mean ± standard deviation over" if len(seeds) > 1 else "of"
-    count = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-    notes = [f"{measured}; {over} {count}, scale {study.scale}."]
+    notes = [f"{measured}; {over} {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), scale {study.scale}."]
     if shares := " and ".join(name for name in study.table.statistics if name in SHARES):
         notes.append(f"{shares}: with Wilson's 95 % interval over the clients of all seeds, taken as independent.")
     for source in sorted({cell.data_source for cell in results.cells} - {"", "measured"}):
@@ -130,8 +129,7 @@ def _notes(results: StudyResults) -> list[str]:
         notes.append(f"{_MARKS.get(source, _OTHER_MARK)} {source} data{explanation}.")
     if study.published.values:
         notes.append(f"Published: {study.published.source}.")
-    commits = sorted({cell.commit for cell in results.cells if cell.commit})
-    if len(commits) > 1:
+    if len(commits := sorted({cell.commit for cell in results.cells if cell.commit})) > 1:
         notes.append(f"The runs used {len(commits)} commits of the package: {', '.join(commits)}.")
     if waiting := sum(cell.status in ("open", "cut off") for cell in results.cells):
         notes.append(f"{waiting} of {len(results.cells)} cells are not done.")

@@ -62,8 +62,7 @@ class HeldOutFigure(FigureCallback):
     def _draw(
         self, collected: dict[int, Any], named: list[str], units: dict[str, str], names: list[str], source: str
     ) -> "Figure":
-        problem = next((found for found in collected.values() if isinstance(found, str)), None)
-        if problem is not None:
+        if (problem := next((found for found in collected.values() if isinstance(found, str)), None)) is not None:
             raise DataError(problem)
         points = {client: found for client, found in collected.items() if found is not None}
         panels = {named[number]: present(points, number) for number in self._chosen(named)}

@@ -75,12 +75,10 @@ class ShapleyRewards(Callback):
     every_n_rounds: Count = 1
 
     def __post_init__(self) -> None:
-        if self.num_permutations is not None and self.method != "permutations":
-            option = f"ShapleyRewards.num_permutations={self.num_permutations}"
-            raise ConfigurationError(f"{option} does not apply to method={self.method!r}: leave it out.")
-        if self.leave_own_out and self.method != "first_order":
-            option = "ShapleyRewards.leave_own_out=True"
-            raise ConfigurationError(f"{option} does not apply to method={self.method!r}: leave it out.")
+        for option, method in (("num_permutations", "permutations"), ("leave_own_out", "first_order")):
+            if (value := getattr(self, option)) and self.method != method:
+                given = f"ShapleyRewards.{option}={value}"
+                raise ConfigurationError(f"{given} does not apply to method={self.method!r}: leave it out.")
         if self.num_permutations is not None and self.num_permutations % 2:
             raise ConfigurationError(f"ShapleyRewards.num_permutations={self.num_permutations}: must be even.")
         #: Number of finished rounds at each entry of :attr:`by_model`.
@@ -150,9 +148,8 @@ class ShapleyRewards(Callback):
         models = {}
         for model, of_clients in shares.items():
             learned = {client: kept for (client, of), kept in self._kept.items() if of in (None, model)}
-            valuation = ModelValuation(
-                trainer.loop, loss, starts[model], trainer.federation.models[model], of_clients, learned
-            )
+            average = trainer.federation.models[model]
+            valuation = ModelValuation(trainer.loop, loss, starts[model], average, of_clients, learned)
             models[model] = self._value(trainer, model, valuation)
         self._kept.clear()
         self.rounds.append(trainer.federation.current_round + 1)
@@ -173,15 +170,12 @@ class ShapleyRewards(Callback):
                 rows += [(done, model, names[client], psi, totals[client]) for client, psi in of_clients.items()]
         trainer.write_table("contributions.csv", ("round", "model", "client", "psi", "cumulated"), rows)
         cumulated = self.cumulated
-        order = sorted(cumulated, key=lambda client: (-cumulated[client], client))
+        ranked = enumerate(sorted(cumulated, key=lambda client: (-cumulated[client], client)), start=1)
         trainer.run_log.summary["contributions"] = {
             "method": self.method,
             "normalized": self.normalized,
             "rounds": len(self.rounds),
-            "clients": {
-                names[client]: {"cumulated": cumulated[client], "rank": rank}
-                for rank, client in enumerate(order, start=1)
-            },
+            "clients": {names[client]: {"cumulated": cumulated[client], "rank": rank} for rank, client in ranked},
         }
 
     def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
@@ -199,8 +193,7 @@ class ShapleyRewards(Callback):
         words = {"title": f"{title}: Shapley values, {method}", "ylabel": f"cumulated contribution {unit}"}
         yield "contributions", partial(run.draw_contributions, self.rounds, table, names, **words)
         last = max(model for models in self.by_model for model in models)  # there may be fewer models now
-        num_models = max(last + 1, trainer.federation.collaboration.num_models)
-        if num_models > 1:
+        if (num_models := max(last + 1, trainer.federation.collaboration.num_models)) > 1:
             by_model = pd.concat(map(pd.DataFrame, self.by_model)).groupby(level=0).sum(min_count=1)
             sums = by_model.reindex(index=clients, columns=range(num_models))
             words = {"title": title, "label": f"cumulated Shapley value {unit}"}

@@ -271,8 +271,7 @@ class TierBidding(PersonalMixtures):
     def _collect_bids(self, trainer: TrainerSurface, present: list[int]) -> None:
         """Collect the bids of the clients' policies, and those that they cannot pay."""
         importance = self.rounds[-1].importance
-        newcomers = [client for client in present if importance[client].isnan().any()]
-        if newcomers:
+        if newcomers := [client for client in present if importance[client].isnan().any()]:
             importance = importance.clone()
             importance[newcomers] = self._importance(trainer, newcomers, self.bid_split)[0][newcomers]
         earned: Mapping[tuple[int, int], int] = Counter() if self.ledger is None else self.ledger.earned

@@ -53,13 +53,8 @@ def tier_summary(rounds: Sequence[TierRound], names: Sequence[str]) -> dict[str,
     """Accuracies of each tier; final shares, rounds with bids, and turns per tier of each client."""
     tiers = range(len(rounds[-1].accuracies))
     known = {tier: [one.accuracies[tier] for one in rounds if not math.isnan(one.accuracies[tier])] for tier in tiers}
-    turns = Counter(
-        (client, tier)
-        for one in rounds
-        for tier, cohort in one.cohorts.items()
-        for clients in cohort.values()
-        for client in clients
-    )
+    cohorts = [(tier, clients) for one in rounds for tier, of in one.cohorts.items() for clients in of.values()]
+    turns = Counter((client, tier) for tier, clients in cohorts for client in clients)
     return {
         "tiers": [
             {

@@ -52,8 +52,7 @@ class FoundFile:
 
 def cache_folder() -> Path:
     """``$LIGHTNING_FL_CACHE``, else ``$XDG_CACHE_HOME/lightning-fl``, else ``~/.cache/lightning-fl``."""
-    own = os.environ.get("LIGHTNING_FL_CACHE")
-    if own:
+    if own := os.environ.get("LIGHTNING_FL_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightning-fl"
 

@@ -69,9 +69,7 @@ class ImageDataset(Dataset):
     def joined(cls, parts: Sequence[Self], place: str) -> Self:
         """Join data sets of the same classes and size; columns that some lack are dropped."""
         common = set.intersection(*(set(part.columns) for part in parts))
-        columns: dict[str, Column] = {
-            name: [value for part in parts for value in part.columns[name]] for name in sorted(common)
-        }
+        columns = {name: [value for part in parts for value in part.columns[name]] for name in sorted(common)}
         images, targets = torch.cat([part.images for part in parts]), torch.cat([part.targets for part in parts])
         return cls(images, targets, parts[0].classes, columns, place)
 
@@ -136,9 +134,8 @@ def read_npz(
     for name, array in found.items():
         start, _, rest = name.partition("_")
         arrays[_PREFIXES.get(f"{start}_", f"{start}_") + rest] = array
-    parts: list[Split] = [
-        split for split in SPLITS if split == "train" or any(name.startswith(f"{split}_") for name in arrays)
-    ]
+    present = {"train"}.union(name.partition("_")[0] for name in arrays)
+    parts: list[Split] = [split for split in SPLITS if split in present]
     targets = {split: _labels(arrays, f"{split}_{labels}", place) for split in parts}
     if classes is None:
         classes = [str(label) for label in range(max(int(part.max()) for part in targets.values()) + 1)]

@@ -81,8 +81,7 @@ def read_image_file(path: str | Path, channels: int, what: str) -> Tensor:
 
 def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> None:
     """Warn of files in a folder, and below it, that are not among those read as images, except hidden ones."""
-    others = sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file())
-    if others:
+    if others := sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file()):
         kinds = Counter(path.suffix.lower() or "no suffix" for path in others)
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         unread = f"{len(others)} files are not read as images ({counted}), such as {others[0]}"

@@ -159,8 +159,7 @@ def _check_parts(parts: Mapping[Split, ImageDataset]) -> None:
         if shape != expected:
             shapes = f"the shape {shape} (channels, height, width), the train images {expected}"
             raise DataError(f"{part.place}: the {split} images have {shapes}: set size and channels.")
-        unseen = sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist()))
-        if unseen:
+        if unseen := sorted(set(part.targets.unique().tolist()) - set(first.targets.unique().tolist())):
             classes = listed([part.classes[label] for label in unseen])
             what = f"the train images have none of the classes {classes}, so no client learns them"
             rank_zero_warn(f"{part.place}: {what}. Set pooled: true, or leave these images out.")

@@ -172,7 +172,7 @@ class TorchvisionImages(ImageReader):
         place, first_label = f"{self.data.dataset} in {self.path}", self.data.first_label
         if coarse_labels:
             classes, first_label = self.card.coarse_classes, 0
-        parts: dict[Split, ImageDataset] = {}
+        parts: dict[Any, ImageDataset] = {}
         for split, arguments in self.data.parts.items():
             try:
                 data = kind(self.path, **arguments)
@@ -181,9 +181,7 @@ class TorchvisionImages(ImageReader):
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise DataError(f"{place} cannot be read ({reason}): fetch it again.") from error
             images = _channels_first(data.data, self.card.channels)
-            parts[split] = ImageDataset(  # type: ignore[index]
-                images, labels - first_label, classes=classes, place=f"{place}, {split} part"
-            )
+            parts[split] = ImageDataset(images, labels - first_label, classes, place=f"{place}, {split} part")
         return parts
 
 

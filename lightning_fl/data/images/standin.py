@@ -60,8 +60,7 @@ def digits_standin(classes: list[str], *, size: int, channels: int, writers: boo
     writer = torch.randint(NUM_WRITERS, (len(made),), generator=rng)
     pressure = 0.4 + 0.6 * torch.rand(NUM_WRITERS, generator=rng)
     written = 255 - (made.images * pressure[writer, None, None, None]).round().to(torch.uint8)
-    names = [f"made_up_{number:03}" for number in writer.tolist()]
-    return replace(made, images=written, columns={"writer": names})
+    return replace(made, images=written, columns={"writer": [f"made_up_{number:03}" for number in writer.tolist()]})
 
 
 def digits_domain(index: int, *, size: int) -> ImageDataset:
@@ -80,8 +79,7 @@ def _blurred(ink: Tensor, rng: torch.Generator) -> Tensor:
     """Smooth over a quarter of the width and shift to the right by an eighth."""
     width = ink.shape[-1]
     window = max(3, width // 4) | 1
-    smooth = avg_pool2d(ink, window, stride=1, padding=window // 2)
-    return smooth.roll(width // 8, -1)
+    return avg_pool2d(ink, window, stride=1, padding=window // 2).roll(width // 8, -1)
 
 
 def _coloured(ink: Tensor, rng: torch.Generator) -> Tensor:

@@ -37,9 +37,8 @@ def channel_statistics(images: Tensor) -> tuple[list[float], list[float]]:
     count = images.numel() // images.shape[1]
     means = [value / (255 * count) for value in total.tolist()]
     # integers of any length: no digits cancel
-    variances = [
-        (count * square - value**2) / count**2 for value, square in zip(total.tolist(), squares.tolist(), strict=True)
-    ]
+    pairs = zip(total.tolist(), squares.tolist(), strict=True)
+    variances = [(count * square - value**2) / count**2 for value, square in pairs]
     return means, [math.sqrt(variance) / 255 if variance else 1.0 for variance in variances]
 
 
@@ -75,19 +74,14 @@ class ImageTransform:
 
     def __call__(self, images: Tensor, training: bool) -> Tensor:
         """Convert bytes to float32 images [B, C, H, W]; the bytes are unchanged."""
-        if training and self.augment:
-            images = self._augmented(images)
+        if training and "crop" in self.augment:
+            offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
+            images = crop_at(images, to_device(offsets, images.device))
+        if training and "flip" in self.augment:
+            images = flip_where(images, torch.rand(len(images)) < 0.5)
         if self._shift.device != images.device:
             self._shift, self._scale = self._shift.to(images.device), self._scale.to(images.device)
         return images.float().sub_(self._shift).mul_(self._scale)
-
-    def _augmented(self, images: Tensor) -> Tensor:
-        if "crop" in self.augment:
-            offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
-            images = crop_at(images, to_device(offsets, images.device))
-        if "flip" in self.augment:
-            images = flip_where(images, torch.rand(len(images)) < 0.5)
-        return images
 
 
 @checked_fields

@@ -29,7 +29,7 @@ class _CardModule(MoleculeDataModule):
         """Open a file that a card describes; ``chosen`` are options of ``read_table`` for the record, too."""
         names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
         options = {"file_format": card.format, "required": card.required, "not_targets": card.not_targets} | chosen
-        table = self._read(found.path, names or None, units or card.target_unit, **options)
+        table = self._read(found.path, targets=names or None, units=units or card.target_unit, **options)
         record = {"file": found.path.name, "sha256": found.sha256, "verified": found.verified}
         record |= {"rows": len(table.smiles)} | {key: value for key, value in chosen.items() if value}
         return OpenedData({"train": table}, "measured", card.describe() | record)
@@ -149,11 +149,6 @@ def _open_standin(card: MoleculeCard) -> OpenedData:
     assert card.standin is not None  # real_or_standin
     names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
     table = make_standin(card.standin, target_names=names, target_units=units)
-    record = card.describe() | {
-        "title": f"STAND-IN (computed molecules) for {card.title}",
-        "file": None,
-        "sha256": None,
-        "verified": False,
-        "rows": len(table.smiles),
-    }
-    return OpenedData({"train": table}, "stand-in", record)
+    title = f"STAND-IN (computed molecules) for {card.title}"
+    record = {"title": title, "file": None, "sha256": None, "verified": False, "rows": len(table.smiles)}
+    return OpenedData({"train": table}, "stand-in", card.describe() | record)

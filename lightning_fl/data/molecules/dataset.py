@@ -111,8 +111,7 @@ class MoleculeDataset(InMemoryDataset):
     def column(self, name: str) -> list[str]:
         """Return the n values of another column, as text; refuse empty cells."""
         values = self.cells(name)
-        empty = [row for row, value in zip(self.rows, values, strict=True) if value is None]
-        if empty:
+        if empty := [row for row, value in zip(self.rows, values, strict=True) if value is None]:
             rows = f"{len(empty)} rows: {list_rows(empty, [''] * len(empty))}"
             raise DataError(f"{self._place}, column {name!r} is empty in {rows}. Fill them, or choose another column.")
         return [value for value in values if value is not None]
@@ -216,12 +215,9 @@ def _encoded(
 
 def _split(codes: Codes, count: int) -> tuple[Codes, Codes]:
     atoms, bonds = int(codes.num_atoms[:count].sum()), int(codes.num_bonds[:count].sum())
-    first = (codes.atoms[:atoms], codes.bonds[:bonds], codes.ends[:bonds])
-    rest = (codes.atoms[atoms:], codes.bonds[bonds:], codes.ends[bonds:])
-    return (
-        Codes(*first, codes.num_atoms[:count], codes.num_bonds[:count]),
-        Codes(*rest, codes.num_atoms[count:], codes.num_bonds[count:]),
-    )
+    arrays, ends = codes._asdict().values(), (atoms, bonds, bonds, count, count)
+    parts = [np.split(values, [end]) for values, end in zip(arrays, ends, strict=True)]
+    return Codes(*(first for first, _ in parts)), Codes(*(rest for _, rest in parts))
 
 
 def explain_unreadable(smiles: str) -> str:

@@ -51,8 +51,7 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
     with rdBase.BlockLogs(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # divisions by zero, which give NaN
         for text in smiles:
-            molecule = read_molecule(text)
-            if molecule is None:
+            if (molecule := read_molecule(text)) is None:
                 rows.append(torch.zeros(width, dtype=dtype))
             elif kind == "morgan":
                 counts = morgan_generator(_MORGAN_SIZE).GetCountFingerprintAsNumPy(molecule).clip(max=255)

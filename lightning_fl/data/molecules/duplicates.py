@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from statistics import multimode
 from typing import Literal
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -74,14 +75,12 @@ def _compute(smiles: Sequence[str], identity: Identity) -> list[str | None]:
     found: list[str | None] = []
     with BlockLogs():  # the data set reports unreadable SMILES with their rows
         for text in smiles:
-            molecule = read_molecule(text)
-            if molecule is None:
+            if (molecule := read_molecule(text)) is None:
                 found.append(None)
             elif identity == "smiles":
                 found.append(MolToSmiles(molecule))
             else:
-                key = MolToInchiKey(molecule)
-                found.append(key.partition("-")[0] or MolToSmiles(molecule, isomericSmiles=False))
+                found.append(MolToInchiKey(molecule).partition("-")[0] or MolToSmiles(molecule, isomericSmiles=False))
     return found
 
 
@@ -137,12 +136,10 @@ def merge_duplicates(
 def _merge_values(values: Tensor, how: Duplicates) -> float:
     """Merge values of one target; NaN if all are missing."""
     values = values[~values.isnan()].double()
-    if len(values) == 0:
-        return float("nan")
     if how == "merge_mean":
         return float(values.mean())
-    most = Counter(values.tolist()).most_common(2)
-    return float("nan") if len(most) == 2 and most[0][1] == most[1][1] else most[0][0]
+    most_frequent = multimode(values.tolist())
+    return most_frequent[0] if len(most_frequent) == 1 else float("nan")
 
 
 def _refuse_conflicts(

@@ -100,11 +100,9 @@ class MoleculeDataModule(SharedDataModule):
         own = {"molecules": len(dataset)} | ({"features": self._features} if self._features else {})
         return OpenedData({"train": dataset}, read.source, read.record | own)
 
-    def _read(
-        self, path: Path, targets: Sequence[str] | None, units: Sequence[str] | str, **options: Any
-    ) -> MoleculeTable:
+    def _read(self, path: Path, **options: Any) -> MoleculeTable:
         options |= {"smiles": self.smiles_column, "censored": self.censored, "transforms": self.transforms}
-        return read_table(path, targets=targets, units=units, **options)
+        return read_table(path, **options)
 
     def _dataset_of(self, table: MoleculeTable) -> "MoleculeDataset":
         from lightning_fl.data.molecules.dataset import MoleculeDataset
@@ -148,7 +146,8 @@ class MoleculeDataModule(SharedDataModule):
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> "MoleculeDataset":
         if self.graphs == "chemprop":
             raise ConfigurationError("graphs='chemprop': a new client's file can only be read with graphs='pyg'.")
-        return self._dataset_of(self._read(existing_file(path), record["target_names"], record["target_units"]))
+        targets, units = record["target_names"], record["target_units"]
+        return self._dataset_of(self._read(existing_file(path), targets=targets, units=units))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         from lightning_fl.data.molecules.dataset import MoleculeDataset, unlabelled_molecules
@@ -242,7 +241,7 @@ class MoleculeCSV(MoleculeDataModule):
 
     def _open_table(self, *, allow_download: bool) -> OpenedData:
         path = existing_file(self.path)
-        table = self._read(path, self.target_columns, self.target_units or ())
+        table = self._read(path, targets=self.target_columns, units=self.target_units)
         record = {"file": path.name, "sha256": file_sha256(path), "rows": len(table.smiles)}
         return OpenedData({"train": table}, "user", record)
 
@@ -268,9 +267,8 @@ def chemprop_loader(
     masks: list[dict[str, Any]] = [{}] * len(smiles)
     if bounds is not None:
         masks = [{"lt_mask": row < 0, "gt_mask": row > 0} for row in bounds.numpy()]
-    dataset = MoleculeDataset(
-        [MoleculeDatapoint.from_smi(smiles[index], y=targets[index], **masks[index]) for index in indices]
-    )
+    points = [MoleculeDatapoint.from_smi(smiles[index], y=targets[index], **masks[index]) for index in indices]
+    dataset = MoleculeDataset(points)
     dataset.cache = True
     drop_last = drop_last or (not keep_single and len(dataset) % batch_size == 1)
     return build_dataloader(

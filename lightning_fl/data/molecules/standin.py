@@ -29,7 +29,7 @@ from itertools import combinations_with_replacement, product
 from statistics import NormalDist
 
 import torch
-from rdkit import Chem
+from rdkit.Chem import CanonSmiles, Mol, MolFromSmiles
 from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]
 from rdkit.Chem.rdMolDescriptors import CalcCrippenDescriptors, CalcNumRotatableBonds, CalcTPSA
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmilesFromSmiles
@@ -84,7 +84,7 @@ _CHAINS = ("CC", "CCC", "CCCC", "CCCCC", "CCCCCC", "CCCCCCCC", "CC(C)C", "CC(C)C
 _PAIRS_PER_CORE = 18
 
 
-def delaney_log_solubility(molecule: Chem.Mol) -> float:
+def delaney_log_solubility(molecule: Mol) -> float:
     """Compute Delaney's equation, in log10(mol/L)."""
     linear: float = 0.16 - 0.63 * CalcCrippenDescriptors(molecule)[0] - 0.0062 * MolWt(molecule)
     return linear + 0.066 * CalcNumRotatableBonds(molecule) - 0.74 * _aromatic_share(molecule)
@@ -116,7 +116,7 @@ def make_standin(name: str, *, target_names: Sequence[str], target_units: Sequen
     )
 
 
-def clark_log_bb(molecule: Chem.Mol) -> float:
+def clark_log_bb(molecule: Mol) -> float:
     """Compute Clark's equation: log10 of the ratio of concentrations, brain to blood."""
     return 0.139 + 0.152 * CalcCrippenDescriptors(molecule)[0] - 0.0148 * CalcTPSA(molecule)
 
@@ -126,20 +126,20 @@ def _esol(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Mad
     values = []
     for text, assay in zip(smiles, assays, strict=True):
         offset, deviation = ASSAYS[assay]
-        exact = delaney_log_solubility(Chem.MolFromSmiles(text))
+        exact = delaney_log_solubility(MolFromSmiles(text))
         values.append(round(exact + offset + normal_noise(deviation, "noise", text), 3))
     return smiles, torch.tensor(values, dtype=torch.float32)[:, None], {"assay": list(assays)}
 
 
 def _bbbp(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
-    values = [
-        clark_log_bb(Chem.MolFromSmiles(text)) + normal_noise(_LOG_BB_DEVIATION, "logBB", text) for text in smiles
-    ]
+    values = [clark_log_bb(MolFromSmiles(text)) + normal_noise(_LOG_BB_DEVIATION, "logBB", text) for text in smiles]
     return smiles, torch.tensor(values)[:, None].gt(0).float(), {}
 
 
 def _tox21(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
-    features = torch.tensor([_features(Chem.MolFromSmiles(text)) for text in smiles], dtype=torch.float64)
+    molecules = map(MolFromSmiles, smiles)
+    rows = [[CalcCrippenDescriptors(one)[0], MolWt(one), CalcTPSA(one), _aromatic_share(one)] for one in molecules]
+    features = torch.tensor(rows, dtype=torch.float64)
     features = (features - features.mean(0)) / features.std(0)
     labels = []
     for number, name in enumerate(names):
@@ -155,7 +155,7 @@ def _tox21(smiles: list[str], scaffolds: list[str], names: Sequence[str]) -> _Ma
 
 def _aqsoldb(every: list[str], scaffolds: list[str], names: Sequence[str]) -> _Made:
     smiles, values, sources = [], [], []
-    exact = [delaney_log_solubility(Chem.MolFromSmiles(text)) for text in every]
+    exact = [delaney_log_solubility(MolFromSmiles(text)) for text in every]
     for laboratory, (share, offset, deviation) in LABORATORIES.items():
         for text, value in zip(every, exact, strict=True):
             if derive_seed(STANDIN_SEED, laboratory, text) / 2.0**63 < share:
@@ -165,11 +165,7 @@ def _aqsoldb(every: list[str], scaffolds: list[str], names: Sequence[str]) -> _M
     return smiles, torch.tensor(values, dtype=torch.float32)[:, None], {"Source": list(sources)}
 
 
-def _features(molecule: Chem.Mol) -> list[float]:
-    return [CalcCrippenDescriptors(molecule)[0], MolWt(molecule), CalcTPSA(molecule), _aromatic_share(molecule)]
-
-
-def _aromatic_share(molecule: Chem.Mol) -> float:
+def _aromatic_share(molecule: Mol) -> float:
     aromatic: int = sum(atom.GetIsAromatic() for atom in molecule.GetAtoms())
     return aromatic / molecule.GetNumHeavyAtoms()
 
@@ -184,14 +180,10 @@ def enumerate_molecules() -> tuple[list[str], list[str]]:
         # a different choice of pairs for each core, so that a scaffold does not determine its substituents
         chosen = sorted((derive_seed(STANDIN_SEED, core, *pair), *pair) for pair in pairs)[:_PAIRS_PER_CORE]
         for _, first, second in chosen:
-            scaffold_of.setdefault(_canonical(core.format(first, second)), scaffold)
+            scaffold_of.setdefault(CanonSmiles(core.format(first, second)), scaffold)
     for start, chain, end in product(_STARTS, _CHAINS, _ENDS):
-        scaffold_of.setdefault(_canonical(start + chain + end), "")
+        scaffold_of.setdefault(CanonSmiles(start + chain + end), "")
     return list(scaffold_of), list(scaffold_of.values())
-
-
-def _canonical(smiles: str) -> str:
-    return Chem.MolToSmiles(Chem.MolFromSmiles(smiles))
 
 
 def normal_noise(deviation: float, *keys: str) -> float:

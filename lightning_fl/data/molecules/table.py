@@ -1,7 +1,6 @@
 """Tables of molecules: SMILES, targets and other columns, read from a file and checked."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,9 +188,7 @@ def _read_target(
 
 def _split_bounds(column: "pd.Series") -> "tuple[pd.Series, Tensor]":
     """Strip "<" and ">" before numbers; return the cells, and -1 or +1 for each bound."""
-    cells, bounds = column.copy(), torch.zeros(len(column))
-    for place, cell in enumerate(column):
-        if cell is not None and (found := re.match(_RELATION, str(cell))):
-            cells.iloc[place] = str(cell)[found.end() :]
-            bounds[place] = -1.0 if found[1] in ("<", "≤") else 1.0
-    return cells, bounds
+    texts = column.astype(str).str
+    signs = texts.extract(f"^{_RELATION}")[0].map({"<": -1.0, "≤": -1.0, ">": 1.0, "≥": 1.0})
+    cells = column.where(signs.isna(), texts.replace(f"^{_RELATION}", "", regex=True))
+    return cells, torch.from_numpy(signs.fillna(0.0).to_numpy(dtype=np.float32, copy=True))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
@@ -65,7 +65,7 @@ def _target_column(dataset: Dataset, target: int | None, remedy: str) -> Tensor:
     return columns[:, column]
 
 
-def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator) -> list[Tensor]:
+def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: Generator) -> list[Tensor]:
     """Divide samples at random into parts of given sizes, each with the classes in proportion.
 
     Each part in turn gets its share of the remaining samples of every class, by largest remainders. Ties are broken at
@@ -90,9 +90,7 @@ def stratified_parts(labels: Tensor, sizes: Sequence[int], rng: torch.Generator)
     return parts
 
 
-def random_parts(
-    count: int, sizes: Sequence[int], rng: torch.Generator, labels: Tensor | None = None
-) -> Sequence[Tensor]:
+def random_parts(count: int, sizes: Sequence[int], rng: Generator, labels: Tensor | None = None) -> Sequence[Tensor]:
     """Divide ``count`` samples at random into ascending parts of given sizes; with labels [n], stratified."""
     if labels is not None:
         return stratified_parts(labels, sizes, rng)

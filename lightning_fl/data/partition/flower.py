@@ -64,8 +64,7 @@ class FromFlower(Partitioner):
             parts = [flower.load_partition(client)[_INDEX] for client in range(flower.num_partitions)]
         except (ValueError, IndexError, KeyError) as error:
             raise DataError(f"{self.partitioner} of flwr-datasets cannot partition the data: {error}") from error
-        names = getattr(flower, "partition_id_to_natural_id", None)
-        if names:
+        if names := getattr(flower, "partition_id_to_natural_id", None):
             self.names = [str(names[client]) for client in range(len(parts))]
         return [torch.tensor(list(part), dtype=torch.long).sort().values for part in parts]
 

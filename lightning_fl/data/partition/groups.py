@@ -103,8 +103,7 @@ class WholeGroups(KeyPartitioner):
             allowed = empty if len(order) - position <= int(empty.sum()) else torch.ones_like(empty)
             chances = torch.where(allowed & (room >= size - 1e-9), room, 0.0)
             if chances.sum() == 0:
-                most = room[allowed].max()
-                chances = (allowed & (room == most)).double()
+                chances = (allowed & (room == room[allowed].max())).double()
             client = int(torch.multinomial(chances, 1, generator=rng))
             client_of[names[index]] = client
             empty[client] = False
@@ -156,8 +155,7 @@ def sorted_groups(keys: Sequence[Hashable]) -> list[Any]:
     """The distinct keys in ascending order, numbers before strings; refuses missing ones (``None`` or NaN)."""
     if len(keys) == 0:
         raise DataError("there are no samples to partition.")
-    missing = [position for position, key in enumerate(keys) if key is None or key != key]  # NaN != NaN
-    if missing:
+    if missing := [position for position, key in enumerate(keys) if key is None or key != key]:  # NaN != NaN
         raise DataError(f"{len(missing)} samples have no group, the first at position {missing[0]}: fill the column.")
     return sorted(set(keys), key=lambda key: (isinstance(key, str), key))
 

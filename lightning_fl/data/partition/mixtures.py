@@ -125,10 +125,8 @@ class Mixture(JointPartitioner):
     def _keys(self, datasets: Mapping[Split, Dataset]) -> dict[Split, list[Any]]:
         """The class of every sample, or the text of its value in the column."""
         if self.column is not None:
-            return {
-                split: [str(value) for value in read_column(dataset, self.column, "Mixture")]
-                for split, dataset in datasets.items()
-            }
+            columns = {split: read_column(dataset, self.column, "Mixture") for split, dataset in datasets.items()}
+            return {split: list(map(str, values)) for split, values in columns.items()}
         remedy = "give a column and values_a to define the distributions"
         return {split: part.tolist() for split, part in read_classes(datasets, num_bins=2, remedy=remedy).items()}
 
@@ -152,14 +150,12 @@ def mixture_shares(mixture: str, num_clients: Count, seed: int) -> Tensor:
 
 def mixture_share(mixture: str, client: int, num_clients: int, seed: int) -> float:
     """One client's share of D_A; see :func:`mixture_shares`."""
-    percentages = check_mixture(mixture)
-    if percentages is not None:
+    if (percentages := check_mixture(mixture)) is not None:
         p, q = percentages
         return (q if 2 * client < num_clients else p) / 100
     if mixture == "linear":
         return (client + 0.5) / num_clients
-    rng = generator(seed, "partition", "mixture", client)
-    return float(torch.rand((), generator=rng, dtype=torch.float64))
+    return float(torch.rand((), generator=generator(seed, "partition", "mixture", client), dtype=torch.float64))
 
 
 def check_mixture(mixture: str) -> tuple[float, float] | None:
@@ -224,8 +220,7 @@ def by_mixture(
     has one of ``fractions``, with sum 1, of a client's samples, and may be ``inverted``. ``size`` is a client's number
     of samples, all parts together; ``None`` for the largest possible one.
     """
-    counts = torch.bincount(of_b, minlength=3)
-    available = counts[:2].tolist()
+    available = torch.bincount(of_b, minlength=3)[:2].tolist()
     if 0 in available:
         letter = "AB"[available.index(0)]
         raise DataError(f"distribution {letter} has none of the {len(of_b)} samples: choose values of both.")

@@ -60,20 +60,14 @@ class Answers:
         data, file = self.data, self.file is not None
         named = bool(self.target or self.clients)
         table = data in ("molecules", "table")
+        classes = "images have classes only. Use --data own, whose data.py you fill, or --task classification"
+        columns = "name the column to predict with --target, and the column with the client of each row with --clients"
         for refused, reason in (
-            (
-                self.task == "regression" and data == "images",
-                "--data images --task regression: images have classes only. Use --data own, whose data.py you fill, or"
-                " --task classification.",
-            ),
+            (self.task == "regression" and data == "images", f"--data images --task regression: {classes}."),
             (named and not file, "--target and --clients name columns of a file: give --file too."),
             (file and data == "own", "--file with --data own: read the file in the data.py that is written."),
             (file and named and data == "images", "--target and --clients name columns, which images lack: omit them."),
-            (
-                file and table and not (self.target and self.clients),
-                f"--file {self.file}: name the column to predict with --target, and the column with the client of each"
-                " row with --clients.",
-            ),
+            (file and table and not (self.target and self.clients), f"--file {self.file}: {columns}."),
         ):
             if refused:
                 raise ConfigurationError(reason)
@@ -97,10 +91,7 @@ def starter_files(answers: Answers, folder: Path = Path()) -> dict[str, bytes]:
         made = _made_up(answers)
         path = {"molecules": "example.csv", "table": "example.csv", "images": "example"}.get(answers.data)
     one = answers.task == "regression" or answers.data == "molecules"
-    words = {
-        "data": answers.data,
-        "task": answers.task,
-        "algorithm": answers.algorithm,
+    words = vars(answers) | {
         "num_outputs": 1 if one else num_classes,
         "headline": f"{ALGORITHMS[answers.algorithm]}, of {DATA[answers.data]}; {answers.task}.",
         "made_up": "" if answers.file is not None else path or "data.py",

@@ -53,13 +53,10 @@ def legend_beside(
     axes: Axes, handles: Iterable[Artist] | None = None, most: int = 1000, last: Iterable[Artist] = ()
 ) -> None:
     """Add a legend on the right: at most ``most`` of the handles, how many more there are, and the last ones."""
-    options: dict[str, Any] = {}
-    if handles is not None:
-        shown = list(handles)
-        if len(shown) > most:
-            shown[most:] = [Patch(color="none", label=f"{len(shown) - most} more")]
-        options["handles"] = [*shown, *last]
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, **options)
+    shown = list(axes.get_legend_handles_labels()[0] if handles is None else handles)
+    if len(shown) > most:
+        shown[most:] = [Patch(color="none", label=f"{len(shown) - most} more")]
+    axes.legend(handles=[*shown, *last], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
 
 
 def palette(count: int) -> list[tuple[float, float, float]]:
@@ -87,12 +84,11 @@ def client_lines(
     width: float,
 ) -> None:
     """Draw a line per client of table [R, N]; ``named`` (client -> number of its colour) are coloured, others grey."""
-    point = "." if len(rounds) == 1 else ""
     for client in order:
         if client in named:
             style = marked(named[client], len(rounds)) | {"linewidth": width, "label": names[client], "zorder": 2}
         else:
-            style = {"color": GREY, "linewidth": 0.7, "marker": point, "zorder": 1}
+            style = {"color": GREY, "linewidth": 0.7, "marker": "." if len(rounds) == 1 else "", "zorder": 1}
         axes.plot(rounds, table[:, client], **style)
     if len(named) < len(order):
         axes.plot([], [], color=GREY, linewidth=0.7, label=f"{len(order) - len(named)} more")
@@ -147,8 +143,7 @@ def name_rounds(axes: Axes, rounds: Sequence[int], order: Sequence[int], names: 
     """Label rounds along x and clients along y of an image, with lines between cells if there is room."""
     every = -(-len(rounds) // 25)
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
-    axes.set_xlabel("round")
-    axes.set_ylabel(name_clients(axes, "y", order, names))
+    axes.set(xlabel="round", ylabel=name_clients(axes, "y", order, names))
     for count, set_ticks in ((len(order), axes.set_yticks), (len(rounds), axes.set_xticks)):
         if count <= 60:
             set_ticks(np.arange(count - 1) + 0.5, minor=True)

@@ -87,13 +87,11 @@ def _draw_panel(axes: Axes, kind: CurveKind, points: Pairs, names: Sequence[str]
         axes.axhline(float(label.mean()), color="black", linewidth=0.8, linestyle="--")
     else:
         axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--")
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.02)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.set_xlabel(_AXES[kind][0], fontsize=None if single else 7)
     axes.set_ylabel(_AXES[kind][1], fontsize=None if single else 7)
     if single:
-        alone = [names[client] for client in points if client not in curves]
-        if alone:
+        if alone := [names[client] for client in points if client not in curves]:
             axes.plot([], [], " ", label=f"one class only:\n{listed(alone, 3)}")
         axes.set_title(target, fontsize=9)
         canvas.legend_beside(axes)

@@ -79,10 +79,8 @@ def draw_merge_tree(merges: Sequence[MergeStep], labels: Sequence[int], names: S
     leaves = [colors[labels[client]] for client in order]
     tree.scatter(range(count), [0] * count, s=min(30, 1500 / count), c=leaves, zorder=3, clip_on=False)
     tree.set_xlabel(canvas.name_clients(tree, "x", order, names, _text_colors(labels)))
-    tree.set_xlim(-0.8, count - 0.2)
-    tree.set_ylim(0, max(len(merges), 1) + 0.6)
+    tree.set(xlim=(-0.8, count - 0.2), ylim=(0, max(len(merges), 1) + 0.6), ylabel="merge, in their order")
     tree.yaxis.set_major_locator(MaxNLocator(integer=True))
-    tree.set_ylabel("merge, in their order")
     canvas.hide_spines(tree, sides=("top", "right", "bottom"))
     tree.tick_params(axis="x", length=0, pad=6)
     bars.set_xlabel("gain in\ntotal utility")
@@ -115,9 +113,7 @@ def draw_partition(
     shown = last + sorted(set(tracked[~alone].tolist()).difference(last))
     shades = canvas.palette(len(shown))
     place = {label: number for number, label in enumerate(shown, start=1)}
-    index = np.array(
-        [[0 if alone[client, r] else place[tracked[client, r]] for r in range(len(rounds))] for client in order]
-    )
+    index = np.where(alone, 0, np.vectorize(place.get)(tracked, 0))[order]
     figure = canvas.make_figure(title, (min(3.6 + 0.28 * len(rounds), 13.0), min(2.4 + 0.19 * count, 13.0)))
     axes = figure.add_subplot()
     colors = ListedColormap([to_rgb(_ALONE), *shades])
@@ -169,10 +165,8 @@ def draw_gains(
     heights = _drawable([gains[client] for client in order])
     lower.bar(places, heights, width=0.75, color=[BAD if gain < 0 else GOOD for gain in heights])
     lower.axhline(0, color="black", linewidth=0.8)
-    lower.set_ylabel("gain over\nlocal training")
     lower.grid(axis="y", color="0.92")
-    lower.set_axisbelow(True)
-    lower.set_xlim(-0.7, len(order) - 0.3)
+    lower.set(xlim=(-0.7, len(order) - 0.3), ylabel="gain over\nlocal training", axisbelow=True)
     if not np.nan_to_num(heights).any():
         lower.set_ylim(-1, 1)
     lower.set_xlabel(canvas.name_clients(lower, "x", order, names, None if labels is None else _text_colors(labels)))
@@ -242,9 +236,7 @@ def _place_merges(
         left, right = sorted((groups.pop(frozenset(first)), groups.pop(frozenset(second))), key=min)
         groups[frozenset(left + right)] = left + right
     order = [client for leaves in sorted(groups.values(), key=lambda leaves: labels[leaves[0]]) for client in leaves]
-    places: dict[frozenset[int], tuple[float, int]] = {
-        frozenset([client]): (float(place), 0) for place, client in enumerate(order)
-    }
+    places = {frozenset([client]): (float(place), 0) for place, client in enumerate(order)}
     joints = []
     for step, (first, second, _) in enumerate(merges, start=1):
         one, two = sorted((places[frozenset(first)], places[frozenset(second)]))

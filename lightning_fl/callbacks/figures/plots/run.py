@@ -28,8 +28,7 @@ def draw_matrix(matrix: ArrayLike, names: Sequence[str], title: str, unit: str =
     figure, axes = canvas.heat_map(values, title, (side + 1.0, side), unit, cmap="viridis", vmin=0.0, vmax=highest)
     canvas.name_clients(axes, "x", range(len(names)), names)
     canvas.name_clients(axes, "y", range(len(names)), names)
-    axes.set_xlabel("client whose update is used")
-    axes.set_ylabel("client that uses it")
+    axes.set(xlabel="client whose update is used", ylabel="client that uses it")
     canvas.write_values(axes, values, values < 0.5 * highest, ".2f")
     return figure
 
@@ -80,8 +79,7 @@ def draw_contributions(
     bars.barh(range(len(order)), [table[-1, client] for client in order], color=colors)
     bars.axvline(0, color="black", linewidth=0.8)
     canvas.name_clients(bars, "y", order, names)
-    bars.set_ylim(len(order) - 0.4, -0.6)
-    bars.set_xlabel(f"total after round {rounds[-1]}")
+    bars.set(ylim=(len(order) - 0.4, -0.6), xlabel=f"total after round {rounds[-1]}")
     return figure
 
 
@@ -158,12 +156,8 @@ def draw_parity(points: Pairs, names: Sequence[str], *, quantity: str, unit: str
     margin = 0.05 * (high - low) or 0.5
     limits = (low - margin, high + margin)
     axes.plot(limits, limits, color="black", linewidth=0.8, linestyle="--", label=f"predicted = {truth}")
-    axes.set_xlim(limits)
-    axes.set_ylim(limits)
-    axes.set_aspect("equal")
     per_unit = f" / {unit}" if unit else ""
-    axes.set_xlabel(f"{truth}{per_unit}")
-    axes.set_ylabel(f"predicted{per_unit}")
+    axes.set(xlim=limits, ylim=limits, aspect="equal", xlabel=f"{truth}{per_unit}", ylabel=f"predicted{per_unit}")
     canvas.legend_beside(axes)
     return figure
 

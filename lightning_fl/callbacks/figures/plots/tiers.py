@@ -49,8 +49,7 @@ def draw_balances(
     canvas.legend_beside(lines)
     sums = np.nansum(table, 1)
     total.plot(rounds, sums, color="black", linewidth=1.5, marker=marker)
-    total.set_ylim(0, 1.15 * max(float(sums.max()), 1e-9))
-    total.set_ylabel("all clients\n(tokens)")
+    total.set(ylim=(0, 1.15 * max(float(sums.max()), 1e-9)), ylabel="all clients\n(tokens)")
     canvas.round_axis(total)
     canvas.hide_spines(lines, total)
     return figure
@@ -106,10 +105,9 @@ def draw_tier_contributions(cumulated: ArrayLike, names: Sequence[str], *, title
     scale = {"vmin": -highest, "vmax": highest, "aspect": "auto", "interpolation": "nearest"}
     size = (min(4.4 + 0.5 * num_tiers, 12.0), min(2.2 + 0.2 * count, 14.0))
     figure, axes = canvas.heat_map(values[order], title, size, label, shrink=1.0, cmap="RdBu", **scale)
-    axes.set_facecolor("0.9")
     axes.set_xticks(range(num_tiers), [str(tier) for tier in range(num_tiers)])
+    axes.set(facecolor="0.9", ylabel=canvas.name_clients(axes, "y", order, names))
     axes.set_xlabel("tier" if len(finite) == values.size else "tier (grey: never trained it)")
-    axes.set_ylabel(canvas.name_clients(axes, "y", order, names))
     canvas.write_values(axes, values[order], np.abs(values[order]) > 0.6 * highest, ".2g")
     return figure
 
@@ -174,10 +172,8 @@ def draw_cdf(series: Mapping[str, Sequence[float]], *, quantity: str, title: str
         plot_distribution(axes, values, color, label=label, **({} if number else {"linewidth": 2.4, "zorder": 4}))
     if len(shown) < len(finite):
         axes.plot([], [], color="none", label=f"{len(finite) - len(shown)} more")
-    axes.set_xlabel(quantity)
-    axes.set_ylabel("share of clients with at most this")
     axes.grid(color="0.92")
-    axes.set_axisbelow(True)
+    axes.set(xlabel=quantity, ylabel="share of clients with at most this", axisbelow=True)
     canvas.legend_beside(axes)
     canvas.hide_spines(axes)
     return figure
