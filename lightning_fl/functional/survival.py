@@ -34,14 +34,13 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Literal["bresl
     deaths = torch.zeros(len(counts), dtype=scores.dtype, device=scores.device)
     deaths.index_add_(0, place, seen.to(scores.dtype))
     of_event = scores.masked_fill(~seen, -torch.inf)
-    largest = at_risk.detach().max()
-    tied = torch.zeros_like(deaths).index_add(0, place, (of_event - largest).exp())[place]
+    tied = torch.zeros_like(deaths).index_add(0, place, (of_event - at_risk).exp())[place]
     earlier = seen.to(scores.dtype).cumsum(0) - seen.to(scores.dtype)
     firsts = counts.cumsum(0) - counts
     before = earlier - earlier[firsts][place]  # events of the same time that come earlier in the order
     share = before / deaths[place].clamp_min(1)
-    remaining = ((at_risk - largest).exp() - share * tied)[seen]
-    return -(scores[seen] - largest - remaining.log()).mean()
+    remaining = at_risk + torch.log1p(-share * tied)
+    return -(scores - remaining)[seen].mean()
 
 
 def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:
@@ -58,4 +57,4 @@ def concordance_index(scores: Tensor, times: Tensor, events: Tensor) -> float:
         difference = scores[rows].unsqueeze(1) - scores
         right += float(((difference > 0) & comparable).sum()) + 0.5 * float(((difference == 0) & comparable).sum())
         pairs += int(comparable.sum())
-    return right / pairs if pairs else float("nan")
+    return right / pairs if pairs and not scores.isnan().any() else float("nan")

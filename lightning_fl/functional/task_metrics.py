@@ -186,7 +186,8 @@ def _correlations(predicted: Tensor, measured: Tensor) -> dict[str, Tensor]:
     """Defined correlations: none for equal values, only R2 for a constant prediction."""
     if len(measured) < 2 or measured.min() == measured.max():
         return {}
-    found = {"r2": r2_score(predicted, measured)}
+    middle = measured.mean()  # torchmetrics' sums of squares cancel far from 0, and R2 does not depend on it
+    found = {"r2": r2_score(predicted - middle, measured - middle)}
     if predicted.min() < predicted.max():
         found["pearson"] = pearson_corrcoef(predicted, measured)
         found["spearman"] = spearman_corrcoef(predicted, measured)

@@ -6,6 +6,7 @@ The folder can be used like a run (``lightning-fl predict FOLDER new.csv``). Not
 
 import importlib.util
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     texts = {
         "README.md": model_card(run, name),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",
-        "summary.json": json.dumps({**_strip_folders(run.summary), "num_models": 1}, indent=2) + "\n",
+        "summary.json": json.dumps({**_strip_folders(run.summary), "num_models": 1, "exported": name}, indent=2) + "\n",
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,7 @@ def model_card(run: TrainedRun, model: str) -> str:
 
     summary, recipe = run.summary, run.recipe
     data, shared = summary["data"], model.startswith("shared_")
+    is_final = not re.fullmatch(r"shared_\d+_round_\d+", model)  # a snapshot was not evaluated
     metrics = summary.get("metrics", {})
     split = next((split for split in ("test", "val", "train") if metrics.get(split)), "")
     dataset = str(data.get("title") or data.get("name") or class_name(recipe["data"]))
@@ -116,14 +118,14 @@ def model_card(run: TrainedRun, model: str) -> str:
         markdown_environment()
         .from_string(text)
         .render(
-            header=Markup(dump_yaml(_metadata(run, dataset, title))),
+            header=Markup(dump_yaml(_metadata(run, dataset, title, metrics if is_final and shared else {}))),
             title=title,
             model=model,
             shared=shared,
             summary={"interrupted": False, **summary},
             stand_in=Markup(STAND_IN_LABEL),
             split={"test": "test", "val": "validation", "train": "training"}.get(split),
-            records=metrics.get(split),
+            records=metrics.get(split) if is_final else None,
             clients=[client for client in summary["client_names"] if shared or client == model],
             data_facts=_data_facts(data, summary),
             training_facts=_training_facts(run),
@@ -134,12 +136,12 @@ def model_card(run: TrainedRun, model: str) -> str:
     )
 
 
-def _metadata(run: TrainedRun, dataset: str, title: str) -> dict[str, Any]:
+def _metadata(run: TrainedRun, dataset: str, title: str, evaluated: Mapping[str, Any]) -> dict[str, Any]:
     summary = run.summary
     task = _TASKS.get(class_name(run.recipe["data"]))
     tags = ["federated-learning", "lightning", "pytorch", str(summary["strategy"]).lower()]
     found: dict[str, Any] = {"library_name": "lightning-fl", "tags": tags}
-    metrics = summary.get("metrics", {}).get("test", {})
+    metrics = evaluated.get("test", {})
     if task:
         found["pipeline_tag"] = task
     if task and metrics:

@@ -186,6 +186,8 @@ class RunPredictor:
         for name, values in ({name: columns.get(name) for name in names} | near).items():
             table[free_name(name, table.columns)] = _filled(values, kept, count)
         for name in names:
+            if self._widths is not None and name.endswith(("_lower", "_upper")):
+                continue  # a target without validation values has no interval
             values = columns.get(name)
             if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
                 for row in kept[~np.isfinite(values)]:

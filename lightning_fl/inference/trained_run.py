@@ -92,7 +92,8 @@ class TrainedRun(FinishedRun):
     @property
     def personal_layers(self) -> Any:
         """Layers that were not shared (``PersonalLayers``, ``PrivateHeads``); ``None`` if all were."""
-        callbacks = (self.recipe.get("trainer") or {}).get("callbacks") or []
+        exported = "exported" in self.summary  # one complete model
+        callbacks = [] if exported else (self.recipe.get("trainer") or {}).get("callbacks") or []
         for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
             if isinstance(callback, dict) and class_name(callback) in ("PersonalLayers", "PrivateHeads"):
                 return (callback.get("init_args") or {}).get("layers") or "some"

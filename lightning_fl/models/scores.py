@@ -57,14 +57,14 @@ def log_scores(model: Any, split: str, left_out: SkippedTargets) -> None:
         bound = None if bound is None else bound[None, None]
     outputs.reset()
     options = model.hparams
-    standardized = split == "test" and options["standardize_targets"] and model.target_learned
+    standardized = split == "test" and model.task == "regression" and options["standardize_targets"]
     scores = task_scores(
         model.task,
         prediction,
         target,
         bound,
         least=(options["min_positives"], options["min_negatives"]),
-        train_mean=model.target_mean if standardized else None,
+        train_mean=model.target_mean if standardized and model.target_learned else None,
     )
     given = getattr(getattr(model.trainer, "datamodule", None), "target_names", None) or []
     own_names = len(given) == model.num_targets

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import csv_table
@@ -39,6 +40,10 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
             outputs_of_client = list(chain(*batches)) if several else batches
             dataset = data.dataset if isinstance(data, DataLoader) else data
             known = not several and is_dataset(dataset) and not isinstance(dataset, IterableDataset)
+            if known and isinstance(data, DataLoader) and type(data.sampler) is not SequentialSampler:
+                what = f"the {split} loader of {files[client]} has an order of its own"
+                rank_zero_warn(f"{what}, so its predictions are written without targets: use shuffle=False.")
+                known = False
             table = prediction_table(dataset if known else None, outputs_of_client)
             write_whole(folder / f"{files[client]}.csv", csv_table(table))
     return folder

@@ -86,7 +86,7 @@ class LoggerAdapter:
     def log_final(self, settings: Settings, final: Mapping[str, float], step: int) -> None:
         """Log the settings with the final metrics, at the end of a fit and of each evaluation after it."""
         if hasattr(getattr(self.logger, "experiment", None), "add_hparams"):
-            self.logger.log_hyperparams(dict(settings), dict(final))
+            self.logger.log_hyperparams(dict(settings), dict(final), step)
         elif not isinstance(self.logger, WholeCSVLogger):
             self.logger.log_hyperparams(dict(settings))
 

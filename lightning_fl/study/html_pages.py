@@ -114,7 +114,7 @@ def _draw_curves(run: FinishedRun) -> Figure | None:
     """Mean and worst client of the first validation metrics over rounds; ``None`` without curves."""
     figure = draw_curves({name: {run.algorithm: [run]} for name in run.metric_names("val")[:_MAX_CURVES]})
     if figure is not None and run.summary.get("best_round"):
-        for axes in figure.axes:
+        for axes in (one for one in figure.axes if one.get_xlabel() == "round"):
             axes.axvline(run.summary["best_round"], color="0.6", linewidth=0.8)
     return figure
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Drawings
@@ -11,6 +12,7 @@ from lightning_fl.callbacks.figures.figures import FigureCallback
 from lightning_fl.callbacks.predictions import Pairs, pair_outputs, value_or_error
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import Size, checked_fields
+from lightning_fl.engine.probes.layer_records import exact_targets
 from lightning_fl.runtime.surface import TrainerSurface
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class HeldOutFigure(FigureCallback):
         number = named.index(self.target) if self.target in named else self.target
         of_target = dict(zip(named, ["" if unit == "not given" else unit for unit in units or []], strict=False))
         yield (
-            f"{self.picture}_{self.split}" + (f"_{number}" if number else ""),
+            f"{self.picture}_{self.split}" + ("" if number is None or count == 1 else f"_{number}"),
             partial(self._draw, collected, named, of_target, trainer.client_names, data.source),
         )
 
@@ -89,7 +91,9 @@ class HeldOutFigure(FigureCallback):
         batches = trainer.client_batches(client, self.split)
         if batches is None:
             return None
-        return value_or_error(lambda: self._pair(trainer.predict_client(client, self.split), batches.targets.cpu()))
+        path = trainer.loop.path(client, self.split)
+        targets = torch.cat([exact_targets(batch).cpu() for batch, _ in batches.once(path)])
+        return value_or_error(lambda: self._pair(trainer.predict_client(client, self.split), targets))
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)

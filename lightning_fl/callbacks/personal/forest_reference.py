@@ -13,6 +13,7 @@ from lightning_fl.core.metrics import ClientMetrics, MetricSummary, higher_is_be
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, checked_fields
 from lightning_fl.data.module import Split
+from lightning_fl.engine.probes.layer_records import exact_targets
 from lightning_fl.functional.task_metrics import TaskName, task_scores
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -124,5 +125,5 @@ def _samples(trainer: TrainerSurface, client: int, split: Split) -> tuple[np.nda
     if smiles is None or batches is None:
         name = type(trainer.datamodule).__name__
         raise ConfigurationError(f"ForestReference needs SMILES, which {name} lacks: remove it.")
-    targets = batches.targets
+    targets = torch.cat([exact_targets(batch) for batch, _ in batches.once(trainer.loop.path(client, split))]).cpu()
     return compute_descriptors(smiles, "morgan").numpy(), targets.double().reshape(len(targets), -1)
