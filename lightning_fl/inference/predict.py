@@ -186,9 +186,12 @@ class RunPredictor:
         for name, values in ({name: columns.get(name) for name in names} | near).items():
             table[free_name(name, table.columns)] = _filled(values, kept, count)
         for name in names:
-            if self._widths is not None and name.endswith(("_lower", "_upper")):
-                continue  # a target without validation values has no interval
             values = columns.get(name)
+            # a target without validation values has no interval, and no calibrated probability
+            if self._widths is not None and name.endswith(("_lower", "_upper")) and name.rpartition("_")[0] in names:
+                continue
+            if self._options.calibrate is not None and values is not None and np.isnan(values).all():
+                continue
             if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
                 for row in kept[~np.isfinite(values)]:
                     errors[row] = errors[row] or "the prediction is not finite"

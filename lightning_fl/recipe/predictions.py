@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,15 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.escaping import csv_table
 from lightning_fl.data.loaders import is_dataset
 from lightning_fl.data.module import Split
+from lightning_fl.data.partition.partitioner import innermost
 from lightning_fl.data.targets import dataset_targets
+from lightning_fl.engine.batches.factory import plain_options
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.names import client_files
 
@@ -40,13 +43,20 @@ def write_predictions(trainer: "FederatedTrainer", outputs: Mapping[int, list[An
             outputs_of_client = list(chain(*batches)) if several else batches
             dataset = data.dataset if isinstance(data, DataLoader) else data
             known = not several and is_dataset(dataset) and not isinstance(dataset, IterableDataset)
-            if known and isinstance(data, DataLoader) and type(data.sampler) is not SequentialSampler:
+            if known and isinstance(data, DataLoader) and not _is_in_order(data):
                 what = f"the {split} loader of {files[client]} has an order of its own"
                 rank_zero_warn(f"{what}, so its predictions are written without targets: use shuffle=False.")
                 known = False
             table = prediction_table(dataset if known else None, outputs_of_client)
             write_whole(folder / f"{files[client]}.csv", csv_table(table))
     return folder
+
+
+def _is_in_order(loader: DataLoader) -> bool:
+    """Whether samples are read in their data set's order, by the loader or because the engine packs them."""
+    own = type(loader).__iter__ is not DataLoader.__iter__ or type(loader.batch_sampler) not in (BatchSampler, NoneType)
+    packed = type(innermost(loader.dataset)[0]) is TensorDataset and plain_options(loader) is not None
+    return packed or (not own and isinstance(loader.sampler, SequentialSampler))
 
 
 def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from finished_runs import molecule_run
 
+from lightning_fl import predict
 from lightning_fl.models import MoleculeModel
 
 pytestmark = pytest.mark.slow
@@ -63,10 +65,26 @@ def test_the_card_says_what_the_record_says(fitted, command):
 
 def test_a_client_s_model_has_its_own_row_only(fitted, command):
     assert command("export", fitted, "--to-folder", "out", "--model", "assay_1")[0] == 0
-    _, text = card()
+    header, text = card()
     assert "the model of client assay_1" in text
+    assert "model-index" not in header  # which would be of all clients
     assert "assay_0" not in text.partition("## Results")[2].partition("## Data")[0]
     assert Path("out/models/shared_0.ckpt").read_bytes() == (fitted / "models" / "assay_1.ckpt").read_bytes()
+
+
+def test_a_client_s_model_with_layers_of_its_own_predicts(finished, tmp_path, command):
+    run = molecule_run(finished, tmp_path, "PrivateHeads")
+    assert command("export", run, "--to-folder", "out", "--model", "N")[0] == 0
+    pd.testing.assert_frame_equal(predict("out", ["CCCO", "CCN"]), predict(run, ["CCCO", "CCN"], model="N"))
+
+
+def test_a_snapshot_s_card_has_no_results(finished, tmp_path, command):
+    """Those of the run are its last model's."""
+    run = molecule_run(finished, tmp_path, "Snapshots")
+    assert command("export", run, "--to-folder", "out", "--model", "shared_0_round_1")[0] == 0
+    header, text = card()
+    assert "model-index" not in header
+    assert text.partition("## Results")[2].partition("## Data")[0].strip() == "Nothing was evaluated."
 
 
 def test_nothing_is_overwritten(fitted, command):

@@ -52,6 +52,16 @@ def test_the_gradient_is_that_of_the_formula(ties: Literal["breslow", "efron"]) 
     torch.autograd.gradcheck(lambda s: cox_loss(s, times, events, ties), scores.requires_grad_())
 
 
+def test_scores_far_apart_without_ties() -> None:
+    """Of hazards whose ratio float32 does not hold, Efron's loss is Breslow's; here it is log(1 + e^-1) / 3."""
+    scores = torch.tensor([0.0, -120.0, -121.0], requires_grad=True)
+    for ties in TIES:
+        loss = cox_loss(scores, torch.arange(3.0), torch.ones(3), ties)
+        assert float(loss.detach()) == pytest.approx(math.log1p(math.exp(-1)) / 3, abs=1e-5)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        assert gradient.tolist() == pytest.approx([0, -1 / (3 + 3 * math.e), 1 / (3 + 3 * math.e)], abs=1e-5)
+
+
 def test_without_an_event_nothing_is_learned() -> None:
     scores = torch.randn(5, requires_grad=True)
     loss = cox_loss(scores, torch.arange(5), torch.zeros(5))
@@ -86,3 +96,4 @@ def test_concordance_at_its_limits() -> None:
     assert math.isnan(concordance_index(times, times, torch.zeros(4)))
     assert concordance_index(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), torch.tensor([1, 0])) == 1
     assert math.isnan(concordance_index(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), torch.tensor([1, 1])))
+    assert math.isnan(concordance_index(torch.tensor([math.nan, 2.0, 1.0, 0.0]), times, events))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from finished_runs import fit
+from finished_runs import SMALL, fit, iid
 from torch import nn
 
 from lightning_fl import predict
@@ -112,6 +112,22 @@ def test_intervals_and_spreads_of_a_regression(capsys) -> None:
         capsys.readouterr()
         assert main(["predict", str(run), "new.csv", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_target_without_validation_values_has_no_interval() -> None:
+    parts = ("train", "val", "test")
+    rows = [
+        f"{'C' * n}{end},{0.3 * n},{'' if part == 'val' else n},{part}"
+        for n in range(1, 9)
+        for end, part in zip("ONF", parts, strict=True)
+    ]
+    Path("two.csv").write_text("\n".join(["smiles,y,z,part", *rows]) + "\n")
+    division = {"class_path": "ColumnDivision", "init_args": {"column": "part"}}
+    data = iid("MoleculeCSV", 2, path="two.csv", target_columns=["y", "z"], division=division)
+    run = fit(SMALL, data, ["Calibration"])
+    found = predict(run, NEW, interval=0.5)
+    assert found[["y", "z", "y_lower", "y_upper"]].notna().all(axis=None)
+    assert found[["z_lower", "z_upper", "error"]].isna().all(axis=None)
 
 
 def test_calibrated_probabilities(capsys) -> None:

@@ -329,6 +329,14 @@ def test_the_mean_predictor_is_beside_the_model_in_tests(tmp_path):
     assert "val/rmse_of_mean" not in trainer.metrics["val"]
 
 
+def test_a_classification_with_balanced_classes_has_no_mean_predictor(tmp_path):
+    data = Laboratories(molecules(binary(8)))
+    model, trainer = fitted(tmp_path, data, make_model(task="classification", class_weights="balanced"))
+    found = trainer.test(model, data)
+    assert "test/auroc" in found
+    assert not {"test/rmse_of_mean", "test/mae_of_mean"} & set(found)
+
+
 def test_targets_have_their_names_and_what_cannot_be_measured_is_said_once(tmp_path):
     good, gone = [[0, 0], [1, 0], [1, 0], [0, 0]], [[0, NAN], [0, NAN], [0, NAN]]
     data = Laboratories(

@@ -116,6 +116,14 @@ def test_regression_is_scikit_learns_and_scipys():
     assert found.mean["mae_of_mean"] == pytest.approx(errors.abs().mean().item())
 
 
+def test_r2_far_from_zero_is_that_of_double_precision():
+    draws = torch.Generator().manual_seed(1)
+    target = 10_000 + torch.randn(200, 1, generator=draws)
+    prediction = target + 0.5 * torch.randn(200, 1, generator=draws)
+    expected = reference.r2_score(target.double(), prediction.double())
+    assert task_scores("regression", prediction, target).mean["r2"] == pytest.approx(expected, abs=1e-4)
+
+
 def test_bounds_count_in_errors_and_not_in_correlations():
     target = torch.tensor([[1.0], [2.0], [4.0], [3.0], [3.0]])
     bound = torch.tensor([[0.0], [0.0], [0.0], [1.0], [-1.0]])

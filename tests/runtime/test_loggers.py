@@ -74,6 +74,13 @@ def test_tensorboard_has_the_picture_of_the_file_and_a_logger_without_pictures_n
     assert events.Images("a")[0].encoded_image_string == (run / "figures" / "a.png").read_bytes()
 
 
+def test_the_final_metrics_of_tensorboard_are_at_the_last_round() -> None:
+    events = EventAccumulator(str(fit(True))).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("final/")]
+    assert "final/val/loss/mean" in tags
+    assert [[one.step for one in events.Scalars(tag)] for tag in tags] == [[2]] * len(tags)
+
+
 # -- those that cannot be had ------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,6 +19,8 @@ from study_tiny import record, results_of, tiny_cells
 from lightning_fl.cli import main
 from lightning_fl.core.environment import describe_environment
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.study import html_pages
+from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.html_pages import write_run_page, write_study_page
 from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.page import add_tooltips, svg_element
@@ -153,6 +156,17 @@ def test_nothing_outside_of_the_run_is_shown(name: str, folder: Path, tmp_path: 
     (folder / name).symlink_to(outside)
     with pytest.raises(ConfigurationError, match=name):
         write_run_page(folder)
+
+
+def test_the_best_round_is_marked_on_rounds_only(folder: Path) -> None:
+    moved = ("sent", "received")
+    columns = {"step": [1, 2], "val/acc": [0.5, 0.75], **{f"communication/megabytes_{way}": [3, 6] for way in moved}}
+    pd.DataFrame(columns).to_csv(folder / "metrics.csv", index=False)
+    figure = html_pages._draw_curves(FinishedRun.read(folder))
+    rounds, megabytes = ([list(line.get_xdata()) for line in axes.lines] for axes in figure.axes)
+    assert [1, 1] in rounds
+    assert [6, 12] in megabytes
+    assert [1, 1] not in megabytes
 
 
 def drawn(*points: tuple[float, float, str], most: int | None = None, limit: float = 10.0) -> Figure:

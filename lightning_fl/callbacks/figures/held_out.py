@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class HeldOutFigure(FigureCallback):
     """Figure of predictions against held-out targets, each client's own model on its own data.
 
-    Drawn after ``test`` (for ``split="val"`` after ``fit`` and ``validate``) as ``figures/NAME_SPLIT.png`` and in
-    TensorBoard. Missing targets (NaN) are ignored. If ``predict_step`` does not fit the targets, it warns and draws
-    nothing.
+    Drawn after ``test`` (for ``split="val"`` after ``fit`` and ``validate``) as ``figures/NAME_SPLIT.png``, for another
+    ``target`` than the default ``NAME_SPLIT_NUMBER.png`` or ``NAME_SPLIT_all.png``, and in TensorBoard. Missing targets
+    (NaN) and bounds are ignored. If ``predict_step`` does not fit the targets, it warns and draws nothing.
 
     Sends every client's held-out targets and predictions to rank zero: do not use it if they must not leave a silo.
 
@@ -51,9 +51,10 @@ class HeldOutFigure(FigureCallback):
         known, units = getattr(data, "target_names", None), getattr(data, "target_units", None)
         named = list(known) if known else ["target"] if count == 1 else [f"target {number}" for number in range(count)]
         number = named.index(self.target) if self.target in named else self.target
+        shown = "all" if number is None else number
         of_target = dict(zip(named, ["" if unit == "not given" else unit for unit in units or []], strict=False))
         yield (
-            f"{self.picture}_{self.split}" + ("" if number is None or count == 1 else f"_{number}"),
+            f"{self.picture}_{self.split}" + ("" if count == 1 or number == type(self).target else f"_{shown}"),
             partial(self._draw, collected, named, of_target, trainer.client_names, data.source),
         )
 
@@ -91,9 +92,13 @@ class HeldOutFigure(FigureCallback):
         batches = trainer.client_batches(client, self.split)
         if batches is None:
             return None
-        path = trainer.loop.path(client, self.split)
-        targets = torch.cat([exact_targets(batch).cpu() for batch, _ in batches.once(path)])
-        return value_or_error(lambda: self._pair(trainer.predict_client(client, self.split), targets))
+
+        def pair() -> tuple[Tensor, Tensor]:
+            outputs = trainer.predict_client(client, self.split)
+            read = batches.once(trainer.loop.path(client, self.split))
+            return self._pair(outputs, torch.cat([exact_targets(batch).cpu() for batch, _ in read]))
+
+        return value_or_error(pair)
 
     def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         return pair_outputs(outputs, targets)

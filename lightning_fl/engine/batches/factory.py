@@ -115,7 +115,7 @@ class BatchFactory:
         return _in_turn(list(map(self._of_loader, parts)))
 
     def _of_loader(self, loader: Any) -> ClientBatches:
-        options = _plain_options(loader) if isinstance(loader, DataLoader) else None
+        options = plain_options(loader) if isinstance(loader, DataLoader) else None
         return (None if options is None else self._packed(loader.dataset, **options)) or LoaderBatches(loader)
 
     def _loader_of(self, data: Any, split: Split) -> DataLoader:
@@ -171,7 +171,7 @@ def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:
     return None
 
 
-def _plain_options(loader: DataLoader) -> dict[str, Any] | None:
+def plain_options(loader: DataLoader) -> dict[str, Any] | None:
     """Batch size, order and drop_last of a plain loader; ``None`` for any other."""
     if (
         isinstance(loader.dataset, IterableDataset)

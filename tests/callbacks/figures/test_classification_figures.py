@@ -133,7 +133,7 @@ def test_pictures_of_a_run(tmp_path):
     callbacks = [kind() for kind in FIGURES.values()] + [ROCFigure(target="toxic"), ParityFigure(target=None)]
     trainer = run(tmp_path, *callbacks)
     found = {path.name for path in (tmp_path / "version_0" / "figures").iterdir()}
-    assert found == {f"{kind}_test.png" for kind in FIGURES} | {"roc_test_1.png", "parity_test.png"}
+    assert found == {f"{kind}_test.png" for kind in FIGURES} | {"roc_test_1.png", "parity_test_all.png"}
     assert trainer.is_global_zero
 
 

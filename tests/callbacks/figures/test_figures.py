@@ -5,7 +5,9 @@ import pytest
 import torch
 from drawn import legend_of, names_of, texts_of
 from matplotlib.colors import same_color
+from small_models import collate, molecule_model, molecules
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import (
     HCCT,
@@ -37,6 +39,7 @@ from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 
 INPUTS = torch.tensor([1.0, -2.0, 3.0, -4.0])  # as in conftest
+BOUNDS = [0.0, 1.0, 0.0, -1.0]  # of four molecules' targets
 
 
 @pytest.fixture
@@ -306,6 +309,41 @@ class TestParityFigure:
         assert [(name, step) for name, _, step in shown] == [("parity_val", 3)]
         trainer.validate(module, data)
         assert len(shown) == 2
+
+    def test_bounds_are_no_measured_values(self, make_trainer, line_clients, shown):
+        class Laboratories(line_clients):
+            def client_data(self, client, split):
+                graphs = molecules(4)
+                for graph, bound in zip(graphs, BOUNDS, strict=True):
+                    graph.y_bound = torch.tensor([[bound]])
+                return graphs
+
+        module = molecule_model(task="regression", num_targets=1, standardize_targets=False)
+        make_trainer(ParityFigure()).test(module, Laboratories([1.0]))
+        exact = [graph for graph, bound in zip(molecules(4), BOUNDS, strict=True) if not bound]
+        with torch.no_grad():
+            predicted = module.eval()(collate(exact)).flatten().tolist()
+        measured = [graph.y.item() for graph in exact]
+        offsets = shown[0][1].axes[0].collections[0].get_offsets()
+        np.testing.assert_allclose(offsets, list(zip(measured, predicted, strict=True)), rtol=1e-5)
+
+    def test_pictures_of_each_target_and_of_all_have_names_of_their_own(
+        self, make_trainer, line_clients, line_module, shown
+    ):
+        class Two(line_clients):
+            target_names = ("height", "width")
+
+            def client_data(self, client, split):
+                x = INPUTS.unsqueeze(1)
+                return TensorDataset(x, torch.cat([x, 2 * x], 1))
+
+        class Both(line_module):
+            def forward(self, x):
+                return super().forward(x).expand(-1, 2)
+
+        figures = [ParityFigure(target=target) for target in (0, "width", None)]
+        make_trainer(*figures).test(Both(), Two([1.0]))
+        assert [name for name, _, _ in shown] == ["parity_test", "parity_test_1", "parity_test_all"]
 
     @pytest.mark.parametrize(
         ("prediction", "message"),

@@ -24,7 +24,7 @@ from lightning_fl.data.partition import IID
 from lightning_fl.models import MoleculeModel
 
 
-def run(tmp_path, columns, **settings):
+def run(tmp_path, columns, censored=False, **settings):
     table = make_standin("esol", target_names=["y"], target_units=[""])
     smiles, values = table.smiles[::8], table.targets[::8, 0].numpy()
     pd.DataFrame({"smiles": smiles, **columns(values)}).to_csv(tmp_path / "mine.csv", index=False)
@@ -35,6 +35,7 @@ def run(tmp_path, columns, **settings):
         partitioner=IID(num_clients=2),
         split=(0.5, 0.2, 0.3),
         split_seed=0,
+        censored=censored,
     )
     given = {"seed": 4, "max_rounds": 1, "local_steps": 1, "default_root_dir": tmp_path}
     trainer = quiet_trainer(ForestReference(num_trees=20), **(given | settings))
@@ -69,6 +70,20 @@ def test_a_regression_is_scikit_learns(tmp_path):
             assert metrics[f"test/forest/{name}"].clients[client] == pytest.approx(expected, rel=1e-5)
     assert not metrics["test/forest/rmse"].higher_is_better
     assert metrics["test/forest/r2"].higher_is_better
+
+
+def test_bounds_are_no_values_of_the_forests(tmp_path):
+    def columns(values):
+        return {"y": [f">{100 + value}" if place % 3 == 0 else value for place, value in enumerate(values)]}
+
+    metrics, data = run(tmp_path, columns, censored=True)
+    data.dataset.targets[data.dataset.bounds != 0] = torch.nan  # which are missing in what scikit-learn gets
+    for client in range(2):
+        forest = RandomForestRegressor(n_estimators=20, random_state=derive_seed(4, "forest", client, 0) % 2**32)
+        forest.fit(*part(data, client, "train"))
+        x, y = part(data, client, "test")
+        expected = mean_absolute_error(y, forest.predict(x))
+        assert metrics["test/forest/mae"].clients[client] == pytest.approx(expected, rel=1e-5)
 
 
 def test_label_noise_is_the_forests_too(tmp_path):
