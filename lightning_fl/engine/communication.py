@@ -195,11 +195,15 @@ class CommunicationAccount:
         received, sent = dict(self.bytes_received), dict(self.bytes_sent)
         return vars(SavedAccount(received, sent, [places[one] for one in known], holders, initial))
 
-    def load_state_dict(self, state: dict[str, Any], models: Sequence[Weights]) -> "CommunicationAccount":
+    def load_state_dict(self, state: dict[str, Any], models: list[Weights]) -> "CommunicationAccount":
         """Restore a :meth:`state_dict`, for the models of that time; an empty one starts at 0. Returns the account."""
         saved = SavedAccount(**state)
         self.bytes_received, self.bytes_sent = Counter(saved.bytes_received), Counter(saved.bytes_sent)
         known = [_Known(set(holders), initial) for holders, initial in zip(saved.holders, saved.initial, strict=True)]
+        firsts: dict[int, Weights] = {}
+        for number, (place, model) in enumerate(zip(saved.models, models, strict=bool(state))):
+            if (first := firsts.setdefault(place, model)).equal(model):
+                models[number] = first  # what was one object is one again
         self._known.clear()
         self._known.update((model, known[place]) for model, place in zip(models, saved.models, strict=bool(state)))
         return self

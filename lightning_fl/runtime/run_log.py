@@ -90,10 +90,10 @@ class RunLog:
     def start(self, fabric: Fabric, *, fits: bool) -> None:
         """Make the run's folder and loggers, if there are none yet or a further fit begins. Call on every rank."""
         before, self._fitted = self._fitted, self._fitted or fits
+        if self.started and fits:  # of another model
+            self.summary = {}
         if self.started and not (fits and before):
             return
-        if self.started:
-            self.summary = {}
         self._problem = self._held = None
         self._root_is_new, self._is_new = not self.root.exists(), True
         self._directory, self.token = make_folder(self.root, fabric)

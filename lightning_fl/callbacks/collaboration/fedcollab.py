@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, doc
@@ -85,7 +85,7 @@ class FedCollab(ClientClusters):
         DataError: inputs or targets cannot be read.
     """
 
-    saved = (*ClientClusters.saved, "distances", "distance_errors")
+    saved = (*ClientClusters.saved, "distances", "distance_errors", "_frozen")
     #: Coalitions are formed before the turns, so no weights need to be kept.
     select_collaboration = Callback.select_collaboration
 
@@ -127,6 +127,7 @@ class FedCollab(ClientClusters):
         #: Standard errors of D, float64 [N, N]; NaN for pairs not measured, also for given distances.
         unknown = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64)
         self.distance_errors = unknown.fill_diagonal_(0.0)
+        self._frozen: dict[str, Any] | None = None  # the model whose ``layer`` is the encoder
 
     @property
     def assignment(self) -> list[int]:
@@ -173,7 +174,9 @@ class FedCollab(ClientClusters):
         if newcomers:
             self._measure(trainer, present)
             known = {client: label for client, label in enumerate(self.clusters) if label >= 0}
+            before = list(trainer.federation.models)
             self._set_coalitions(trainer, self._join(trainer, known, newcomers))
+            trainer.federation.models[: len(before)] = before  # without the newcomers' share
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if max(self.clusters) >= 0:
@@ -200,9 +203,14 @@ class FedCollab(ClientClusters):
         places = {client: place for place, client in enumerate(involved)}
         encoder = self.encoder
         if self.layer is not None:
-            encoder = LayerOutput(trainer.module, self.layer)
-            trainer.federation.communication.receive(involved, [trainer.shared_model(involved[0])])
-            trainer.loop.flat.load(trainer.shared_model(involved[0]))
+            encoder, model = LayerOutput(trainer.module, self.layer), trainer.shared_model(involved[0])
+            if self._frozen is None:
+                self._frozen = model.clone().state_dict()
+            else:  # as for the others when they were measured
+                model = Weights.from_state_dict(self._frozen, trainer.fabric.device)
+            unknown = [client for client in involved if self.clusters[client] < 0]
+            trainer.federation.communication.receive(unknown, [model])
+            trainer.loop.flat.load(model)
         features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)
         found = pairwise_distances(
             {places[client]: rows for client, rows in features.items()},

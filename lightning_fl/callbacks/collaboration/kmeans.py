@@ -64,9 +64,6 @@ class KMeans(ClientClusters):
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         if self.clustering_round is None:
-            alone = Collaboration.local(trainer.num_clients)
-            if trainer.federation.collaboration != alone:
-                trainer.federation.collaboration = alone  # newcomers continue with their own models
             self._trained |= trainer.round.survivors
             if trainer.federation.current_round + 1 >= self.warm_up_rounds and len(self._trained) >= self.num_clusters:
                 self._form(trainer)

@@ -33,7 +33,8 @@ class FineTuning(Callback):
     then monitored, tested and exported models are all fine-tuned. The rounds have the same bits as without it.
 
     Args:
-        epochs: passes over a client's data; without ``epochs`` and ``steps`` twice the local work of a round.
+        epochs: passes over a client's data; without ``epochs`` and ``steps`` twice the local work of a round, with
+            ``best_epoch`` twice its epochs.
         steps: optimiser steps, instead of epochs.
         every_evaluation: before every evaluation and prediction instead of at the end of the fit.
         best_epoch: keep each client's model of the best epoch by its own validation, which may be that before
@@ -77,7 +78,7 @@ class FineTuning(Callback):
             return turn.start
 
     def _work(self, trainer: TrainerSurface) -> LocalWork:
-        if self.steps is None and self.epochs is None and trainer.local_steps is not None:
+        if self.steps is None and self.epochs is None and trainer.local_steps is not None and not self.best_epoch:
             return LocalWork(2 * trainer.local_steps, 1)
         return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
 

@@ -282,7 +282,7 @@ class ClientModels:
             raise ConfigurationError(f"{what}, and {own}: set it to keep.")
         self._loop = loop
         self._chooser = chooser
-        _assign_own_models(loop.federation, cohort.clients)
+        _assign_own_models(loop.federation, range(loop.processes.num_clients))
         #: The models before the round, if the strategy has a server step.
         self._starts = list(loop.federation.models) if "aggregate" in loop.own_steps else None
 
@@ -324,7 +324,7 @@ class ClientModels:
         federation.collaboration = collaboration
 
 
-def _assign_own_models(federation: Federation, clients: Sequence[int]) -> None:
+def _assign_own_models(federation: Federation, clients: Iterable[int]) -> None:
     """Give clients that use a mixture it as their own model, before training overwrites the models one by one."""
     collaboration = federation.collaboration
     mixtures = {k: federation.shared_model(k) for k in clients if collaboration.model_of(k) != k}

@@ -139,7 +139,8 @@ def _submit(
     if "end_client" in loop.own_steps:
         learner.end_client(turn, weights)
     own = None if personal is None else personal.extract(weights)
-    shared = weights if personal is None else personal.copy_(weights, turn.start)
+    # Not those of turn.start, which may be the client's own model (FedSoft).
+    shared = weights if personal is None else personal.copy_(weights, loop.start_of(participant))
     update = ClientUpdate(shared)
     if "client_update" in loop.own_steps:
         update = learner.client_update(turn, shared)
