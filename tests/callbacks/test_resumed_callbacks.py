@@ -38,6 +38,7 @@ from lightning_fl.callbacks import (
     Tokens,
     UniformSampling,
 )
+from lightning_fl.strategies import MaxFL
 
 #: Callbacks, stops, rounds, module, data, settings.
 Case = tuple[Callable[[], list[Callback]], list[int], int, Any, Any, dict[str, Any]]
@@ -90,6 +91,14 @@ CASES: dict[str, Case] = {
         {},
     ),
     "kmeans": (lambda: [KMeans(num_clusters=2, warm_up_rounds=2), *_others({"2": 5}, 3)], [1, 2, 3, 6], 9, *KINDS, {}),
+    "kmeans, nobody content": (  # the models are one object until there are clusters
+        lambda: [KMeans(num_clusters=2, warm_up_rounds=2)],
+        [1],
+        4,
+        Network,
+        MixedClients,
+        {**STEPS, "strategy": lambda: MaxFL(threshold=0.0, opt_out=True)},
+    ),
     "fesem": (lambda: [FeSEM(num_clusters=2), *_others(*EVERY)], [1, 3, 5], 7, *KINDS, {}),
     "fesem, 3": (lambda: [FeSEM(num_clusters=3), *_others(LATE, 4)], [3], 6, *CORNERS, STEPS),
     "ifca": (lambda: [IFCA(num_clusters=2), *_others(*EVERY)], [1, 3, 5], 7, *KINDS, {}),
@@ -185,6 +194,8 @@ def _assert_same(first: Any, second: Any) -> None:
 def run(name: str, folder: Path, rounds: int, **resume: Any) -> Run:
     make, _, _, module, data, settings = CASES[name]
     callbacks = make()
+    if "strategy" in settings:
+        settings = {**settings, "strategy": settings["strategy"]()}
     made = trainer(
         *callbacks,
         ModelCheckpoint(every_n_rounds=1),

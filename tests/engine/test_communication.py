@@ -38,6 +38,7 @@ from lightning_fl.callbacks.collaboration import fedcollab
 from lightning_fl.callbacks.collaboration.discriminators.distances import PairwiseDistances
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.core.collaboration import Collaboration
+from lightning_fl.engine.communication import CommunicationAccount
 from lightning_fl.engine.weights.flat import Weights
 
 N = len(SIZES)
@@ -393,6 +394,22 @@ def test_a_checkpoint_without_an_account_starts_at_zero(tmp_path: Path) -> None:
     torch.save(state, path)
     resumed = fit(max_rounds=5, ckpt=path, **settings)
     assert received(resumed) == sent(resumed) == [3] * N
+
+
+def test_models_that_were_one_object_are_one_again_if_they_are_alike() -> None:
+    one, other = (Weights({torch.float32: torch.full((1,), value)}) for value in (0.0, 1.0))
+    account = CommunicationAccount()
+    account.receive([0], [one])
+    state = account.state_dict([one, other, one, one])
+    loaded = [one.clone(), other.clone(), one.clone(), other.clone()]
+    expected = [model.clone() for model in loaded]
+    account.load_state_dict(state, loaded)
+    assert loaded[2] is loaded[0]
+    assert len({id(model) for model in loaded}) == 3
+    assert all(model.equal(before) for model, before in zip(loaded, expected, strict=True))
+    alike = [one.clone(), one.clone()]
+    account.load_state_dict(account.state_dict([one, other]), alike)
+    assert alike[0] is not alike[1]  # they were two
 
 
 def test_an_evaluation_after_the_fit_moves_nothing_and_keeps_the_account(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_no_client_s_curve_or_model_is_another_s(tmp_path: Path) -> None:
     assert sorted(os.listdir(run / "models")) == ["a_b-c14cddc0.ckpt", "b.ckpt", "shared_0.ckpt", "worst.ckpt"]
 
 
+def test_a_fit_after_a_test_has_none_of_its_metrics(tmp_path: Path) -> None:
+    settings = {"default_root_dir": tmp_path, "enable_progress_bar": False, "local_steps": 1, "max_rounds": 1}
+    trainer, module, data = FederatedTrainer(**settings), TinyModule(), TinyClients()  # type: ignore[arg-type]
+    tested = trainer.test(module, data)["test_loss"]
+    trainer.fit(module, data)
+    path = tmp_path / "version_0" / "summary.json"
+    assert set(json.loads(path.read_text())["metrics"]) == {"train", "val"}
+    assert trainer.test(module, data)["test_loss"].mean != tested.mean
+    assert set(json.loads(path.read_text())["metrics"]) == {"train", "val", "test"}
+
+
 class Words(nn.Module):
     """Has an extra state that is no tensor."""
 

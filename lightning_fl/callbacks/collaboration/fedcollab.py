@@ -151,6 +151,8 @@ class FedCollab(ClientClusters):
         names = trainer.datamodule.client_names()
         unknown = self.distance_errors.clone()  # nothing is measured yet
         self.distances = unknown if path is None else read_distances(Path(path), names)
+        if self.layer is not None:
+            self._frozen = trainer.shared_model(present[0]).clone().state_dict()
         self._measure(trainer, present)
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
@@ -162,6 +164,9 @@ class FedCollab(ClientClusters):
         )
         self._set_coalitions(trainer, dict(zip(present, labels, strict=True)))
         self._log_stability(trainer, present, labels)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({"frozen": None, **state})  # older checkpoints lack it
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Measure new clients and add them where the objective is least."""
@@ -204,11 +209,9 @@ class FedCollab(ClientClusters):
         encoder = self.encoder
         if self.layer is not None:
             encoder, model = LayerOutput(trainer.module, self.layer), trainer.shared_model(involved[0])
-            if self._frozen is None:
-                self._frozen = model.clone().state_dict()
-            else:  # as for the others when they were measured
-                model = Weights.from_state_dict(self._frozen, trainer.fabric.device)
-            unknown = [client for client in involved if self.clusters[client] < 0]
+            frozen = model if self._frozen is None else Weights.from_state_dict(self._frozen, trainer.fabric.device)
+            model = model if model.equal(frozen) else frozen  # the object says which clients hold it
+            unknown = [client for client in involved if self._frozen is None or self.clusters[client] < 0]
             trainer.federation.communication.receive(unknown, [model])
             trainer.loop.flat.load(model)
         features, classes = client_features(trainer.loop, involved, encoder, self.discriminator.label_weight)

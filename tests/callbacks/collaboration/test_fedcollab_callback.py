@@ -10,10 +10,13 @@ import pandas as pd
 import pytest
 import torch
 import two_kinds
+from hooks import hooks
+from rounding import assert_equal_up_to_rounding
 from tiny import TinyModule
 from two_kinds import TwoKinds
 
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
+from lightning_fl.callbacks.collaboration.discriminators.inputs import client_features
 from lightning_fl.callbacks.collaboration.fedcollab import read_distances
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.functional.fedcollab import same_coalitions_share
@@ -199,6 +202,25 @@ def test_a_client_that_arrives_is_measured_and_put_where_it_belongs(tmp_path):
     assert not fedcollab.distances.isnan().any()
 
 
+def test_newcomers_of_one_round_leave_the_models_that_there_are(tmp_path):
+    """Client 3 joins the coalition of 0 and 1, and client 4 founds one, with the average of the others' models."""
+    labels = np.array([0, 0, 1, 0, 2])
+    fedcollab = quick(capacity=1.0, distances=given(tmp_path, labels[:, None] != labels))
+    ends, starts = [], []
+
+    def watch(models):
+        return lambda run: models.append([model.vectors[torch.float32].clone() for model in run.models])
+
+    late = ClientArrivals(rounds={"client_3": 3, "client_4": 3})
+    run = trainer(fedcollab, late, hooks(on_round_start=watch(starts), on_round_end=watch(ends)), rounds=3)
+    run.fit(TinyModule(), TwoKinds())
+    assert fedcollab.assignment == labels.tolist()
+    assert [len(models) for models in starts] == [2, 2, 3]
+    assert all(map(torch.equal, starts[2], ends[1]))
+    first = sum(two_kinds.SIZES[:2]) / sum(two_kinds.SIZES[:3])
+    assert_equal_up_to_rounding(starts[2][2], first * ends[1][0] + (1 - first) * ends[1][1], steps=1)
+
+
 @pytest.mark.slow
 def test_new_clients_join_a_finished_run_and_only_their_coalition_trains(measured, tmp_path):
     old = trainer(quick(distances=distances_of(measured)), rounds=3, root=tmp_path / "old")
@@ -290,3 +312,37 @@ def test_after_a_warm_up_the_models_own_layer_makes_the_features(tmp_path):
     late = trainer(quick(warm_up_rounds=2, layer="before"), rounds=4, root=tmp_path)
     late.fit(TinyModule(norm=True), clients(), ckpt_path="last")
     assert late.collaboration == run.collaboration
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*the run ends at")
+def test_a_client_that_arrives_is_measured_with_the_layer_of_the_warm_up(tmp_path, monkeypatch):
+    """In a run and in one that is resumed: in the round after the warm-up, and when client 4 arrives."""
+    measured, ends = [], []
+
+    def watched(loop, involved, *more):
+        measured.append((involved, loop.flat.weights.clone()))
+        return client_features(loop, involved, *more)
+
+    monkeypatch.setattr("lightning_fl.callbacks.collaboration.fedcollab.client_features", watched)
+
+    def fit(rounds, **resume):
+        small = DiscriminatorSettings(hidden=3, max_rounds=10)
+        run = trainer(
+            FedCollab(capacity=1.0, discriminator=small, warm_up_rounds=1, layer="linear"),
+            ClientArrivals(rounds={"client_4": 4}),
+            hooks(on_round_end=lambda run: ends.append(run.models[0].clone())),
+            rounds=rounds,
+            root=tmp_path,
+        )
+        run.fit(TinyModule(), TwoKinds(), **resume)
+        return run
+
+    whole = fit(4)
+    fit(3)
+    resumed = fit(4, ckpt_path="last")
+    assert [involved for involved, _ in measured] == 2 * [[0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert all(weights.equal(ends[0]) for _, weights in measured)
+    assert not ends[2].equal(ends[0])
+    assert torch.equal(resumed.callback(FedCollab).distances, whole.callback(FedCollab).distances)
+    assert resumed.communication.bytes_received == whole.communication.bytes_received

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hooks import hooks
 from observers import AfterRounds
 from tiny import TinyModule
 from two_kinds import SIZES, TwoKinds, trainer
@@ -117,6 +118,20 @@ def test_fine_tuning_may_keep_each_clients_best_epoch():
     assert all(after[k] <= before[k] for before, after in pairwise(values) for k in CLIENTS)
     assert any(last[k] < start[k] for k in CLIENTS)
     assert any(one[k] == last[k] for one in values[:-1] for k in CLIENTS)
+
+
+def test_the_best_of_epochs_is_of_two_where_rounds_are_counted_in_steps():
+    class Counts(TinyModule):
+        def training_step(self, batch, batch_idx):
+            steps.append(self.trainer.client)
+            return super().training_step(batch, batch_idx)
+
+    steps = []
+    tuning = FineTuning(best_epoch=True)
+    run = trainer(hooks(on_fit_end=lambda run: steps.clear()), tuning, rounds=1, local_epochs=None, local_steps=7)
+    run.fit(Counts(), data := TwoKinds())
+    assert [steps.count(k) for k in CLIENTS] == [2 * (size // data.batch_size) for size in SIZES]
+    assert run.evaluated_model == "the shared model, fine-tuned by at most 2 epochs"
 
 
 @pytest.mark.slow

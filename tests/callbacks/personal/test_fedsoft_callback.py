@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from bowls import Bowl, descend, points, roll
+from corners import CornerModule, fit
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule
-from lightning_fl.callbacks import Callback, FedSoft
+from lightning_fl.callbacks import Callback, FedSoft, PersonalLayers
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
 from lightning_fl.strategies import FedProx
@@ -164,3 +165,15 @@ def test_the_drawn_alone_train_once_and_feed_what_they_are_drawn_for(tmp_path: P
         assert all(one.own and one.weight == 1.0 for one in cohort.values())
     sent = [8 * sum(client in cohort for cohort in watches.cohorts) for client in range(4)]
     assert [run.communication.bytes_sent[client] for client in range(4)] == sent
+
+
+def test_personal_layers_are_no_part_of_the_shared_models() -> None:
+    run = fit(FedSoft(num_models=2, lam=0.1), PersonalLayers(layers=["linear.bias"]))
+    linear = run.module.linear  # type: ignore[union-attr]
+    for model in run.models:
+        run.loop.flat.load(model)
+        assert torch.equal(linear.bias, CornerModule().linear.bias)
+        assert not torch.equal(linear.weight, CornerModule().linear.weight)
+    for client in range(run.num_clients):
+        run.loop.flat.load(run.client_model(client))
+        assert linear.bias.all()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import two_kinds
-from hooks import hooks
+from hooks import Cohorts, hooks
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 from torch import nn
@@ -12,10 +12,13 @@ from lightning_fl.callbacks import (
     BestClientModels,
     Callback,
     ClientArrivals,
+    CollaborationGraph,
     FineTuning,
+    KMeans,
     LocalTraining,
     ModelCheckpoint,
     PersonalLayers,
+    PFedGraph,
 )
 from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import TrainingError
@@ -206,6 +209,44 @@ def test_a_newcomer_starts_from_the_average_of_the_others_models():
     weights = torch.tensor([SIZES[0], SIZES[2]], dtype=torch.float64) / (SIZES[0] + SIZES[2])
     expected = (weights[0] * starts[1, 0].double() + weights[1] * starts[1, 2].double()).float()
     assert_equal_up_to_rounding(starts[1, 1], expected, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("callback", "since"),
+    [
+        (lambda: KMeans(num_clusters=2, warm_up_rounds=3), 2),  # it uses what the others have learned meanwhile
+        (lambda: CollaborationGraph(graph="full"), 1),
+        (PFedGraph, 1),
+    ],
+    ids=["KMeans", "CollaborationGraph", "PFedGraph"],
+)
+def test_a_newcomer_that_waits_for_its_turn_has_the_average_of_the_others_models(callback, since):
+    """Client 1 arrives in the second round and is drawn in the third."""
+    models, losses = [], []
+
+    def watch(run):
+        models.append([run.shared_model(client).clone() for client in range(len(SIZES))])
+
+    def watch_losses(run):
+        losses.append(run.metrics["val"]["val_loss"].clients)
+
+    run = trainer(
+        callback(),
+        ClientArrivals(rounds={"1": 2}),
+        Cohorts({1: [0, 2], 2: [0, 2]}, len(SIZES)),
+        hooks(on_round_start=watch, on_round_end=watch_losses),
+        max_rounds=4,
+    )
+    module, data = TinyModule(), TinyClients(SIZES)
+    run.fit(module, data)
+    shares = {client: SIZES[client] / (SIZES[0] + SIZES[2]) for client in (0, 2)}
+    average = sum(share * models[since][client].vectors[torch.float32] for client, share in shares.items())
+    assert_equal_up_to_rounding(models[2][1].vectors[torch.float32], average, steps=1)
+    run.loop.flat.load(models[2][1])
+    x, y = data.sets[1, "val"].tensors
+    with torch.no_grad():
+        assert losses[1][1] == pytest.approx(float(nn.functional.mse_loss(module(x), y)), rel=1e-5)
+    assert not models[3][1].equal(models[2][1])
 
 
 def test_who_arrives_where_all_train_alone_goes_on_with_its_own_model():
