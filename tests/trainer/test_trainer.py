@@ -132,6 +132,22 @@ class EndsWarmUp(TinyModule):
         return super().training_step(batch, batch_idx)
 
 
+def test_hooks_around_an_evaluation_are_in_eval_mode_without_gradients() -> None:
+    seen = []
+
+    class Prototype(TinyModule):
+        def on_validation_start(self) -> None:
+            seen.append((self.training, self.linear(torch.ones(1, 3)).requires_grad))
+
+        on_validation_end = on_test_start = on_test_end = on_validation_start
+
+    run = trainer(max_rounds=2)
+    run.fit(Prototype(), TinyClients())
+    run.test(run.module, TinyClients())
+    assert seen == [(False, False)] * 6
+    assert run.module.training
+
+
 class EndsItOnce(TinyModule):
     """From its second epoch on the norm keeps its statistics."""
 

@@ -7,7 +7,6 @@ ICML 2023 (https://arxiv.org/abs/2306.06508), equations 11 and 12, for both meas
 
 import json
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,10 +67,9 @@ class LocalReference(Callback):
     def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
         self._best: dict[int, Any] = {}  # the fit's best local models, of which a checkpoint may have earlier ones
-        self._known: set[tuple[int, int, float]] = set()  # client, round and value of all that were best
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        self._best, self._known = {}, set()
+        self._best = {}
         if self.run is not None:
             self._figures = _read_figures(Path(self.run), trainer)
             return
@@ -113,17 +111,18 @@ class LocalReference(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         self._best = dict(trainer.client_store(_BEST))
-        self._known |= _bests(self._best)
 
     def on_evaluate_end(self, trainer: TrainerSurface, split: Split, metrics: ClientMetrics) -> None:
         reference = self._reference(trainer, split, metrics)
         if self.own_best_round and split == "val" and trainer.round.fitting and reference:
-            self._known |= _bests(trainer.client_store(_BEST))
             name, higher = deciding_metric(trainer, reference)
             values, done = reference[name].clients, trainer.federation.current_round
+            best = trainer.client_store(_BEST)
             for client in values.keys() & trainer.client_store(_STORE).keys():
-                weights = self._weights(trainer, client)
-                keep_better(trainer.client_store(_BEST), client, values[client], higher, weights, done)
+                before = best.get(client, {})
+                keep_better(best, client, values[client], higher, self._weights(trainer, client), done)
+                if client in best and best[client] is not before:
+                    best[client]["seen"] = [*before.get("seen", []), [done, values[client]]]
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
             for name, metric in list(metrics.items())
@@ -182,15 +181,12 @@ class LocalReference(Callback):
 
     def _weights(self, trainer: TrainerSurface, client: int) -> Weights:
         """A client's local model: in a fit the present one, else that of its best round if it is kept."""
-        best = {} if trainer.round.fitting else trainer.client_store(_BEST)
-        if best and _bests(best) <= self._known:  # of this object's fit
-            best = self._best
-        kept = best.get(client) or trainer.client_store(_STORE)[client]
+        kept = None if trainer.round.fitting else trainer.client_store(_BEST).get(client)
+        last = self._best.get(client)
+        if kept and last and [kept["round"], kept["value"]] in last.get("seen", ()):
+            kept = last  # a later one of the same fit
+        kept = kept or trainer.client_store(_STORE)[client]
         return Weights.from_state_dict(kept["weights"], trainer.fabric.device)
-
-
-def _bests(store: Mapping[int, Any]) -> set[tuple[int, int, float]]:
-    return {(client, of["round"], of["value"]) for client, of in store.items()}
 
 
 def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dict[str, float]]]:

@@ -73,6 +73,7 @@ class StackedLoop:
             correct_ = None
             if "correct_gradient_" in self._loop.own_steps:
                 correct_ = StackedCorrection(self._loop.learner, [row.turn for row in ordered], weights).apply_
+            modes = {name: one.training for name, one in self._module.named_modules()}
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
@@ -82,6 +83,11 @@ class StackedLoop:
                     weights.step(self._settings, correct_)
                 for row in active:
                     row.turn.rates.append(row.turn.learning_rate)
+            if changed := [name for name, one in self._module.named_modules() if one.training != modes.get(name)]:
+                for name in changed:
+                    self._module.get_submodule(name).training = modes.get(name, True)
+                what = f"{type(self._module).__name__} switches {changed[0]!r} to train() or eval() in its turn"
+                raise ConfigurationError(f"{what}: set trainer.stacked_clients=1.")
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 

@@ -11,6 +11,7 @@ from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
 from lightning_fl.engine.client import ClientReport
@@ -46,20 +47,25 @@ class Evaluator:
         state has one of them.
         """
         services, start, end = self._services, f"on_{word}_start", f"on_{word}_end"
+
+        def call(name: str) -> None:
+            with torch.no_grad(), eval_mode(services.module):
+                services.call(name)
+
         services.call_apart(start)
         self._swapping = any(map(services.callback_states.watch, (start, end)))
         if services.overridden(start) and not self._swapping:
             shared = services.federation.models[0]
             services.flat.load(shared)
-            services.call(start)
+            call(start)
             self._swapping = services.flat.differs_from(shared)
             if self._swapping:
-                services.call(end)
+                call(end)
                 self._trainer.begin_hook_of_run()  # drops what was logged
         try:
             yield
             if not self._swapping:
-                services.call(end)
+                call(end)
             services.call_apart(end)
         finally:
             self._swapping = False

@@ -226,6 +226,26 @@ def test_a_test_of_the_best_round_has_each_local_model_of_its_own_best_round(tmp
     assert of_best["test/local/loss"] == without["test/local/loss"]
 
 
+@pytest.mark.slow
+def test_a_resumed_run_is_tested_with_the_same_local_models(tmp_path):
+    """The federation is best in round 1, the local models in the last."""
+
+    def spoil(run):
+        for _, vector in run.models[0].floating():
+            vector.add_(run.current_round)
+
+    found = []
+    for stops in ((4,), (2, 4)):
+        for number, stop in enumerate(stops):
+            callbacks = hooks(on_round_start=spoil), LocalReference(own_best_round=True), ModelCheckpoint()
+            run = trainer(*callbacks, root=tmp_path / str(len(stops)), max_rounds=stop)
+            module = TinyModule()
+            run.fit(module, TinyClients(SIZES), ckpt_path="last" if number else None)
+        found.append(run.test(module, TinyClients(SIZES), ckpt_path=run.trained_checkpoint))
+    assert run.checkpoint_callback.best_round == 1
+    assert found[0] == found[1]
+
+
 def test_a_checkpoint_of_another_run_has_its_own_best_local_models(tmp_path):
     module, data, runs = TinyModule(), TinyClients(SIZES), []
     for seed in (1, 2):

@@ -84,6 +84,18 @@ def freezes(module, batch, index):
     module.head.requires_grad_(index < 1)
 
 
+@pytest.mark.parametrize("name", ["on_train_batch_start", "training_step"])
+def test_submodules_that_are_switched_in_the_turn(name, tmp_path):
+    def switch(module, batch, index):
+        module.head.eval()
+        return Plain.training_step(module, batch, index) if name == "training_step" else None
+
+    module = with_method(name, switch)()
+    with pytest.raises(TrainingError, match=f"'head' to .*{REMEDY}"):
+        fit(tmp_path, 3, module)
+    assert module.head.training
+
+
 @pytest.mark.parametrize("hook", [rates_of_steps, rates_of_clients, rates_of_one_client, freezes])
 def test_hooks_that_set_what_clients_share(hook, tmp_path):
     setting = with_method("on_train_batch_start", hook)
