@@ -15,7 +15,7 @@ from lightning_fl.callbacks.personal.best_client_models import (
 )
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.validation import Count, checked_fields
-from lightning_fl.engine.client import ClientState, ClientTurn, LocalWork
+from lightning_fl.engine.client import ClientTurn, LocalWork
 from lightning_fl.engine.federation import FINAL_MODELS
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
@@ -104,13 +104,13 @@ class FineTuning(Callback):
         trainer.federation.models_are_final = True
 
     def _tuned(self, trainer: TrainerSurface, client: int, start: Weights) -> dict[str, Tensor]:
-        work = self._work(trainer)
-        trainer.loop.training.train(client, start, ClientState(), purpose="fine-tuning", own=False, work=work)
+        work, state = self._work(trainer), trainer.loop.training.state_aside(client)
+        trainer.loop.training.train(client, start, state, purpose="fine-tuning", own=False, work=work)
         return trainer.client_weights().clone().state_dict()
 
     def _best_epoch(self, trainer: TrainerSurface, client: int, weights: Weights) -> dict[str, Tensor]:
         kept: dict[int, Any] = {}
-        state, choose = ClientState(), partial(deciding_metric, trainer)
+        state, choose = trainer.loop.training.state_aside(client), partial(deciding_metric, trainer)
         for epoch in range(self._work(trainer).epochs + 1):
             if epoch:
                 purpose = f"fine-tuning, epoch {epoch}"

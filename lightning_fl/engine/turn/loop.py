@@ -166,7 +166,7 @@ class LocalLoop(TurnServices):
     ) -> Weights:
         """Train a client outside of its turns, from weights with its personal layers; changes nothing but ``state``."""
         with self.flat.preserved():
-            state = state or ClientState()
+            state = state or self.training.state_aside(client)
             self.training.train(client, start, state, purpose=purpose, own=False, work=work, correct_=correct_)
             return self.flat.collect().clone()
 

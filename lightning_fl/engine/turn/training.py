@@ -253,6 +253,10 @@ class TrainingLoop:
         finally:
             before.restore(module)
 
+    def state_aside(self, client: int) -> ClientState:
+        """A fresh state for training outside of turns, with the modes of the client's submodules."""
+        return ClientState(modes=(self._services.federation.client_states.get(client) or ClientState()).modes)
+
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
         settings = self._services.settings
         accumulate = self._trainer.accumulate_grad_batches
@@ -304,7 +308,7 @@ class TrainingLoop:
         trainer.begin_turn(client, services.global_step(client))
         losses: list[Tensor] = []
         sizes: list[float] = []
-        with torch.no_grad():
+        with torch.no_grad(), self._modes_of(self.state_aside(client)):
             num_batches = num_batches if length is None else min(num_batches, length)
             chosen = batches.once(path) if num_batches == math.inf else batches.shuffled(path, int(num_batches))
             for index, (batch, size) in enumerate(chosen):

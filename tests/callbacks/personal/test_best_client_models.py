@@ -6,7 +6,7 @@ import pytest
 import torch
 from hooks import hooks
 from observers import AfterRounds
-from tiny import TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from two_kinds import SIZES, TwoKinds, trainer
 
 from lightning_fl.callbacks import (
@@ -190,3 +190,23 @@ def test_fine_tuning_starts_from_them(first):
         optimizer.step()
         run.loop.flat.load(run.client_model(k))
         torch.testing.assert_close(run.module.linear.weight, module.linear.weight)
+
+
+@pytest.mark.parametrize("best_epoch", [False, True])
+def test_fine_tuning_keeps_the_modes_of_submodules(best_epoch):
+    """A norm that a hook switched off for good in the first round."""
+    seen = []
+
+    class Switched(TinyModule):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 0 and self.global_step == 0:
+                self.before[0].eval()
+
+        def training_step(self, batch, batch_idx):
+            seen.append(self.before[0].training)
+            return super().training_step(batch, batch_idx)
+
+    run = quiet_trainer(FineTuning(epochs=1, best_epoch=best_epoch), max_rounds=2, local_epochs=1, logger=False)
+    run.fit(Switched(norm=True), TinyClients())
+    assert seen
+    assert not any(seen)
