@@ -56,10 +56,11 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
         raise ConfigurationError(f"{folder} is not empty: choose a new folder with --to-folder.")
     weights = load_model_checkpoint(path)["state_dict"]
     original = run.summary.get("exported", name)
+    summary = _strip_folders(run.summary) | {"num_models": 1, "exported": original}
     texts = {
         "README.md": model_card(run, original),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",
-        "summary.json": json.dumps(_strip_folders(run.summary) | {"num_models": 1, "exported": original}, indent=2),
+        "summary.json": json.dumps(summary, indent=2) + "\n",
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

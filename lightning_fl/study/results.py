@@ -142,8 +142,7 @@ class StudyResults:
         """
         if not path.is_file():
             raise ConfigurationError(f"{path} does not exist: name the results.csv of a study.")
-        cells = _read_cells(path, study)
-        found = {cell.key: cell for cell in sorted(cells, key=lambda cell: cell.status == "done")}
+        found = {cell.key: cell for cell in sorted(_read_cells(path, study), key=lambda cell: cell.status == "done")}
         study = study.with_seeds(sorted({cell.seed for cell in found.values()}))
         missing = dict.fromkeys(STATISTICS, math.nan)
         cells = [

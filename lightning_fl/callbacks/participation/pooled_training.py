@@ -27,11 +27,8 @@ class PooledTraining(Callback):
     role = "collaboration"
 
     def setup(self, trainer: Any, stage: str) -> None:
-        for other in trainer.callbacks:
-            name = type(other).__name__
-            if name in ("FineTuning", "ForestReference", "KNNPer") or (name == "LocalReference" and other.run is None):
-                why = "all training samples are the first client's"
-                raise ConfigurationError(f"PooledTraining with {name}: {why}; remove one of them.")
+        for name in (type(other).__name__ for other in trainer.callbacks if "own_samples" in other.traits):
+            raise ConfigurationError(f"PooledTraining with {name}: all training samples are one client's; remove one.")
         trainer.datamodule.pool_training(True)
 
     def teardown(self, trainer: Any, stage: str) -> None:

@@ -46,6 +46,7 @@ class FineTuning(Callback):
 
     method_name = "+ fine-tuning"
     role = "fine-tuning"
+    traits = ("own_samples",)
 
     epochs: Count | None = None
     steps: Count | None = None

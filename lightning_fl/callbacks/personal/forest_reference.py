@@ -37,6 +37,7 @@ class ForestReference(Callback):
     """
 
     only_shows = True
+    traits = ("own_samples",)
 
     num_trees: Count = 200
 

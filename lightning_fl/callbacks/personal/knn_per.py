@@ -48,6 +48,7 @@ class KNNPer(Callback):
     """
 
     method_name = "kNN-Per"
+    traits = ("own_samples",)
     prediction_note = f"mixed with their clients' neighbours, which are not in a file: see {page('predict#neighbours')}"
 
     k: Count = 10

@@ -66,6 +66,7 @@ class LocalReference(Callback):
 
     def __post_init__(self) -> None:
         self._figures: dict[str, dict[str, dict[str, float]]] = {}
+        self.traits = ("own_samples",) if self.run is None else ()
         self._best: dict[int, Any] = {}  # the fit's best local models, of which a checkpoint may have earlier ones
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
@@ -122,7 +123,7 @@ class LocalReference(Callback):
                 before = best.get(client, {})
                 keep_better(best, client, values[client], higher, self._weights(trainer, client), done)
                 if client in best and best[client] is not before:
-                    best[client]["seen"] = [*before.get("seen", []), [done, values[client]]]
+                    best[client]["history"] = [*before.get("history", []), [done, values[client]]]
         trainer.federation.gains[split] = {
             name: summarize_gains(metric.clients, reference[name].clients, metric.higher_is_better)
             for name, metric in list(metrics.items())
@@ -183,7 +184,7 @@ class LocalReference(Callback):
         """A client's local model: in a fit the present one, else that of its best round if it is kept."""
         kept = None if trainer.round.fitting else trainer.client_store(_BEST).get(client)
         last = self._best.get(client)
-        if kept and last and [kept["round"], kept["value"]] in last.get("seen", ()):
+        if kept and last and [kept["round"], kept["value"]] in last.get("history", ()):
             kept = last  # a later one of the same fit
         kept = kept or trainer.client_store(_STORE)[client]
         return Weights.from_state_dict(kept["weights"], trainer.fabric.device)

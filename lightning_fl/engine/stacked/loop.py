@@ -18,7 +18,7 @@ from lightning_fl.core.errors import ConfigurationError, FederatedError, Trainin
 from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.engine.batches.packs import PackedBatches, TensorPack
-from lightning_fl.engine.client import ClientReport, ClientTurn
+from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn
 from lightning_fl.engine.profile import BACKWARD, BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP
 from lightning_fl.engine.stacked.stackable import explain, outside_draws, refuse_kept_tensors, refuse_unstackable
 from lightning_fl.engine.stacked.visits import Row, RowBatch, StackedTrainer, Visits
@@ -67,13 +67,13 @@ class StackedLoop:
         # Sorted by decreasing number of steps, so that active clients are always the first rows.
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place].steps))
         ordered = [rows[place] for place in order]
-        with self._view.replace_module_trainer():
+        changed = ClientState()
+        with self._view.replace_module_trainer(), self._loop.training.modes_of(changed):
             with self._profile(SET_UP):
                 weights = self._begin(ordered)
             correct_ = None
             if "correct_gradient_" in self._loop.own_steps:
                 correct_ = StackedCorrection(self._loop.learner, [row.turn for row in ordered], weights).apply_
-            modes = {name: one.training for name, one in self._module.named_modules()}
             for step in range(len(ordered[0].steps)):
                 active = [row for row in ordered if len(row.steps) > step]
                 weights.keep_first(len(active))
@@ -83,11 +83,9 @@ class StackedLoop:
                     weights.step(self._settings, correct_)
                 for row in active:
                     row.turn.rates.append(row.turn.learning_rate)
-            if changed := [name for name, one in self._module.named_modules() if one.training != modes.get(name)]:
-                for name in changed:
-                    self._module.get_submodule(name).training = modes.get(name, True)
-                what = f"{type(self._module).__name__} switches {changed[0]!r} to train() or eval() in its turn"
-                raise ConfigurationError(f"{what}: set trainer.stacked_clients=1.")
+        for name in changed.modes:
+            what = f"{type(self._module).__name__} switches {name!r} to train() or eval() in its turn"
+            raise ConfigurationError(f"{what}: set trainer.stacked_clients=1.")
         reports = self._reports(rows)
         return weights, [(order.index(place), report) for place, report in enumerate(reports)]
 

@@ -124,7 +124,7 @@ class TrainingLoop:
             moments: averaged states of optimisers (:meth:`Optimization.begin`), replaced by the turn's.
         """
         services, trainer, learner = self._services, self._trainer, self._learner
-        with self._states_of(client, start, own) as changed, self._modes_of(state):
+        with self._states_of(client, start, own) as changed, self.modes_of(state):
             path = services.path(client, purpose)
             batches = services.batches(client, "train")
             batches.next_pass = state.passes
@@ -240,8 +240,8 @@ class TrainingLoop:
                 services.flat.set_trainable({name: not flag for name, flag in changed.items()})
 
     @contextmanager
-    def _modes_of(self, state: ClientState) -> Iterator[None]:
-        """Context in which submodules are in the modes that the client's last turn left."""
+    def modes_of(self, state: ClientState) -> Iterator[None]:
+        """Context in which submodules are in the modes of ``state``, which gets those in which they are left."""
         module, before = self._services.module, ModuleModes()
         before.capture(module)
         try:
@@ -308,7 +308,7 @@ class TrainingLoop:
         trainer.begin_turn(client, services.global_step(client))
         losses: list[Tensor] = []
         sizes: list[float] = []
-        with torch.no_grad(), self._modes_of(self.state_aside(client)):
+        with torch.no_grad(), self.modes_of(self.state_aside(client)):
             num_batches = num_batches if length is None else min(num_batches, length)
             chosen = batches.once(path) if num_batches == math.inf else batches.shuffled(path, int(num_batches))
             for index, (batch, size) in enumerate(chosen):
