@@ -27,8 +27,16 @@ from lightning_fl.__main__ import first_words
         ("recipes drflm_esol", ""),
     ],
 )
-def test_what_is_read_with_which_settings(words, said):
+def test_what_is_read_with_which_settings(words, said, monkeypatch):
+    monkeypatch.setattr("os.path.exists", lambda path: True)  # torch's bytecode, which may not be written here
     assert first_words(words.split()) == (f"{said}\n" if said else "")
+
+
+def test_a_start_without_torch_s_bytecode_says_that_it_takes_longer(monkeypatch):
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    said = first_words(["fit", "--config", "drflm_esol"]).splitlines()
+    assert said[0] == "fit --config drflm_esol ..."
+    assert "first start" in said[1]
 
 
 @pytest.mark.slow
