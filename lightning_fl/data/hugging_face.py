@@ -24,8 +24,7 @@ class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
     Samples are images, if there is a column of images, else rows: numbers, flattened if a cell holds several, and a
-    one-hot code of every column of texts or classes. ``GroupBy(column=...)`` makes a client of every value of a column.
-    All data are kept in memory.
+    one-hot code of every column of texts or classes, in memory. ``GroupBy(column=...)`` makes a client of every value.
 
     Args:
         path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:
@@ -173,11 +172,16 @@ class HFDataset(SharedDataModule):
     def _targets(self, table: Any, classes: list[str] | None) -> Tensor:
         values = _values(table, self.target)
         if classes is None:
-            return torch.tensor([np.nan if value is None else value for value in values], dtype=torch.float32)[:, None]
-        codes = _codes(values, classes)
-        if codes.min(initial=0) < 0:
-            raise DataError(f"{self.path}: {self.target!r} of row {codes.argmin()} has no class: leave such rows out.")
-        return torch.from_numpy(codes)
+            known = [np.nan if value is None else value for value in values]
+            targets = torch.tensor(known, dtype=torch.float32)[:, None]
+            missing, what = ~targets.isfinite(), "is empty or not finite"
+        else:
+            targets = torch.from_numpy(_codes(values, classes))
+            missing, what = targets < 0, "has no class"
+        if missing.any():
+            row = int(missing.nonzero()[0, 0])
+            raise DataError(f"{self.path}: {self.target!r} of row {row} {what}: leave such rows out.")
+        return targets
 
     def _images(self, table: Any, name: str) -> Tensor:
         """All images, uint8 [n, C, H, W]."""
@@ -186,8 +190,7 @@ class HFDataset(SharedDataModule):
             if image is None:
                 raise DataError(f"{self.path}: {name!r} of row {number} is empty: leave such rows out.")
             if image.mode.startswith(("I", "F")):
-                what = f"{name!r} of row {number} has no bytes but values of Pillow's mode {image.mode}"
-                raise DataError(f"{self.path}: {what}: convert them to 0..255.")
+                raise DataError(f"{self.path}: {name!r} of row {number} has mode {image.mode}: convert it to 0..255.")
             channels = self.channels or (1 if image.mode in ("L", "1") else 3)
             image = image.convert("L" if channels == 1 else "RGB")
             if self.size is not None and image.size != (self.size[1], self.size[0]):
@@ -273,8 +276,7 @@ def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
     try:
         cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
     except (TypeError, ValueError) as error:
-        kind = f"does not hold numbers of one shape ({table.features[name]})"
-        raise DataError(f"the column {name!r} {kind}: leave it out with HFDataset.drop.") from error
+        raise DataError(f"the column {name!r} has no numbers of one shape: leave it out by drop.") from error
     if not cells.isfinite().all():
         row = int((~cells.isfinite()).any(1).nonzero()[0])
         raise DataError(f"{name!r} of row {row} is empty or not finite: fill it, leave the row out or drop the column.")

@@ -39,15 +39,10 @@ def is_dataset(value: object) -> bool:
     """Whether a value is a data set: torch's, or an object with a length and samples by number, such as a list."""
     if isinstance(value, DataLoader | CombinedLoader | torch.Tensor | Mapping | str | bytes) or is_graph(value):
         return False
-    if isinstance(value, Dataset):
-        return not _is_web_loader(value)
+    if isinstance(value, Dataset):  # but not webdataset's ``WebLoader``, a pipeline that starts with a loader
+        pipeline = getattr(value, "pipeline", None) if isinstance(value, IterableDataset) else None
+        return not (isinstance(pipeline, list) and pipeline and isinstance(pipeline[0], DataLoader))
     return hasattr(value, "__getitem__") and hasattr(value, "__len__")
-
-
-def _is_web_loader(value: object) -> bool:
-    """Whether it is a ``WebLoader`` of webdataset: a pipeline (an ``IterableDataset``) that starts with a loader."""
-    pipeline = getattr(value, "pipeline", None) if isinstance(value, IterableDataset) else None
-    return isinstance(pipeline, list) and bool(pipeline) and isinstance(pipeline[0], DataLoader)
 
 
 def holds_several(value: object) -> bool:

@@ -46,8 +46,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Args:
         batch_size: samples in a local training step.
-        eval_batch_size: samples in an evaluation step; ``None`` for four times ``batch_size``, since nothing is stored
-            for a backward pass.
+        eval_batch_size: samples in an evaluation step; ``None`` for four times ``batch_size``.
         shuffle: reshuffle the client's training samples every round.
         drop_last: leave out a last training batch that is not full (never the only one).
     """
@@ -143,8 +142,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def pool_training(self, pooled: bool) -> None:
         """Give the first client the training samples of all (centralised training), or undo that."""
         if pooled:
-            name = type(self).__name__
-            raise ConfigurationError(f"{name} cannot be pooled: leave PooledTraining out, or partition one data set.")
+            raise ConfigurationError(f"{type(self).__name__} cannot be pooled: leave PooledTraining out.")
 
     def held_rows(self, client: int) -> Mapping[Split, Sequence[int]] | None:
         """Numbers of a client's samples in the source, by split; ``None`` if they have none.

@@ -31,8 +31,7 @@ class Partitioned(SharedDataModule):
         eval_batch_size: samples in an evaluation step; ``None`` for the loader's value, or four times ``batch_size``.
         shuffle: reshuffle every round; ``None`` for the training loader's setting, or true.
         drop_last: leave out a last training batch that is not full; ``None`` for the loader's setting, or false.
-        collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
-            cannot handle.
+        collate_fn: makes a batch of a list of samples, where torch's and PyG's collation cannot.
         **kwargs: arguments of :class:`~lightning_fl.data.shared.SharedDataModule`.
     """
 

@@ -45,14 +45,11 @@ class SharedDataModule(FederatedDataModule):
 
     Args:
         partitioner: divides the samples among clients; it may leave samples unused.
-        split: shares of every client's samples for training, validation and test, with sum 1; those of separate parts
-            do not count.
+        split: shares of a client's samples for train, val and test, with sum 1; those of separate parts do not count.
         split_seed: seed of partition and division; ``None`` for the run's seed.
         division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
-        folds: K for K-fold cross-validation inside every client: the shares of ``split`` then only say whether there
-            is validation.
-        fold: the fold for testing, 0..K-1; the next one is for validation. If test samples are given, it is for
-            validation.
+        folds: K for K-fold cross-validation inside every client: ``split`` then only says whether there is validation.
+        fold: the fold for testing, 0..K-1; the next is for validation. With test samples given, it is for validation.
         stratified: keep the proportions of a client's classes in its splits as nearly as integers allow.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
@@ -73,9 +70,11 @@ class SharedDataModule(FederatedDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settings = DivisionSettings(self.division, self.split, self.folds, self.fold, self.stratified)
-        self._settings.check_partitioner(self.partitioner)
+        name, cuts = type(self.partitioner).__name__, self.division is not None or self.folds is not None
+        if self.partitioner.exact and (cuts or self.stratified):
+            raise ConfigurationError(f"{name} fixes every client's splits: omit division, folds and stratified.")
         if self.partitioner.exact and self.train_shares is not None:
-            raise ConfigurationError(f"train_shares with {type(self.partitioner).__name__}: leave it out.")
+            raise ConfigurationError(f"train_shares with {name}: leave it out.")
         self._left_out: list[str] = []
         self._opened: OpenedData | None = None
         self._held: dict[Split, Dataset] = {}
@@ -116,18 +115,17 @@ class SharedDataModule(FederatedDataModule):
         if self.stratified and self.train_shares is None and len(parts) == len(SPLITS) > len(datasets):
             name = type(self.partitioner).__name__
             raise ConfigurationError(f"stratified=True: {name} already divides every client's samples; omit it.")
-        self._settings.check_parts(parts)
+        if len(parts) == len(SPLITS) and (self.division is not None or self.folds is not None):
+            raise ConfigurationError("the data have validation and test samples: leave out division, folds and fold.")
         num_clients = len(parts["train"])
         if self.train_shares is not None and len(self.train_shares) != num_clients:
-            what = f"train_shares has {len(self.train_shares)} entries for {num_clients} clients"
-            raise ConfigurationError(f"{what}: give one per client.")
+            raise ConfigurationError(f"train_shares has {len(self.train_shares)} entries for {num_clients} clients.")
         names = self.partitioner.names
         name_of = str if names is None else names.__getitem__
         if names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
         if (empty := parts["train"].sizes == 0).any():
-            name = name_of(int(empty.nonzero()[0]))
-            raise DataError(f"client {name} of {num_clients} gets no sample: use fewer clients.")
+            raise DataError(f"client {name_of(int(empty.nonzero()[0]))} of {num_clients} gets no sample: use fewer.")
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
             datasets,

@@ -59,8 +59,7 @@ class Rotation(Shift):
         from torchvision.transforms.v2 import InterpolationMode
         from torchvision.transforms.v2.functional import rotate
 
-        angle = self.degrees[client // self.clients_per_value]
-        return rotate(images, angle, interpolation=InterpolationMode.BILINEAR)
+        return rotate(images, self.degrees[client // self.clients_per_value], interpolation=InterpolationMode.BILINEAR)
 
     def check(self, num_clients: int, num_classes: int) -> None:
         _check_blocks(self, len(self.degrees), self.clients_per_value, num_clients)
@@ -86,18 +85,15 @@ class LabelPermutation(Shift):
         num_classes = max(1, len(self.permutations[0]))
         for number, permutation in enumerate(self.permutations):
             if sorted(permutation) != list(range(num_classes)):
-                labels = f"each label 0..{num_classes - 1} once"
-                raise ConfigurationError(f"permutations[{number}]={list(permutation)}: must have {labels}.")
+                raise ConfigurationError(f"permutations[{number}]={list(permutation)}: permute 0..{num_classes - 1}.")
 
     def labels(self, client: int, labels: Tensor, num_classes: int) -> Tensor:
-        permutation = self.permutations[client // self.clients_per_value]
-        return torch.tensor(permutation, device=labels.device)[labels]
+        return torch.tensor(self.permutations[client // self.clients_per_value], device=labels.device)[labels]
 
     def check(self, num_clients: int, num_classes: int) -> None:
         _check_blocks(self, len(self.permutations), self.clients_per_value, num_clients)
         if (given := len(self.permutations[0])) != num_classes:
-            name = type(self).__name__
-            raise ConfigurationError(f"{name}.permutations have {given} labels: give all {num_classes} classes.")
+            raise ConfigurationError(f"{type(self).__name__}.permutations have {given} labels: give all {num_classes}.")
 
 
 class FedCollabConceptShift(LabelPermutation):
@@ -130,8 +126,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     """FedCollab's four numberings of C labels; the first s labels differ within a pair of types.
 
     Type 0 keeps the labels. Type 1 reverses the labels 0..s-1; if s is odd, when the middle one would not change,
-    it shifts each of them by one instead (the paper has s = 6). Type 2 maps y to C-1-y, and type 3 maps it to C-1 minus
-    its label in type 1.
+    it shifts each by one instead (the paper: s = 6). Type 2 maps y to C-1-y, type 3 to C-1 minus type 1's label.
 
     The types 0 and 1 agree on C-s labels, as do 2 and 3. A type of the first pair and one of the second agree nowhere
     if C is even; if C is odd, on the middle label at most. C is at least 2, and s from 2 to C/2.
@@ -140,8 +135,7 @@ def concept_permutations(num_classes: int, num_permuted: int) -> list[list[int]]
     [[0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 1, 0]]
     """
     if not 2 <= num_permuted <= num_classes / 2:
-        most = num_classes // 2
-        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: must be 2 to {most}.")
+        raise ConfigurationError(f"num_permuted={num_permuted} of num_classes={num_classes}: give 2 to half of them.")
     kept, moved = list(range(num_classes)), list(range(num_permuted))
     moved = [*moved[1:], 0] if num_permuted % 2 else moved[::-1]
     moved += kept[num_permuted:]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_fl.core.errors import ConfigurationError, DataError, listed
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.seeding import seed_default_generators
 from lightning_fl.core.validation import Count, Fraction, Seed, checked
@@ -47,8 +47,7 @@ class Silos(FederatedDataModule):
         eval_batch_size: samples in an evaluation step; ``None`` for each loader's value, or four times ``batch_size``.
         shuffle: reshuffle every round; ``None`` for each training loader's setting, or true.
         drop_last: leave out a last training batch that is not full; ``None`` for each loader's setting, or false.
-        collate_fn: makes a batch of a list of samples, for data sets with samples that torch's and PyG's collation
-            cannot handle.
+        collate_fn: makes a batch of a list of samples, where torch's and PyG's collation cannot.
         split: shares of train, val and test of a data set without splits, with sum 1.
         split_seed: seed of this division; ``None`` for the run's seed.
         num_samples: weight of each client in the averages, a list or name -> number; ``None`` for its number of
@@ -81,8 +80,7 @@ class Silos(FederatedDataModule):
         )
         check_fractions(split)
         if not isinstance(datamodules, Mapping | list | tuple):
-            kind = type(datamodules).__name__
-            raise ConfigurationError(f"datamodules is a {kind}: give a list, one entry per client, or use Partitioned.")
+            raise ConfigurationError(f"datamodules is a {type(datamodules).__name__}: give a list, one per client.")
         if isinstance(datamodules, Mapping):
             if names is not None:
                 raise ConfigurationError(f"names={names}: leave them out, datamodules is a dict with names.")
@@ -118,8 +116,7 @@ class Silos(FederatedDataModule):
             return None
         names = self.client_names()
         if not (sorted(given) == sorted(names) if isinstance(given, Mapping) else len(given) == len(names)):
-            clients = f"{len(names)} clients ({listed(names, 3)})"
-            raise ConfigurationError(f"num_samples={given}: must have one number for each of the {clients}.")
+            raise ConfigurationError(f"num_samples={given}: must have one number for each of the {len(names)} clients.")
         return [given[name] for name in names] if isinstance(given, Mapping) else list(given)
 
     @property

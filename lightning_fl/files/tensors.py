@@ -51,8 +51,7 @@ def read_torch(
     """Load a file that ``torch.save`` wrote to the CPU: plain values and tensors.
 
     ``kind`` (such as "a checkpoint"), ``remedy`` and ``place`` (by default the path) are for the message of ``error``,
-    raised if the file cannot be read, is of another kind, truncated or corrupt, or holds objects other than those of
-    the ``known`` classes.
+    raised if the file cannot be read, is of another kind, truncated or corrupt, or holds objects not ``known``.
     """
     path = Path(path)
     try:
@@ -174,8 +173,7 @@ def _write_entry(path: Path, value: object) -> None:
         with whole_file(path, by_several=True) as file:
             file.write(content.getbuffer())
     except OSError as error:
-        reason = f"cannot write features to {path.parent} ({error}), so every run computes them again"
-        rank_zero_warn(f"{reason}: set LIGHTNING_FL_CACHE to a writable folder.")
+        rank_zero_warn(f"cannot cache features in {path.parent} ({error}): set LIGHTNING_FL_CACHE.")
 
 
 class _Unreadable(ValueError):

@@ -132,10 +132,14 @@ def text_rows(stream: IO[bytes], place: str, most: float = math.inf) -> Iterator
         above += 1
     else:
         raise DataError(f"{place} is empty: check the file.")
-    separator = max(_SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
+    head, quotes = [first], first.count('"')
+    while quotes % 2 and (further := next(lines, "")):  # a line break within quotes
+        head.append(further)
+        quotes += further.count('"')
+    separator = max(_SEPARATORS, key=re.sub('"[^"]*"', "", "".join(head)).count)
     if separator != ",":
         rank_zero_info(f"{place}: cells are separated by {_SEPARATORS[separator]}")
-    reader = csv.reader(chain([first], lines), delimiter=separator, skipinitialspace=True, strict=True)
+    reader = csv.reader(chain(head, lines), delimiter=separator, skipinitialspace=True, strict=True)
     number, width = above, 0
     while True:
         line, number = above + reader.line_num + 1, number + 1
@@ -205,11 +209,15 @@ def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> No
     """Refuse wrong values of a column, by row number, if there are any; ``fault`` is such as "are not numbers"."""
     if len(wrong):
         rows = list_rows(list(map(int, wrong.index)), wrong.tolist())
-        raise DataError(f"{place}: {len(wrong)} values {fault}: {rows}. {remedy}.")
+        if wrong.astype(str).str.fullmatch(r"[-+]?\d*,\d+").any():
+            remedy += "; use a decimal point"
+        raise DataError(f"{place} has values that {fault}: {rows}. {remedy}.")
 
 
 def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     """``"row 3 'abc', row 9 'x' and 4 more"``: the first ten rows with their values, for messages."""
     pairs = zip(rows[:_LISTED_ROWS], values[:_LISTED_ROWS], strict=True)
-    text = ", ".join(f"row {row} {cut(repr('' if value is None else value))}" for row, value in pairs)
+    text = ", ".join(
+        f"row {row} {'(empty)' if value in (None, '') or value != value else cut(repr(value))}" for row, value in pairs
+    )
     return text + (f" and {len(rows) - _LISTED_ROWS} more" if len(rows) > _LISTED_ROWS else "")

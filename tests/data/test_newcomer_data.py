@@ -60,9 +60,9 @@ class TestTables:
         [
             ("x,const,y\n1,3,no\n", "has no column 'c'"),
             ("x,c,const\n1,u,3\n", "has no column 'y'"),
-            ("x,c,const,y\n1,w,3,no\n", "'c': 1 values .*row 2 'w'"),
-            ("x,c,const,y\n1,u,3,no\nz,u,3,no\n", "'x': 1 values .*row 3 'z'"),
-            ("x,c,const,y\n1,u,3,maybe\n", "'y': 1 values"),
+            ("x,c,const,y\n1,w,3,no\n", "'c' has values .*row 2 'w'"),
+            ("x,c,const,y\n1,u,3,no\nz,u,3,no\n", "'x' has values .*row 3 'z'"),
+            ("x,c,const,y\n1,u,3,maybe\n", "'y' has values"),
             ("x,c,const,y\n", "has no rows of data"),
         ],
     )

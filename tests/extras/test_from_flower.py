@@ -1,5 +1,6 @@
 """Flower's partitioners give here what they give there."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ flower = pytest.importorskip("flwr_datasets.partitioner")
 datasets = pytest.importorskip("datasets")
 
 from lightning_fl import ConfigurationError, DataError, Partitioned  # noqa: E402
-from lightning_fl.data import FromFlower  # noqa: E402
+from lightning_fl.data import FromFlower, MoleculeCSV  # noqa: E402
 
 LABELS = torch.from_numpy(np.random.default_rng(1).integers(0, 4, 200))
 
@@ -56,6 +57,22 @@ def test_natural_ids_are_named_clients() -> None:
     federated.setup()
     assert federated.client_names() == ["site 0", "site 1", "site 2"]
     assert all(row % 3 == 2 for of in federated.held_rows(2).values() for row in of)
+
+
+def test_rows_of_one_molecule_are_not_merged_across_named_clients(tmp_path: Path) -> None:
+    rows = [f"{'C' * (number % 10 + 1)},{number},site {number % 3}\n" for number in range(60)]
+    (tmp_path / "sites.csv").write_text("smiles,y,site\n" + "".join(rows))
+    partitioner = FromFlower(partitioner="NaturalIdPartitioner", arguments={"partition_by": "site"})
+    given: dict[str, Any] = {"path": str(tmp_path / "sites.csv"), "target_columns": ["y"], "duplicates": "merge_mean"}
+    held = []
+    for options in ({"partitioner": partitioner}, {"group_column": "site"}):
+        data = MoleculeCSV(**given, **options, split_seed=0)
+        data.prepare_data()
+        data.setup()
+        held.append(
+            (data.client_names(), [data.held_rows(client) for client in range(3)], data.dataset.targets.tolist())
+        )
+    assert held[0] == held[1]
 
 
 def test_a_seed_of_one_s_own_stays() -> None:

@@ -173,6 +173,7 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
         ({"path": "rows.txt"}, r"rows\.txt"),
         ({"path": "nobody/nothing"}, r"HFDataset.path='nobody/nothing' cannot be read: .* Check the name"),
         ({"columns": ["age", "hole"]}, r"'hole' of row 2 is empty or not finite"),
+        ({"target": "hole"}, r"rows\.parquet: 'hole' of row 2"),
     ],
 )
 def test_what_cannot_be_read_is_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

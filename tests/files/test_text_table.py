@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 
 from lightning_fl.core.errors import DataError
-from lightning_fl.files.text_table import list_rows, read_numbers, read_text_table, require_columns, smiles_name
+from lightning_fl.files.text_table import (
+    list_rows,
+    read_numbers,
+    read_text_table,
+    refuse_values,
+    require_columns,
+    smiles_name,
+)
 
 PLAIN = "smiles,y,lab\nCCO,1.5,NA\n\nC,,None\n"
 
@@ -63,6 +70,15 @@ def test_quotes_hold_separators_and_line_ends(file):
     assert cells(frame) == {2: ["x;\ny", None], 3: ['he said "no"', "2"]}
 
 
+@pytest.mark.parametrize("separator", list(",;\t|"))
+def test_a_header_with_line_ends_has_its_separator(file, separator):
+    names = ['yield, in %;\nas "measured", |\t|', 'size 5"', "a\nb"]
+    header = separator.join([f'"{names[0].replace(chr(34), 2 * chr(34))}"', names[1], f'"{names[2]}"'])
+    frame = read_text_table(file(f"\n{header}\nx{separator}{separator}y\n"))
+    assert list(frame.columns) == names
+    assert cells(frame) == {3: ["x", None, "y"]}
+
+
 def test_a_column_without_a_name_keeps_its_values(file):
     assert list(read_text_table(file(",y\n0,1\n")).columns) == ["Unnamed: 0", "y"]
 
@@ -104,3 +120,17 @@ def test_lists_in_messages_are_short():
     with pytest.raises(DataError, match=r"has no column 'y'\. It has c0, .*c19 and 480 more\.$"):
         require_columns(frame, ["y"], "a.csv")
     assert len(list_rows([2], ["x" * 10_000])) < 100
+
+
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
+        ({2: None}, r"row 2 \(empty\)\. Correct it\.$"),
+        ({2: float("nan"), 5: ""}, r"row 2 \(empty\), row 5 \(empty\)\."),
+        ({3: "-1,57", 4: "x"}, r"row 3 '-1,57', row 4 'x'\. Correct it; use a decimal point\.$"),
+        ({3: "a,57"}, r"row 3 'a,57'\. Correct it\.$"),
+    ],
+)
+def test_wrong_values_are_shown(cells, named):
+    with pytest.raises(DataError, match=r"^a\.csv has values that are odd: " + named):
+        refuse_values(pd.Series(cells, dtype=object), "a.csv", "are odd", "Correct it")

@@ -203,8 +203,7 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DataError(f"{address} cannot be reached, or was silent for too long ({type(error).__name__}).") from error
     except OSError as error:
-        remedy = "free disk space, or set LIGHTNING_FL_CACHE to a writable folder"
-        raise DataError(f"cannot write {destination} ({error}): {remedy}.") from error
+        raise DataError(f"cannot write {destination} ({error}): free space, or set LIGHTNING_FL_CACHE.") from error
 
 
 def available_cards() -> dict[str, Path]:
@@ -239,6 +238,5 @@ def load_card(name_or_path: str | Path, kind: type[Card] = Card) -> Card:
         raise ConfigurationError(f"card {path}, format={content['format']!r}: choose one of {', '.join(_KINDS)}.")
     card = own_kind.parse(content, path)
     if not isinstance(card, kind):
-        what = f"card {card.name!r} describes {card.content}, not {kind.content}"
-        raise ConfigurationError(f"{what}: use {card.data_module}.")
+        raise ConfigurationError(f"card {card.name!r} describes {card.content}: use {card.data_module}.")
     return card

@@ -1,6 +1,6 @@
 """Division of one client's samples into training, validation and test samples.
 
-Random draws for a client depend on the seed and the client only, so that no division depends on the other clients.
+No division depends on the other clients' samples: draws depend on the seed and the client's name, or its number.
 ``data.division`` is one of these classes; ``data.folds`` and ``data.fold`` choose parts of cross-validation.
 """
 

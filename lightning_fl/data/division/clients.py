@@ -1,6 +1,7 @@
 """Divisions of all clients, each independent of the others."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.data.division.division import Cut, Division, RandomDivision, cut_splits, group_numbers
 from lightning_fl.data.module import SPLITS, Split
-from lightning_fl.data.partition.partitioner import ClientParts, Partitioner
+from lightning_fl.data.partition.partitioner import ClientParts
 from lightning_fl.data.sizes import check_fractions, remaining_fractions, split_sizes
 
 
@@ -27,8 +28,7 @@ class ClientShares(Sequence[dict[Split, Tensor]]):
     @classmethod
     def of(cls, shares: Sequence[dict[Split, Tensor]]) -> "ClientShares":
         """The shares of a list with an entry per client."""
-        sizes = {split: torch.tensor([len(one[split]) for one in shares]) for split in SPLITS}
-        return cls(sizes, shares.__getitem__)
+        return cls({split: torch.tensor([len(one[split]) for one in shares]) for split in SPLITS}, shares.__getitem__)
 
     def __len__(self) -> int:
         return len(self.sizes["train"])
@@ -64,16 +64,6 @@ class DivisionSettings:
             raise ConfigurationError(f"folds={self.folds} with {name}: its parts follow one order. Omit one of them.")
         if self.stratified and self.division is not None and not isinstance(self.division, RandomDivision):
             raise ConfigurationError(f"stratified=True with {name}: needs a random division. Leave one of them out.")
-
-    def check_partitioner(self, partitioner: Partitioner) -> None:
-        """Refuse settings next to a partitioner that already fixes every client's splits."""
-        if partitioner.exact and (self.division is not None or self.folds is not None or self.stratified):
-            name = type(partitioner).__name__
-            raise ConfigurationError(f"{name} fixes every client's splits: omit division, folds and stratified.")
-
-    def check_parts(self, parts: Collection[Split]) -> None:
-        if len(parts) == len(SPLITS) and (self.division is not None or self.folds is not None):
-            raise ConfigurationError("the data have validation and test samples: leave out division, folds and fold.")
 
     def describe(self) -> dict[str, object]:
         record: dict[str, object] = {} if self.division is None else {"division": self.division.describe()}
@@ -124,10 +114,12 @@ def divide_clients(
             fold=settings.fold,
         )
         found = division.divide([] if keys is None else [keys[row] for row in rows], cut)
-        if cut.copies is not None:
-            _check_copies(found, cut.copies, cut.name, division)
         own = {split: part[client] for split, part in parts.items()}
         shares.append(own | {split: train[found[split]] for split in SPLITS if cut.is_cut[split]})
+        if copied is not None:
+            of_training = [part for split, part in shares[-1].items() if split == "train" or split not in datasets]
+            divider = "the partitioner" if settings.division is None else type(division).__name__
+            _check_copies([{copied[row] for row in part.tolist()} for part in of_training], cut.name, divider)
     return ClientShares.of(shares)
 
 
@@ -139,10 +131,8 @@ def _divide_at_random(
     return own | cut_splits(own["train"], fractions, seed, client, own=list(parts))
 
 
-def _check_copies(parts: Mapping[Split, Tensor], copies: Tensor, client: str, division: Division) -> None:
-    seen = [copies[part].unique() for part in parts.values()]
-    molecules, counts = torch.cat(seen).unique(return_counts=True)
-    if divided := int((counts > 1).sum()):
-        name = f"client {client}: {type(division).__name__}"
-        what = f"{name} separates the copies of {divided} of {len(molecules)} molecules, against duplicates='together'"
-        raise DataError(f"{what}: correct the file, merge the copies, or set duplicates: report.")
+def _check_copies(parts: Sequence[set[str]], client: str, divider: str) -> None:
+    counts = Counter(name for part in parts for name in part)
+    if divided := sum(count > 1 for count in counts.values()):
+        what = f"{divider} separates the copies of {divided} of {len(counts)} molecules, against duplicates='together'"
+        raise DataError(f"client {client}: {what}: correct the file, merge the copies, or set duplicates: report.")

@@ -199,8 +199,7 @@ def cut_splits(
 ) -> dict[Split, Tensor]:
     """Cut the splits that are not in ``own`` from a client's ascending samples of the training data.
 
-    The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, if their proportions
-    are to be kept.
+    The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, to keep their shares.
     """
     of_client = None if labels is None else labels[train]
     parts = split_indices(train, remaining_fractions(fractions, own), seed, client, labels=of_client)

@@ -42,8 +42,7 @@ class _GivenDivision(Division):
         check_train({"train": rest}, cut, "leave the client out, or use another division")
         missing = [split for split in self._missing if cut.is_cut[split]]
         if cut.folds is not None and not missing:
-            name = type(self).__name__
-            raise DataError(f"folds={cut.folds}: {name} already has samples for both val and test. Leave folds out.")
+            raise DataError(f"folds={cut.folds}: {type(self).__name__} already has val and test: leave folds out.")
         own: list[Split] = ["train", *(split for split in SPLITS[1:] if split not in missing)]
         inner = replace(
             cut,
@@ -79,8 +78,7 @@ class ColumnDivision(_GivenDivision):
         train: its values for training samples; ``None`` for those above.
         val: its values for validation samples; ``None`` for those above.
         test: its values for test samples; ``None`` for those above.
-        leave_out: its values for samples to leave unused; ``""`` for empty cells, if a published split covers only some
-            rows.
+        leave_out: its values for samples to leave unused; ``""`` for empty cells of a split that covers some rows.
 
     Example:
         >>> tdc = ColumnDivision(column="split", train=["train_val"])

@@ -40,8 +40,7 @@ class _WholeGroups(Division):
             groups = joined_groups(groups, cut.copies)
         if cut.folds is not None:
             return cut.by_folds(fold_numbers(cut.size, cut.folds, cut.generator("group folds"), groups=groups))
-        rng = cut.generator("groups")
-        return cut.by_fractions(grouped_parts(groups, cut.fractions, rng, balanced=self.balanced))
+        return cut.by_fractions(grouped_parts(groups, cut.fractions, cut.generator("groups"), balanced=self.balanced))
 
 
 @checked_fields
@@ -53,8 +52,7 @@ class GroupDivision(_WholeGroups):
     Args:
         column: name of the column, read with ``dataset.column(name)``.
         balanced: groups larger than half of a held-out part come first, from the largest on, so that they are for
-            training, the others in random order. Otherwise all groups come from the largest to the smallest, so that
-            rare groups are for testing.
+            training, the others in random order. Otherwise groups come by size, so that rare groups are for testing.
     """
 
     column: str
@@ -138,8 +136,7 @@ class HashDivision(Division):
         if self.by == "scaffold":
             return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
         if identities is None:
-            kind = type(dataset).__name__
-            raise DataError(f"HashDivision: the samples of {kind} are not molecules: give a column that groups them.")
+            raise DataError(f"HashDivision: the samples of {type(dataset).__name__} are no molecules: give a column.")
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
@@ -157,8 +154,7 @@ class HashDivision(Division):
 class OrderDivision(Division):
     """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
 
-    Samples of one date stay together, in the part of the first of them. If copies of a molecule stay together, the
-    earliest date counts.
+    Samples of one date stay together, in the part of the first. If copies stay together, the earliest date counts.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO format such
@@ -187,8 +183,7 @@ class OrderDivision(Division):
         if cut.copies is not None:
             first = torch.full((int(cut.copies.max()) + 1,), math.inf, dtype=torch.float64)
             times = first.scatter_reduce(0, cut.copies, times, "amin")[cut.copies]
-        ranks = times.unique(return_inverse=True)[1]
-        return cut.by_fractions(ordered_parts(ranks, cut.fractions))
+        return cut.by_fractions(ordered_parts(times.unique(return_inverse=True)[1], cut.fractions))
 
 
 def ordered_parts(ranks: Tensor, fractions: Sequence[float]) -> list[Tensor]:

@@ -83,8 +83,8 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
     """Warn of files in a folder, and below it, that are not among those read as images, except hidden ones."""
     if others := sorted(path for path in set(folder.rglob("[!.]*")).difference(read) if path.is_file()):
         kinds = Counter(path.suffix.lower() or "no suffix" for path in others)
-        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-        unread = f"{len(others)} files are not read as images ({counted}), such as {others[0]}"
+        each = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        unread = f"files that are not read as images ({each}), such as {others[0]}"
         warnings.warn(f"{what}: {unread}. Convert images to PNG; ignore this for other files.", stacklevel=2)
 
 

@@ -35,8 +35,7 @@ def _read_part(card: ImageCard, files: Sequence[Path], place: str) -> ImageDatas
     for path in files:
         for writer, images, labels in _read_file(card, path):
             if writer in of_writer:
-                where = f"writer {writer} is in {of_writer[writer][2]} too"
-                raise DataError(f"{path}: {where}: remove the files of another run of LEAF's preprocess.sh.")
+                raise DataError(f"{path}: writer {writer} is also in {of_writer[writer][2]}: remove one of them.")
             of_writer[writer] = images, labels, path.name
     if not of_writer:
         raise DataError(f"{place}: no writer has an image: {_REMEDY}.")
@@ -86,8 +85,7 @@ def _read_writer(card: ImageCard, data: Any, size: Any, place: str) -> tuple[np.
     outside = ~((values >= 0) & (values <= 1))  # NaN is outside too
     if outside.any():
         number, pixel = np.argwhere(outside)[0]
-        value = f"{values[number, pixel]:g}"
-        raise DataError(f"{place}: image {number} has the value {value}, not one from 0 to 1: {_REMEDY}.")
+        raise DataError(f"{place}: image {number} has the value {values[number, pixel]:g}, not in 0..1: {_REMEDY}.")
     if classes.dtype.kind != "i" or not ((classes >= 0) & (classes < len(card.classes))).all():
         raise DataError(f"{place}: a label is not a whole number in 0..{len(card.classes) - 1}: {_REMEDY}.")
     return np.rint(values * 255).astype(np.uint8).reshape(-1, card.size**2), classes.astype(np.int64)

@@ -116,8 +116,7 @@ class SharedImages(TransformedImages, SharedDataModule):
         images = ImageDataset.joined([self._converted(part) for part in parts.values()], place=path)
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
-            shapes = f"images have the shape {shape} (channels, height, width), those of the run {expected}"
-            raise DataError(f"{path}: {shapes}: convert them first.")
+            raise DataError(f"{path}: images have the shape {shape}, those of the run {expected}: convert them.")
         self._normalize_as(record)
         return images.tensors()
 
@@ -183,8 +182,7 @@ class ImageData(SharedImages):
         channels: 1 for grey, 3 for colours; ``None`` to keep theirs.
         coarse_labels: learn the superclasses (of CIFAR-100) instead of the classes.
         pooled: join the parts.
-        max_samples: number of images to use, drawn by ``split_seed``, with the classes (and parts) in proportion;
-            ``None`` for all.
+        max_samples: number of images to use, drawn by ``split_seed`` in proportion of classes; ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
         **kwargs: arguments of :class:`SharedImages`.
 

@@ -1,7 +1,6 @@
 """Search for the images of a card: the user's folders, then the cache, then torchvision's download.
 
-A folder may hold the card's ``.npz`` file, torchvision's files in its own layout, or the published folder, in this
-order of precedence.
+A folder may hold the card's ``.npz`` file, torchvision's files or the published folder, in this order of precedence.
 """
 
 import os
@@ -164,6 +163,7 @@ class TorchvisionImages(ImageReader):
         return f"{self.path} ({', '.join(self.sha256)})"
 
     def read(self, *, coarse_labels: bool = False) -> "dict[Split, ImageDataset]":
+        import torch
         import torchvision
 
         from lightning_fl.data.images.dataset import ImageDataset
@@ -180,19 +180,14 @@ class TorchvisionImages(ImageReader):
             except Exception as error:  # torchvision's parsers raise anything for damaged files, even AssertionError
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise DataError(f"{place} cannot be read ({reason}): fetch it again.") from error
-            images = _channels_first(data.data, self.card.channels)
-            parts[split] = ImageDataset(images, labels - first_label, classes, place=f"{place}, {split} part")
+            images = torch.as_tensor(data.data)  # [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W]
+            if images.ndim == 3:
+                images = images[:, None]
+            elif images.shape[1] != self.card.channels:
+                images = images.permute(0, 3, 1, 2)
+            where = f"{place}, {split} part"
+            parts[split] = ImageDataset(images.contiguous(), labels - first_label, classes, place=where)
         return parts
-
-
-def _channels_first(data: Any, channels: int) -> "Tensor":
-    """Convert torchvision's arrays, [n, H, W], [n, H, W, C] or (SVHN) [n, C, H, W], to images [n, C, H, W]."""
-    import torch
-
-    images = torch.as_tensor(data)
-    if images.ndim == 3:
-        return images[:, None].contiguous()
-    return (images if images.shape[1] == channels else images.permute(0, 3, 1, 2)).contiguous()
 
 
 def _labels(data: Any, coarse: bool) -> "Tensor":

@@ -75,8 +75,7 @@ class ImageTransform:
     def __call__(self, images: Tensor, training: bool) -> Tensor:
         """Convert bytes to float32 images [B, C, H, W]; the bytes are unchanged."""
         if training and "crop" in self.augment:
-            offsets = torch.randint(0, 2 * _PADDING + 1, (2, len(images)))
-            images = crop_at(images, to_device(offsets, images.device))
+            images = crop_at(images, to_device(torch.randint(0, 2 * _PADDING + 1, (2, len(images))), images.device))
         if training and "flip" in self.augment:
             images = flip_where(images, torch.rand(len(images)) < 0.5)
         if self._shift.device != images.device:
@@ -92,8 +91,8 @@ class TransformedImages(FederatedDataModule):
 
     Args:
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
-        mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the training images (in
-            ``ImageFolders`` 0.5, independently of other silos).
+        mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the data's training images,
+            including those that are cut from them for validation and test (in ``ImageFolders`` 0.5).
         std: standard deviation of each channel; ``None`` to compute it (in ``ImageFolders`` 0.5).
         augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
             an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
@@ -136,5 +135,4 @@ class TransformedImages(FederatedDataModule):
     def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
         images, *others = batch
         # outside of a run nothing is augmented, as in evaluation
-        training = self.trainer is not None and self.trainer.training
-        return [self._transform(images, training), *others]
+        return [self._transform(images, self.trainer is not None and self.trainer.training), *others]

@@ -42,8 +42,7 @@ class MoleculeNet(_CardModule):
         name: name of a card of the package (``lightning-fl datasets`` lists them), or path of another.
         source: ``"real"``: the file or an error. ``"auto"``: the file, else the card's stand-in with a warning, else an
             error. ``"standin"``: the stand-in.
-        data_root: folder in which the file is looked for first, before ``$LIGHTNING_FL_DATA``, the cache and the
-            download.
+        data_root: folder searched for the file first, before ``$LIGHTNING_FL_DATA``, cache and download.
         smiles_column: column of SMILES, if not the card's.
         target_columns: columns to predict, if not the card's.
         select: column -> value that rows must have there, such as ``{dataset: caco2_wang}`` for a file that holds
@@ -79,7 +78,17 @@ class MoleculeNet(_CardModule):
     def _open_table(self, *, allow_download: bool) -> OpenedData:
         find = partial(find_file, self.card, data_root=self.data_root, allow_download=allow_download)
         found = real_or_standin(self.card, self.source_choice, find)
-        return _open_standin(self.card) if found is None else self._open_file(found, self.card, select=self.select)
+        if found is not None:
+            return self._open_file(found, self.card, select=self.select)
+        from lightning_fl.data.molecules.standin import make_standin
+
+        card = self.card
+        assert card.standin is not None  # real_or_standin
+        names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
+        table = make_standin(card.standin, target_names=names, target_units=units)
+        title = f"STAND-IN (computed molecules) for {card.title}"
+        record = {"title": title, "file": None, "sha256": None, "verified": False, "rows": len(table.smiles)}
+        return OpenedData({"train": table}, "stand-in", card.describe() | record)
 
 
 class DrugOOD(_CardModule):
@@ -89,8 +98,7 @@ class DrugOOD(_CardModule):
     (pChEMBL value), ``assay_id`` and ``domain_id``. The name of the part becomes the column ``split``.
 
     Args:
-        path: a DrugOOD file; ``None`` to look for the card's file in ``data_root``, ``$LIGHTNING_FL_DATA`` and the
-            cache.
+        path: a DrugOOD file; ``None`` to look in ``data_root``, ``$LIGHTNING_FL_DATA`` and the cache.
         card: name or path of the card that describes the file.
         data_root: folder in which the card's file is looked for first.
         parts: parts to use, of ``train``, ``iid_val``, ``iid_test``, ``ood_val`` and ``ood_test``; ``None`` for all.
@@ -141,14 +149,3 @@ def _with_columns(card: MoleculeCard, smiles: str | None, targets: list[str] | N
     # a stand-in has only the card's own columns
     standin = card.standin if chosen == card.targets and smiles in (None, card.smiles) else None
     return replace(card, smiles=smiles or card.smiles, targets=chosen, standin=standin)
-
-
-def _open_standin(card: MoleculeCard) -> OpenedData:
-    from lightning_fl.data.molecules.standin import make_standin
-
-    assert card.standin is not None  # real_or_standin
-    names, units = [target.name for target in card.targets], [target.unit for target in card.targets]
-    table = make_standin(card.standin, target_names=names, target_units=units)
-    title = f"STAND-IN (computed molecules) for {card.title}"
-    record = {"title": title, "file": None, "sha256": None, "verified": False, "rows": len(table.smiles)}
-    return OpenedData({"train": table}, "stand-in", card.describe() | record)

@@ -112,8 +112,8 @@ class MoleculeDataset(InMemoryDataset):
         """Return the n values of another column, as text; refuse empty cells."""
         values = self.cells(name)
         if empty := [row for row, value in zip(self.rows, values, strict=True) if value is None]:
-            rows = f"{len(empty)} rows: {list_rows(empty, [''] * len(empty))}"
-            raise DataError(f"{self._place}, column {name!r} is empty in {rows}. Fill them, or choose another column.")
+            rows = list_rows(empty, [""] * len(empty))
+            raise DataError(f"{self._place}, column {name!r} has gaps: {rows}. Fill them, or choose another column.")
         return [value for value in values if value is not None]
 
     def cells(self, name: str) -> list[str | None]:

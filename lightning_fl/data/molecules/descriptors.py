@@ -37,8 +37,7 @@ def descriptor_names(kind: FeatureName) -> Sequence[str]:
 def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
     """Compute the descriptors of one kind for n molecules, [n, F_kind]; 0 for SMILES that cannot be read.
 
-    - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` without ``Ipc`` and ``AvgIpc``, float32, NaN where RDKit finds no
-      finite number.
+    - ``rdkit``: ``rdkit.Chem.Descriptors.descList`` without ``Ipc`` and ``AvgIpc``, float32, NaN where not finite.
     - ``morgan``: how often each of 2,048 folded environments of radius 2 occurs (Rogers and Hahn 2010,
       https://doi.org/10.1021/ci100050t), uint8, at most 255.
     """

@@ -25,7 +25,7 @@ from lightning_fl.data.molecules.duplicates import (
     molecule_identities,
 )
 from lightning_fl.data.molecules.table import Invalid, MoleculeTable, TargetTransform, Transform, read_table
-from lightning_fl.data.partition import GroupBy, Partitioner
+from lightning_fl.data.partition import FromFile, GroupBy, Partitioner
 from lightning_fl.data.shared import OpenedData, SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled
 from lightning_fl.files.text_table import require_columns
@@ -54,8 +54,7 @@ class MoleculeDataModule(SharedDataModule):
             column names the clients, within each client): ``"merge_mean"`` for values, ``"merge_majority"`` for classes
             (missing where several are as frequent), ``"merge_refuse"`` where all must be equal.
         features: descriptors of every molecule besides its graph, in ``descriptors`` [G, F] of batches: ``"rdkit"``,
-            RDKit's two-dimensional descriptors, and ``"morgan"``, counts of Morgan environments of radius 2, folded to
-            2,048.
+            RDKit's two-dimensional descriptors, and ``"morgan"``, counts of environments of radius 2, folded to 2,048.
     """
 
     #: Column of SMILES.
@@ -80,9 +79,9 @@ class MoleculeDataModule(SharedDataModule):
         if self.graphs == "chemprop":
             expect_extra("chemprop", "chemprop", "graphs='chemprop'")
         if self.duplicates.startswith("merge_") and isinstance(self.division, ListDivision):
-            remedy = "use duplicates: together, or merge rows in the file"
-            raise ConfigurationError(f"duplicates={self.duplicates!r} with ListDivision: {remedy}.")
+            raise ConfigurationError(f"duplicates={self.duplicates!r} with ListDivision: use duplicates: together.")
         self._copies_together = self.duplicates == "together"
+        self._merged_within: list[str] = []
         self._identity_of: dict[str, str] = {}
         self._duplicate_counts: dict[str, int] | None = None
         self._features = self.features = distinct_features(self.features or [])
@@ -115,14 +114,18 @@ class MoleculeDataModule(SharedDataModule):
     def _merged(self, table: MoleculeTable) -> MoleculeTable:
         """Refuse missing columns of clients or parts, record the molecules' identities, merge copies if required."""
         readers: list[Any] = [by for by in (self.partitioner, self.division) if getattr(by, "column", None) is not None]
-        require_columns(table.columns, [by.column for by in readers], f"{table.place}, besides SMILES and targets,")
+        # rows of different clients, or of different given splits, stay separate
+        within = [by.column for by in readers if by is not self.division or isinstance(by, ColumnDivision)]
+        if isinstance(self.partitioner, FromFile):
+            within = self.partitioner.merged_within
+        needed = [*within, *(by.column for by in readers)]
+        require_columns(table.columns, needed, f"{table.place}, besides SMILES and targets,")
         identities = molecule_identities(table.smiles, self.identity, cache_folder() / "molecules")
         pairs = zip(table.smiles, identities, strict=True)
         self._identity_of = {text: name for text, name in pairs if name is not None}
         if not self.duplicates.startswith("merge_"):
             return table
-        # rows of different clients, or of different given splits, stay separate
-        within = [by.column for by in readers if by is not self.division or isinstance(by, ColumnDivision)]
+        self._merged_within = within
         return merge_duplicates(table, identities, self.duplicates, within=within)
 
     def setup(self, stage: str | None = None) -> None:
@@ -163,11 +166,7 @@ class MoleculeDataModule(SharedDataModule):
     @property
     def dataset(self) -> "MoleculeDataset":
         """All molecules, after ``prepare_data`` or ``setup``."""
-        from lightning_fl.data.molecules.dataset import MoleculeDataset
-
-        dataset = self._data.datasets["train"]
-        assert isinstance(dataset, MoleculeDataset)
-        return dataset
+        return self._data.datasets["train"]
 
     @property
     def target_names(self) -> list[str]:
@@ -183,6 +182,9 @@ class MoleculeDataModule(SharedDataModule):
     def target_units(self) -> list[str]:
         """Units of the T targets."""
         return self.dataset.target_units
+
+    def held_source(self) -> Mapping[str, Any]:
+        return {**super().held_source(), "merged_within": self._merged_within}
 
     def describe(self) -> Mapping[str, Any]:
         record: dict[str, Any] = {"target_names": self.target_names, "target_units": self.target_units}
@@ -204,7 +206,8 @@ class MoleculeCSV(MoleculeDataModule):
         smiles_column: column of SMILES, in any case; by default also "canonical_smiles", "isomeric_smiles" or "smi".
         group_column: makes each value of this column a client of that name; instead of ``partitioner``.
         partitioner: assigns molecules to clients; instead of ``group_column``.
-        censored: read cells such as ">5" and "<=0.1" as bounds, which are otherwise refused.
+        censored: read cells such as ">5" and "<=0.1" as bounds, which are otherwise refused. The model must be
+            :class:`~lightning_fl.models.MoleculeModel`, or read ``batch.y_bound``.
         target_transform: predict ``"log10"`` or ``"-log10"`` of ``target_factor`` times the values; ``target_units``
             are the units after it. ``"-log10"`` and 1e-6 make a pIC50 of an IC50 in µmol/L, and an upper bound of a
             lower one. ``None`` for the values of the file.
@@ -257,8 +260,7 @@ def chemprop_loader(
 ) -> DataLoader:
     """Make a loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
-    ``keep_single`` keeps a last batch of one molecule, which batch normalisation cannot train on. The only batch of a
-    loader is always kept.
+    ``keep_single`` keeps a last batch of one molecule, which batch normalisation cannot train on; an only one is kept.
     """
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 

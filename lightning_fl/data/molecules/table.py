@@ -171,9 +171,9 @@ def _read_target(
     if censored:
         column, bounds = _split_bounds(column)
     numbers, wrong = read_numbers(column)
-    remedy = "Correct them, or leave the cells empty for missing values"
+    remedy = "Correct them (classes are 0, 1, ...), or leave the cells empty for missing values"
     if not censored and wrong.astype(str).str.match(_RELATION).any():
-        remedy += ", or set censored: true to read bounds such as '>5' as censored values"
+        remedy += ", or set censored: true (for MoleculeModel, or a loss that reads batch.y_bound) to read bounds"
     refuse_values(wrong, place, "are not finite numbers", remedy)
     if transform is not None:
         wrong = column[numbers <= 0]

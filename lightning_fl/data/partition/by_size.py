@@ -36,8 +36,7 @@ class SizePartitioner(JointPartitioner):
             raise DataError(f"{num_samples} samples for {len(ratios)} clients: use at most {num_samples} clients.")
         sizes = apportion(num_samples, ratios)
         if 0 in sizes:
-            what = f"ratios={list(ratios)} leave client {sizes.index(0)} no sample of {num_samples}"
-            raise DataError(f"{what}: raise its ratio.")
+            raise DataError(f"ratios={list(ratios)} leave client {sizes.index(0)} no sample: raise its ratio.")
         return sizes
 
     def partition_splits(self, datasets: Mapping[Split, Dataset], seed: int) -> dict[Split, Sequence[Tensor]]:
@@ -108,8 +107,7 @@ class Sizes(SizePartitioner):
 class Quantity(SizePartitioner):
     """Random parts of unequal size: in given ratios, or in ratios drawn from Dir(alpha, ..., alpha).
 
-    He et al., "FedGraphNN", arXiv:2104.07145 (2021): latent Dirichlet allocation over the sizes, redrawn until each
-    client has ``min_samples``.
+    He et al., "FedGraphNN", arXiv:2104.07145 (2021): latent Dirichlet allocation over the sizes, with ``min_samples``.
 
     Args:
         ratios: one number per client, such as ``[7, 2, 1]``; instead of ``num_clients`` and ``alpha``.

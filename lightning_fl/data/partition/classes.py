@@ -31,14 +31,15 @@ def read_classes(
 def bin_targets(values: Tensor, num_bins: int) -> Tensor:
     """Turn real targets [n] into labels ``0, 1, ...`` without gaps: bins between quantiles, about equally full.
 
-    Equal targets share a bin, so there may be fewer than ``num_bins``. Missing targets (NaN) get their own bin, the
-    last.
+    Equal targets share a bin, and up to ``num_bins`` different values, such as 0 and 1, have one each. Missing targets
+    (NaN) get their own bin, the last.
     """
     missing = values.isnan()
     present = values[~missing].double().numpy(force=True)
     labels = torch.full(values.shape, num_bins, dtype=torch.long)
     if len(present):
-        edges = np.quantile(present, np.arange(1, num_bins) / num_bins)
+        known = np.unique(present)
+        edges = known[1:] if len(known) <= num_bins else np.quantile(present, np.arange(1, num_bins) / num_bins)
         labels[~missing.cpu()] = torch.from_numpy(np.searchsorted(edges, present, side="right"))
     return torch.unique(labels, return_inverse=True)[1]
 

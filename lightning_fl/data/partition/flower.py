@@ -31,6 +31,8 @@ class FromFlower(Partitioner):
         expect_extra("flwr_datasets", "flower", "FromFlower")
         self.partitioner = partitioner
         self.arguments = dict(arguments or {})
+        by = self.arguments.get("partition_by")
+        self.column = None if by == "label" else by
         self._make(0)
         count = self.arguments.get("num_partitions")
         sizes = self.arguments.get("partition_sizes")
@@ -54,11 +56,10 @@ class FromFlower(Partitioner):
 
         flower = self._make(seed)
         columns: dict[str, Any] = {_INDEX: list(range(len(dataset)))}  # type: ignore[arg-type]
-        by = self.arguments.get("partition_by")
-        if by == "label":
-            columns[by] = read_classes({"train": dataset}, num_bins=10)["train"].tolist()
-        elif by is not None:
-            columns[by] = list(read_column(dataset, str(by), "FromFlower"))
+        if self.column is not None:
+            columns[self.column] = list(read_column(dataset, self.column, "FromFlower"))
+        elif self.arguments.get("partition_by") is not None:
+            columns["label"] = read_classes({"train": dataset}, num_bins=10)["train"].tolist()
         flower.dataset = Table.from_dict(columns)
         try:
             parts = [flower.load_partition(client)[_INDEX] for client in range(flower.num_partitions)]

@@ -31,6 +31,7 @@ class SplitFile:
     parts: Mapping[Split, Split]  #: the part of the data that each split's samples belong to
     seed: int | None  #: ``split_seed`` of that run
     sizes: Mapping[Split, int]  #: number of samples of each part of the data
+    merged_within: list[str]  #: columns in which rows had to agree to be merged
     names: list[str]
     clients: list[dict[Split, list[int]]]
 
@@ -56,8 +57,7 @@ def read_split_file(path: Path) -> SplitFile:
         raise DataError(f"{path} cannot be read as JSON: {error}. Give the splits.json of a run.") from error
     try:
         if content["format"] != _FORMAT:
-            version = f"format {content['format']!r}, this version reads {_FORMAT}"
-            raise DataError(f"{path} has {version}: use the version that wrote it.")
+            raise DataError(f"{path} has format {content['format']!r}, not {_FORMAT}: use the version that wrote it.")
         clients = [{split: _numbers(entry[split]) for split in SPLITS} for entry in content["clients"]]
         parts: dict[Split, Split] = {split: content["parts"][split] for split in SPLITS}
         if not clients or not set(parts.values()) <= set(SPLITS):
@@ -69,20 +69,27 @@ def read_split_file(path: Path) -> SplitFile:
             parts=parts,
             seed=None if (seed := content.get("split_seed")) is None else _numbers([seed])[0],
             sizes=content.get("sizes", {}),
+            merged_within=list(map(str, content.get("merged_within", []))),
             names=[str(entry["name"]) for entry in content["clients"]],
             clients=clients,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise DataError(f"{path} is not the splits.json of a run, or is damaged: {reason}. Copy it again.") from error
-    _check_once(file)
+    seen: set[tuple[Split, int]] = set()
+    for name, of in zip(file.names, clients, strict=True):
+        for split in SPLITS:
+            for number in of[split]:
+                if (parts[split], number) in seen:
+                    where = f"again in the {split} samples of {name}"
+                    raise DataError(f"{path} has sample {number} twice, {where}: the file is damaged.")
+                seen.add((parts[split], number))
     return file
 
 
 def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The known SHA-256 sums of files."""
-    found = [file.get("sha256") for file in files]
-    return frozenset(entry for entry in tree_leaves(found) if isinstance(entry, str))
+    return frozenset(entry for entry in tree_leaves([file.get("sha256") for file in files]) if isinstance(entry, str))
 
 
 def _numbers(values: object) -> list[int]:
@@ -111,6 +118,10 @@ class FromFile(Partitioner):
     @property
     def repeated_seed(self) -> int | None:
         return self._splits.seed
+
+    @property
+    def merged_within(self) -> list[str]:
+        return self._splits.merged_within
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         now = sums_of(record.get("files") or [record])
@@ -147,10 +158,10 @@ class FromFile(Partitioner):
 
 def _index_of(dataset: Any, file: SplitFile) -> dict[int, int]:
     """Number in the file -> index in the data set."""
-    rows = sample_rows(dataset)
-    if file.by_rows != (rows is not None):
-        raise DataError(f"{file.place} numbers {'rows' if file.by_rows else 'samples'}, and these data do not.")
-    return {row: index for index, row in enumerate(range(len(dataset)) if rows is None else rows)}
+    rows = sample_rows(dataset) if file.by_rows else range(len(dataset))
+    if rows is None:
+        raise DataError(f"{file.place} numbers rows, and these data do not.")
+    return {row: index for index, row in enumerate(rows)}
 
 
 def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) -> Tensor:
@@ -159,14 +170,3 @@ def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) 
         what = f"{len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have"
         raise DataError(f"{file.place} names {what}: {listed(absent, 5)}. Read the data as in that run.")
     return torch.tensor([index_of[row] for row in rows], dtype=torch.long).sort().values
-
-
-def _check_once(file: SplitFile) -> None:
-    seen: set[tuple[Split, int]] = set()
-    for name, of in zip(file.names, file.clients, strict=True):
-        for split in SPLITS:
-            for number in of[split]:
-                if (file.parts[split], number) in seen:
-                    where = f"again in the {split} samples of {name}"
-                    raise DataError(f"{file.place} has sample {number} twice, {where}: the file is damaged.")
-                seen.add((file.parts[split], number))

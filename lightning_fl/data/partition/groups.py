@@ -223,8 +223,7 @@ class ScaffoldLDA(KeyPartitioner):
 def murcko_scaffolds(smiles: Sequence[str]) -> list[str]:
     """Bemis-Murcko scaffold of every molecule: canonical SMILES without chirality, empty if there is no ring.
 
-    Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887. The cache
-    folder keeps them.
+    Bemis, Murcko, "The properties of known drugs. 1. Molecular frameworks", J. Med. Chem. 39 (1996) 2887. Cached.
     """
     return load_or_compute(cache_folder() / "molecules", "scaffolds", smiles, lambda: _compute_scaffolds(smiles))
 

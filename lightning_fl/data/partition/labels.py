@@ -99,8 +99,7 @@ class Dirichlet(LabelPartitioner):
 
     Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
     2019, https://arxiv.org/abs/1909.06335, in the form with proportions per class (Yurochkin et al., ICML 2019): the
-    clients' shares of every class are one draw from Dir(α, ..., α). All are redrawn until every client has
-    ``min_samples``.
+    clients' shares of every class are one draw from Dir(α, ..., α), until every client has ``min_samples``.
 
     Args:
         num_clients: number of clients.
@@ -130,8 +129,7 @@ class Pathological(LabelPartitioner):
 
     After McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
     section 3, with whole classes instead of shards, so that the number of classes is exact. The holders of a class have
-    equal shares of it; the numbers of holders of the classes differ by at most one. All clients share a class without
-    training samples.
+    equal shares of it; the numbers of holders of the classes differ by at most one. All share a class without any.
 
     Args:
         num_clients: number of clients.
@@ -148,8 +146,7 @@ class Pathological(LabelPartitioner):
         fewest_classes = -(-len(present) // self.num_clients)
         if not fewest_classes <= self.classes_per_client <= len(present):
             option = f"Pathological.classes_per_client={self.classes_per_client} with {self.num_clients} clients"
-            allowed = f"from {fewest_classes} to {len(present)}, the number of classes"
-            raise ConfigurationError(f"{option}: must be {allowed}.")
+            raise ConfigurationError(f"{option}: must be {fewest_classes} to {len(present)}, the number of classes.")
         rng = generator(seed, "partition", "pathological")
         holders = torch.zeros(len(sizes), self.num_clients, dtype=torch.float64)
         num_holders = torch.zeros(len(sizes), dtype=torch.long)
@@ -206,8 +203,7 @@ class LabelTypes(LabelPartitioner):
                 raise ConfigurationError(f"shares[{number}]={of_type}: must have a share above 0.")
         for label, of_class in enumerate(zip(*shares, strict=True)):
             if (total := math.fsum(of_class)) > 1 + SUM_TOLERANCE:
-                what = f"shares of class {label}, {list(of_class)}, sum to {total:g}"
-                raise ConfigurationError(f"{what}: must be at most 1.")
+                raise ConfigurationError(f"shares of class {label}, {list(of_class)}, sum to {total:g}, above 1.")
         self.num_clients, self.num_bins = len(shares) * self.clients_per_type, len(shares[0])
 
     def holdings(self, sizes: Tensor, seed: int) -> Tensor:
@@ -245,13 +241,11 @@ class OneClassShards(LabelPartitioner):
     Federated Learning" (HCCT), section 7.1: 100 shards, 10 clients.
 
     The samples of a class make as many shards as fit; ``num_shards`` of all these are drawn, so that a class's chances
-    grow with its samples. Separate validation and test data are dealt in the same class shares, in shards as large as
-    they allow.
+    grow with its samples. Separate validation and test data are dealt in the same class shares.
 
     The paper leaves the scale of the distribution and the rounding open. Here every client draws ``|z|``,
     ``z ~ N(0, scale²)``, rounded. The same whole number is then added to all draws (or subtracted, leaving each client
-    one shard), so that the sum comes as near to ``num_shards`` as it can from below; random clients get the few left
-    over, one each.
+    one shard), so that the sum comes near ``num_shards`` from below; random clients get one each of the rest.
 
     Args:
         num_clients: number N of clients, at most ``num_shards``.
@@ -271,8 +265,7 @@ class OneClassShards(LabelPartitioner):
 
     def __post_init__(self) -> None:
         if self.num_shards < self.num_clients:
-            what = f"OneClassShards.num_shards={self.num_shards}"
-            raise ConfigurationError(f"{what}: must be at least num_clients={self.num_clients}.")
+            raise ConfigurationError(f"num_shards={self.num_shards}: must be at least num_clients={self.num_clients}.")
 
     def shard_counts(self, seed: int) -> Tensor:
         """Numbers of shards of every client, >= 1, with sum ``num_shards``, int64, shape [N]."""
@@ -313,8 +306,7 @@ class OneClassShards(LabelPartitioner):
         shard_size = int((sizes[held > 0] // held[held > 0]).min())
         if shard_size == 0:
             label = int((held - sizes).argmax())
-            what = f"class {label} has {int(sizes[label])} samples for {int(held[label])} shards"
-            raise DataError(f"{what}: lower num_shards.")
+            raise DataError(f"class {label}: {int(sizes[label])} samples, {int(held[label])} shards; lower num_shards.")
         return holdings * shard_size
 
 

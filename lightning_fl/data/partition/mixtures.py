@@ -118,7 +118,7 @@ class Mixture(JointPartitioner):
             if unknown := [key for key in named or [] if key not in known]:
                 values = listed(list(map(str, sorted(known))))
                 raise DataError(f"{name}_{letter}: the data have no {unknown[0]!r}. They have {values}.")
-        in_a = set(range((max(known, default=-1) + 1) // 2) if of_a is None else of_a)
+        in_a = set(sorted(known)[: len(known) // 2] if of_a is None else of_a)
         number = {key: 0 if key in in_a else 1 if of_b is None or key in of_b else 2 for key in known}
         return {split: torch.tensor([number[key] for key in part], dtype=torch.long) for split, part in keys.items()}
 
@@ -245,5 +245,4 @@ def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Seq
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
     is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
     if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
-        what = f"{name}_a={of_a}, {name}_b={of_b}"
-        raise ConfigurationError(f"{what}: give at least one for each, without overlap, or only {name}_a.")
+        raise ConfigurationError(f"{name}_a={of_a}, {name}_b={of_b}: give both without overlap, or only {name}_a.")

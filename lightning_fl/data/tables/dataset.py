@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -32,8 +33,7 @@ _REMEDY = "Correct them, or leave the rows out"
 class TableSchema:
     """Conversion of columns to numbers: Q numeric ones unchanged, categorical ones one-hot.
 
-    ``categories`` maps a categorical column to its sorted values, with :data:`MISSING` last if a value is missing
-    anywhere.
+    ``categories`` maps a categorical column to its sorted values, with :data:`MISSING` last if any is missing.
     """
 
     numeric: tuple[str, ...]
@@ -123,7 +123,7 @@ class TableSchema:
 class TableDataset(Dataset):
     """Rows of a file with their targets, by which partitioners group them."""
 
-    frame: pd.DataFrame  #: texts, ``None`` for a missing value; the index holds row numbers for messages
+    frame: pd.DataFrame  #: texts, ``None`` for a missing value; the index holds row numbers
     targets: Tensor  #: classes, int64 [n]; numbers, float32 [n, 1]; or times and events, float32 [n, 2]
     classes: list[str]  #: empty for numbers and times
     schema: TableSchema  #: conversion of the input columns to numbers
@@ -132,6 +132,10 @@ class TableDataset(Dataset):
     def __len__(self) -> int:
         return len(self.frame)
 
+    @cached_property
+    def rows(self) -> list[int]:
+        return self.frame.index.tolist()
+
     def cells(self, name: str) -> list[str | None]:
         require_columns(self.frame, [name], self.place)
         return self.frame[name].tolist()
@@ -139,7 +143,7 @@ class TableDataset(Dataset):
     def column(self, name: str) -> list[str]:
         require_columns(self.frame, [name], self.place)
         values = self.frame[name]
-        missing = values[values.isna()].fillna(MISSING)
+        missing = values[values.isna()]
         refuse_values(missing, f"{self.place}, column {name!r}", "are missing", "Fill them, or choose another column")
         return values.tolist()
 
@@ -245,7 +249,7 @@ def class_indices(column: pd.Series, classes: Sequence[str], place: str) -> Tens
 def target_numbers(column: pd.Series, place: str) -> Tensor:
     """Convert a target column to the targets of a regression, float32 [n, 1]."""
     targets = torch.from_numpy(read_numbers(column)[0].to_numpy(copy=True)).float()
-    wrong = column[~targets.isfinite().numpy()].fillna(MISSING)
+    wrong = column[~targets.isfinite().numpy()]
     refuse_values(wrong, f"{place}, target column {column.name!r}", "are not finite numbers", _REMEDY)
     return targets[:, None]
 
@@ -258,8 +262,7 @@ def survival_times(times: pd.Series, events: pd.Series, place: str) -> Tensor:
         (events, lambda numbers: (numbers == 0) | (numbers == 1), "are neither 1 (observed) nor 0 (censored)"),
     ):
         numbers, _ = read_numbers(column)
-        wrong = column[~fits(numbers)].fillna(MISSING)
-        refuse_values(wrong, f"{place}, column {column.name!r}", what, _REMEDY)
+        refuse_values(column[~fits(numbers)], f"{place}, column {column.name!r}", what, _REMEDY)
         columns.append(torch.from_numpy(numbers.to_numpy(copy=True)))
     if not columns[1].any():
         raise DataError(f"{place}, column {events.name!r} has no event: there is nothing to learn.")

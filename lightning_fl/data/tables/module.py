@@ -37,11 +37,9 @@ class TableData(SharedDataModule):
     a value of its own. Drop a column that only divides the rows among clients; partitioners still find it.
 
     Args:
-        name: name of a card of the package, such as ``adult``, or path of another (``.yaml``); instead of ``path``.
-            There is no stand-in.
+        name: a card of the package, such as ``adult``, or path of another (``.yaml``), without stand-in; or ``path``.
         path: the user's file with a header (text, packed or not, Parquet or Excel); instead of ``name``.
-        data_root: folder in which a card's files are looked for first, before ``$LIGHTNING_FL_DATA``, the cache and
-            the download.
+        data_root: folder searched for a card's files first, before ``$LIGHTNING_FL_DATA``, cache and download.
         target: column of classes, numbers or times; ``None`` for the card's.
         task: whether the target holds classes or, for a "regression", numbers.
         event: column of 0 and 1, whether the event was observed; the target is then its time. ``None`` for the card's.
@@ -97,11 +95,7 @@ class TableData(SharedDataModule):
 
     @property
     def _table(self) -> "TableDataset":
-        from lightning_fl.data.tables.dataset import TableDataset
-
-        table = self._data.datasets["train"]
-        assert isinstance(table, TableDataset)
-        return table
+        return self._data.datasets["train"]
 
     @property
     def class_names(self) -> list[str]:
@@ -145,7 +139,7 @@ class TableData(SharedDataModule):
         if categorical is not None and (unknown := [name for name in categorical if name not in columns]):
             raise DataError(f"categorical={categorical}: {unknown[0]!r} is not an input column: {listed(columns)}.")
         if categorical is None and self.card is not None:
-            categorical = [*self.card.categorical, *derived]
+            categorical = [*self.card.categorical, *([self.card.target] if self.card.classes else []), *derived]
         if not columns:
             raise DataError(f"{place} has no input column besides the target {target!r}: drop fewer columns.")
         read = self._leave_out_incomplete(read, columns, categorical or (), place)
@@ -237,8 +231,7 @@ class TableData(SharedDataModule):
             frame = _with_derived(frame, self.card)
         schema.check(frame, path)
         require_columns(frame, [record["target"], *([record["event"]] if "event" in record else [])], path)
-        targets = self._targets(frame, record.get("classes", []), path)
-        return TensorDataset(schema.features(frame, mean, std), targets)
+        return TensorDataset(schema.features(frame, mean, std), self._targets(frame, record.get("classes", []), path))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         if reading.smiles_column is not None:
@@ -282,7 +275,6 @@ def _encoding(record: Mapping[str, Any]) -> "tuple[TableSchema, torch.Tensor, to
 def _with_derived(frame: "pd.DataFrame", card: TableCard) -> "pd.DataFrame":
     for derived in card.derived:
         if derived.column in frame.columns and derived.name not in frame.columns:
-            inside = frame[derived.column].isin(derived.values)
-            frame[derived.name] = np.where(inside, derived.label, derived.other)
+            frame[derived.name] = np.where(frame[derived.column].isin(derived.values), derived.label, derived.other)
             frame.loc[frame[derived.column].isna(), derived.name] = None
     return frame

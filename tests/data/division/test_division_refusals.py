@@ -92,12 +92,12 @@ HELD_OUT = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
         (
             Rows({"t": ["2020-01-01", "soon", "2021-01-01"]}),
             {"division": OrderDivision(column="t")},
-            "column='t': 1 values .*dates.* row 3 'soon'",
+            "column='t' has values .*dates.* row 3 'soon'",
         ),
         (
             Rows({"t": ["nan", "3", "4", "2020-01-01"]}),
             {"division": OrderDivision(column="t")},
-            "2 values .*numbers.* row 2 'nan', row 5 '2020-01-01'",
+            "values .*numbers.* row 2 'nan', row 5 '2020-01-01'",
         ),
         (Rows({"s": ["train", "holdout", "x"]}), {"division": COLUMN}, "column='s' .*'holdout', 'x'"),
         (Rows({"s": ["test", "val"]}), {"division": COLUMN}, "column 's' has no sample for training"),
@@ -116,6 +116,11 @@ HELD_OUT = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
             Rows({"s": ["train", "test", "train"], "thing": ["a", "a", "b"]}),
             {"division": COLUMN, "together": True},
             "ColumnDivision .* copies of 1 of 2 molecules",
+        ),
+        (
+            Rows({"thing": ["a", "b"] * 20}, labels=[0, 0, 1, 1] * 10),
+            {"partitioner": Mixture(num_clients=1), "together": True},
+            "partitioner .* copies of 2 of 2 molecules",
         ),
     ],
 )

@@ -69,6 +69,15 @@ def test_data_with_parts_of_their_own_and_without_rows(tmp_path):
     assert [again.held_rows(c) for c in (0, 1)] == [data.held_rows(c) for c in (0, 1)]
 
 
+def test_a_file_of_samples_is_read_where_they_now_have_rows(saved, rows):
+    data, path = saved
+    content = json.loads(path.read_text()) | {"numbering": "samples from 0"}
+    content["clients"] = [{"name": of["name"], **held(data, client)} for client, of in enumerate(content["clients"])]
+    path.write_text(json.dumps(content))
+    again = ready(rows, partitioner=FromFile(path=str(path)))
+    assert [held(again, c) for c in range(3)] == [held(data, c) for c in range(3)]
+
+
 def test_what_is_drawn_is_that_of_the_run_whose_seed_the_file_has(saved, rows):
     data, path = saved
     assert ready(rows, partitioner=FromFile(path=str(path)), split_seed=77).partition_seed == data.partition_seed
@@ -80,6 +89,20 @@ def test_data_without_numbers_leave_no_file():
     silos = Silos([TensorDataset(torch.zeros(4), torch.zeros(4))])
     silos.setup("fit")
     assert split_file_text(silos, [0]) is None
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_copies_that_a_run_kept_together_stay_so(tmp_path, together):
+    rows = Rows({"thing": [f"m{number % 20}" for number in range(60)]})
+    path = tmp_path / "splits.json"
+    data = ready(rows, together=together)
+    path.write_text(split_file_text(data, [0]))
+    again = FromFile(path=str(path))
+    if together:
+        assert held(ready(rows, together=True, partitioner=again)) == held(data)
+    else:
+        with pytest.raises(DataError, match="partitioner .* copies of .* of 20 molecules"):
+            ready(rows, together=True, partitioner=again)
 
 
 # ---- refusals: the exception and the thing at fault

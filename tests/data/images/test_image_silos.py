@@ -146,5 +146,5 @@ def test_files_that_are_not_read_are_counted(root):
     for name in ("0.gif", "1.gif", "scan.dcm"):
         (root / "north" / "cat" / name).write_bytes(b"")
     data = ImageFolders(root=str(root), size=4, silos=["north"], classes=CLASSES)
-    with pytest.warns(UserWarning, match=r"silo north: 3 files .*2 \.gif, 1 \.dcm.*0\.gif"):
+    with pytest.warns(UserWarning, match=r"silo north: files .*2 \.gif, 1 \.dcm.*0\.gif"):
         data.client_data(0, "train")

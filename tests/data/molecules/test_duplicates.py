@@ -11,7 +11,8 @@ from lightning_fl.core.errors import DataError
 from lightning_fl.data import ColumnDivision, HashDivision, ScaffoldDivision
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules.duplicates import count_duplicates, merge_duplicates, molecule_identities
-from lightning_fl.data.partition import IID, murcko_scaffolds
+from lightning_fl.data.partition import IID, FromFile, murcko_scaffolds
+from lightning_fl.data.partition.from_file import split_file_text
 
 #: Several ways to write each of some molecules.
 WAYS = [["CCO", "OCC", "C(C)O"], ["c1ccccc1C", "Cc1ccccc1"], ["CC(=O)O", "OC(C)=O"], ["C1CCCCC1"]]
@@ -206,6 +207,26 @@ def test_merging_before_molecules_are_shared_out(csv):
     assert len(split_up(csv, duplicates="merge_mean").dataset) == 120  # a laboratory keeps a row of its own
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"partitioner": IID(num_clients=2)}, {"division": ColumnDivision(column="part")}]
+)
+def test_merged_rows_are_repeated_from_a_file(tmp_path, options):
+    path = tmp_path / "labs.csv"
+    parts = ["train", "val", "test"]
+    rows = [f"{'C' * (number % 20 + 1)},{number},lab{number % 3},{parts[number // 80]}\n" for number in range(240)]
+    path.write_text("smiles,y,lab,part\n" + "".join(rows))
+    data = split_up(str(path), duplicates="merge_mean", **options)
+    splits = tmp_path / "splits.json"
+    splits.write_text(split_file_text(data, range(data.num_clients)))
+    for _ in range(2):  # also from the file of the repetition
+        again = split_up(str(path), duplicates="merge_mean", partitioner=FromFile(path=str(splits)))
+        assert [again.held_rows(c) for c in range(again.num_clients)] == [
+            data.held_rows(c) for c in range(data.num_clients)
+        ]
+        assert torch.equal(again.dataset.targets, data.dataset.targets)
+        splits.write_text(split_file_text(again, range(again.num_clients)))
+
+
 def test_without_an_option_nothing_changes(csv):
     plain, said = split_up(csv), split_up(csv, duplicates="report", identity="inchikey_no_stereo")
     assert [plain.held_rows(c) for c in range(3)] == [said.held_rows(c) for c in range(3)]
@@ -215,7 +236,7 @@ def test_a_published_split_of_some_rows(tmp_path):
     path = tmp_path / "part.csv"
     path.write_text("smiles,y,split\nCC,1,train\nCCC,2,train\nCCCC,3,\nCCO,4,test\n")
     options = {"partitioner": IID(num_clients=1), "split": (0.9, 0.0, 0.1)}
-    with pytest.raises(DataError, match="column 'split' is empty in 1 rows: row 4"):
+    with pytest.raises(DataError, match="column 'split' has gaps: row 4"):
         split_up(str(path), division=ColumnDivision(column="split"), **options)
     data = split_up(str(path), division=ColumnDivision(column="split", leave_out=[""]), **options)
     assert data.held_rows(0) == {"train": [2, 3], "val": [], "test": [5]}

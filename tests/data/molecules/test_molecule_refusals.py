@@ -191,6 +191,7 @@ LOG = {"transforms": {"y": TargetTransform("-log10")}}
         (CSV, {"targets": None, "units": "x", "not_targets": ["lab", "y", "z"]}, ["lab, smiles, y, z"]),
         ("smiles,y\nC,1\nC,>5\nC,inf\nC,1e399\n", {}, ["'y'", "row 3 '>5'", "row 4 'inf'", "row 5 '1e399'"]),
         ("smiles,y\nC,>5\n", {}, ["censored: true"]),
+        ("smiles,y\nC,active\nCC,inactive\n", {}, ["classes", "0, 1"]),
         ("smiles,y\nC,~3\nC,1\n", {"censored": True}, ["row 2 '~3'"]),
         ("smiles,y\nC,1e16\nC,1e30\nC,-1e39\n", {}, ["'y'", "row 3 '1e30'", "row 4 '-1e39'"]),
         ("smiles,y\nC,\nCC,NaN\n", {}, ["'y' is empty"]),
@@ -236,7 +237,7 @@ def test_files_of_drugood_are_refused(tmp_path, content, fault):
 @pytest.mark.parametrize(
     ("smiles", "options", "faults"),
     [
-        (BROKEN, {}, ["3 of 6", "mine.csv", "row 3 'C(C', row 5 '', row 7 'CN(C)(C)(C)C'", "--data.invalid skip"]),
+        (BROKEN, {}, ["3 of 6", "mine.csv", "row 3 'C(C', row 5 (empty), row 7 'CN(C)(C)(C)C'", "--data.invalid skip"]),
         (["CCO", "C" * 40_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "atoms"]),
         (["CCO", "C" + "(C" * 20_000 + ")" * 20_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "atoms"]),
         (["CCO", "(" * 300_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "characters"]),
@@ -258,7 +259,7 @@ def test_smiles_are_refused_with_their_rows(smiles, options, faults):
         (lambda: MoleculeDataset(molecule_table(["C"]), invalid="drop"), ConfigurationError, "invalid='drop'"),
         (lambda: molecule_identities(["C"], "x"), ConfigurationError, "identity='x'"),
         (lambda: incomplete().column("asay"), DataError, "'assay'"),
-        (lambda: incomplete().column("assay"), DataError, "'assay' is empty in 2 rows: row 3 '', row 5 ''"),
+        (lambda: incomplete().column("assay"), DataError, "'assay' has gaps: row 3 (empty), row 5 (empty)"),
     ],
 )
 def test_arguments_of_a_data_set_are_refused(call, kind, fault):

@@ -169,6 +169,8 @@ def test_classes_and_columns_tell_the_distributions_apart():
     assert len(first) == len(second) == 30
     odd = TensorDataset(torch.arange(3).repeat(10))
     assert set(odd.tensors[0][Mixture(num_clients=2, mixture="0:100")(odd, 0)[0]].tolist()) == {0}
+    gaps = TensorDataset(torch.tensor([0, 7, 8, 9]).repeat(10))  # the half of the classes, not of their numbers
+    assert set(gaps.tensors[0][Mixture(num_clients=2, mixture="0:100")(gaps, 0)[0]].tolist()) == {0, 7}
     real = TensorDataset(torch.linspace(0, 1, 40))
     below, above = Mixture(num_clients=2, mixture="0:100")(real, 0)
     assert (below.tolist(), above.tolist()) == (list(range(20)), list(range(20, 40)))

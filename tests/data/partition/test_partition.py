@@ -122,8 +122,10 @@ def test_bins_are_equally_full_ascending_and_invariant_to_increasing_maps():
 @pytest.mark.parametrize(
     ("values", "num_bins", "labels"),
     [
-        # Quartiles of 1, 1, 1, 1, 2, 3 are 1, 1, 1.75: equal targets share a bin, empty bins are left out.
-        ([1.0, NAN, 1, 3, 1, 1, NAN, 2], 4, [0, 2, 0, 1, 0, 0, 2, 1]),
+        # Up to as many different targets as bins have a bin each.
+        ([1.0, NAN, 1, 3, 1, 1, NAN, 2], 4, [0, 3, 0, 2, 0, 0, 3, 1]),
+        ([0.0] * 19 + [1], 2, [0] * 19 + [1]),
+        ([0.0] * 96 + [1, 2], 3, [0] * 96 + [1, 2]),
         ([NAN, NAN], 3, [0, 0]),
         ([5.0, 5.0], 10, [0, 0]),
     ],

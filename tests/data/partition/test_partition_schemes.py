@@ -125,6 +125,25 @@ def test_real_targets_are_put_into_bins(partitioner):
     assert lists(partitioner(REAL, seed=5)) == lists(partitioner(bins, seed=5))
 
 
+@pytest.mark.parametrize("rate", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        IID(num_clients=5, stratified=True),
+        Sizes(train=[40, 25, 10]),
+        Quantity(ratios=[2, 1, 1], stratified=True),
+        Dirichlet(num_clients=3, alpha=0.3),
+        Pathological(num_clients=2, classes_per_client=1),
+        LabelTypes(shares=[[0.3, 0.6], [0.7, 0.4]], clients_per_type=1),
+        Mixture(num_clients=2),
+    ],
+)
+def test_real_zeros_and_ones_are_classes_however_rare(partitioner, rate):
+    ones = (torch.arange(500) < 500 * rate).long()
+    real = TensorDataset(torch.zeros(500), ones.float()[:, None])
+    assert lists(partitioner(real, 4)) == lists(partitioner(TensorDataset(ones), 4))
+
+
 @pytest.mark.parametrize("data", [LABELLED, REAL])
 @pytest.mark.parametrize(
     "partitioner", [Dirichlet(num_clients=3, alpha=0.3), Pathological(num_clients=3, classes_per_client=4)]

@@ -10,7 +10,7 @@ from table_files import OWN, ready
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.data.cards.lookup import load_card
-from lightning_fl.data.division import ColumnDivision
+from lightning_fl.data.division import ColumnDivision, ListDivision
 from lightning_fl.data.partition import IID, GroupBy
 from lightning_fl.data.tables.dataset import TableSchema, column_statistics, read_csv, standardize
 from lightning_fl.data.tables.module import TableData
@@ -179,6 +179,13 @@ def test_another_target_of_a_card(adult):
     assert data.feature_names == ["age", "income=<=50K", "income=>50K"]
 
 
+@pytest.mark.parametrize(("target", "task"), [("education", "classification"), ("age", "regression")])
+def test_the_classes_of_a_card_are_categories_where_another_column_is_the_target(adult, target, task):
+    with pytest.warns(UserWarning, match="is not the file"):
+        data = ready(name="adult", data_root=adult, target=target, task=task)
+    assert data.feature_names[-2:] == ["income=<=50K", "income=>50K"]
+
+
 def test_a_federation_learns_from_a_table(table, tmp_path):
     rows = "".join(f"{i % 7},{'ab'[i % 2]},{('low', 'high')[(i % 7) > 3]}\n" for i in range(140))
     data = TableData(
@@ -254,7 +261,13 @@ def test_rows_that_a_published_split_does_not_cover_are_left_out(table):
     path = table("x,part,sick\n1,train,no\n2,,yes\n3,test,no\n4,train,yes\n5,,no\n")
     division = ColumnDivision(column="part", leave_out=[""])
     data = ready(path=path, target="sick", columns=["x"], division=division, split=(0.8, 0.0, 0.2))
-    assert {split: list(of) for split, of in data.held_rows(0).items()} == {"train": [0, 3], "val": [], "test": [2]}
+    assert {split: list(of) for split, of in data.held_rows(0).items()} == {"train": [2, 5], "val": [], "test": [4]}
+    assert data.held_source()["numbering"] == "rows"
+    lists = table("train: [2, 5]\ntest: [4]\n", "lists.yaml")
+    division = ListDivision(path=lists, unlisted="leave_out")
+    again = ready(path=path, target="sick", columns=["x"], division=division, split=(0.8, 0.0, 0.2))
+    assert again.held_rows(0) == data.held_rows(0)
+    assert torch.equal(_rows(again, 0, "test")[0], _rows(data, 0, "test")[0])
 
 
 def test_a_whole_number_with_a_point_is_the_same_category(table):

@@ -1,6 +1,7 @@
 """Refusals of tables and synthetic data: type of the error, and the option or thing at fault."""
 
 import gzip
+import json
 import re
 
 import pytest
@@ -74,12 +75,12 @@ def test_options_are_refused(make, options, fault):
         (OWN, {"drop": ["colours"]}, "'colours'"),
         (OWN, {"drop": ["age", "colour", "site"]}, "target 'sick'"),
         (OWN, {"categorical": ["sick"]}, "categorical=.*'sick'"),
-        (OWN, {"categorical": ["site"]}, "'colour': 4 values .*row 2 'red', row"),
+        (OWN, {"categorical": ["site"]}, "'colour' has values .*row 2 'red', row"),
         (OWN, {"partitioner": GroupBy(column="town")}, "'town'"),
-        (OWN, {"partitioner": GroupBy(column="colour")}, r"'colour'.*1 values.*row 3 '\?'"),
+        (OWN, {"partitioner": GroupBy(column="colour")}, r"'colour' has values .*row 3 \(empty\)"),
         ("a,sick\n1,no\n2,?\n", {}, "'sick' has fewer than two different values"),
-        ("a,sick\n1,no\n2,?\n3,yes\n", {}, "'sick': 1 values .*no, yes.*row 3"),
-        ("a,sick\n1,0\n2,NA\n3,1\n", {}, "'sick': 1 values .*0, 1.*row 3 'NA'"),
+        ("a,sick\n1,no\n2,?\n3,yes\n", {}, "'sick' has values .*no, yes.*row 3"),
+        ("a,sick\n1,0\n2,NA\n3,1\n", {}, "'sick' has values .*0, 1.*row 3 'NA'"),
         ("a,sick\n1,no\n2,no\n", {}, "'sick' has fewer than two different values"),
         ("a,sick\n1,0.5\n2,0.7\n", {}, "'sick' has 2 different values, such as '0.5'.* not classes"),
         ("x,sick\n1,0.5\n2,1.5\n3,2.5\n4,none yet\n", {}, "'sick'.*not classes"),
@@ -95,9 +96,9 @@ def test_options_are_refused(make, options, fault):
         ),
         ("a,sick\n" + "".join(f"1,n{i}\n" for i in range(1001)), {}, "1001 different values, .* not classes"),
         ('a,sick\n"1,no\n', {}, "own.csv"),
-        ("a,sick\n1,no\n2,yes\ninf,no\n3,yes\n", {}, "'a': 1 values .*row 4 'inf'.* categorical"),
+        ("a,sick\n1,no\n2,yes\ninf,no\n3,yes\n", {}, "'a' has values .*row 4 'inf'.* categorical"),
         ("a,sick\n1,no\n2,yes\n12 mg,no\n", {}, "row 4 '12 mg'"),
-        ("a,sick\n1,no\n-1e200,yes\n", {}, r"'a': 1 values .*1e\+150.*row 3 '-1e200'"),
+        ("a,sick\n1,no\n-1e200,yes\n", {}, r"'a' has values .*1e\+150.*row 3 '-1e200'"),
         ("age,extra,sick\n30,,no\n,1,yes\n", {"incomplete": "leave_out"}, "incomplete=leave_out"),
     ],
 )
@@ -111,7 +112,13 @@ def test_the_splits_of_other_rows_are_refused(tmp_path):
     (tmp_path / "own.csv").write_text(OWN)
     given = {"path": str(tmp_path / "own.csv"), "target": "sick"}
     splits = tmp_path / "splits.json"
-    splits.write_text(split_file_text(ready(**given, incomplete="leave_out"), [0]))
+    again = FromFile(path=str(splits))
+    splits.write_text(split_file_text(ready(**given, split=(1.0, 0.0, 0.0)), [0]))
+    with pytest.raises(DataError, match=r"splits\.json names 2 rows that the data do not have: 3, 4\."):
+        ready(**given, incomplete="leave_out", partitioner=again)
+    # an older version counted samples
+    text = json.dumps(json.loads(splits.read_text()) | {"numbering": "samples from 0", "sizes": {"train": 3}})
+    splits.write_text(text)
     with pytest.raises(DataError, match=r"splits\.json .*3} samples, not .*5}"):
         ready(**given, partitioner=FromFile(path=str(splits)))
 
