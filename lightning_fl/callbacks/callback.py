@@ -144,8 +144,7 @@ class Callback:
     def select_collaboration(self, trainer: _Trainer, weights: Mapping[int, Weights]) -> Collaboration | None:
         """Choose whose weights of this round are averaged with whose; ``None`` leaves the collaboration unchanged.
 
-        Called on every rank, with the same result on every rank. It costs memory: the weights of all hosted clients are
-        kept until all have trained.
+        Called on every rank, with the same result. It costs memory: all hosted clients' weights are kept.
 
         With the trait "model_per_client", every client has a model of its own, which the callback sets up in
         ``on_fit_start``, and row k of A has the weights of the models that client k averages. All ranks then get the

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -62,8 +63,7 @@ class ModelCheckpoint(Callback):
         if stage == "fit":
             self.__post_init__()
             if self.monitor is not None and not trainer.check_val_every_n_rounds:
-                reason = "as trainer.check_val_every_n_rounds=0 leaves out validation"
-                rank_zero_warn(f"ModelCheckpoint.monitor={self.monitor!r} has no effect, {reason}.")
+                rank_zero_warn("ModelCheckpoint.monitor has no effect with trainer.check_val_every_n_rounds=0.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         self._restore_best(trainer)
@@ -88,6 +88,7 @@ class ModelCheckpoint(Callback):
                 "models": [model.clone().state_dict() for model in trainer.federation.models],
                 "collaboration": trainer.federation.collaboration.state_dict(),
                 "absent_clients": sorted(trainer.federation.absent_clients),
+                "measured": _validated(trainer.federation.common_state("measured")),
             }
             stores = {name: of for name, of in trainer.federation.client_stores.items() if name != _STORE}
             clients = sorted({client for of in stores.values() for client in of})
@@ -109,8 +110,11 @@ class ModelCheckpoint(Callback):
             return
         exported = self.kept(trainer, state["client_stores"])
         trainer.run_log.summary["num_models"] = len(exported.models)
-        exported.client_stores = {**exported.client_stores, FINAL_MODELS: self._final_models(trainer, exported)}
-        private = trainer.processes.private
+        final, private = exported.final_models, trainer.processes.private
+        if trainer.loop.evaluates_own_weights:
+            own = {one: trainer.loop.client_model(one, exported).state_dict() for one in trainer.hosted_clients}
+            final = (own if private else trainer.strategy.exchange(own)) | final
+        exported.client_stores = {**exported.client_stores, FINAL_MODELS: final}
         if not (private or trainer.is_global_zero):
             return
         export_models(
@@ -143,20 +147,16 @@ class ModelCheckpoint(Callback):
                 of_best.setdefault(name, {})[client] = value
         return of_best
 
-    @staticmethod
-    def _final_models(trainer: TrainerSurface, exported: Federation) -> dict[int, Any]:
-        """Models of clients that differ from those of the collaboration."""
-        final = exported.final_models
-        if not trainer.loop.evaluates_own_weights:
-            return final
-        own = {client: trainer.loop.client_model(client, exported).state_dict() for client in trainer.hosted_clients}
-        return (own if trainer.processes.private else trainer.strategy.exchange(own)) | final
-
     def best_models(self, trainer: TrainerSurface) -> tuple[list[Weights], Collaboration]:
         """Shared models and collaboration of the best round."""
         assert self._best is not None
         models = [Weights.from_state_dict(saved, trainer.fabric.device) for saved in self._best["models"]]
         return models, Collaboration.from_state_dict(self._best["collaboration"])
+
+    def restore_measured(self, trainer: TrainerSurface) -> None:
+        """Let the latest validation be that of the best round, unless only an older version has measured it."""
+        if self._best is not None and self._best.get("measured"):
+            trainer.federation.restore_validation(self._best["measured"], trainer.client_names)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("only_evaluates"):
@@ -190,6 +190,7 @@ class ModelCheckpoint(Callback):
             with contextlib.suppress(CheckpointError):  # it may be missing
                 state = load_state(source, trainer.fabric)
                 if self._is_best(state):
+                    self._best.setdefault("measured", _validated(state))  # an older version's checkpoint lacks it
                     copy_checkpoint(source, state, folder, "best", trainer.processes)
                     return
         state = trainer.state_dict()
@@ -224,3 +225,8 @@ class ModelCheckpoint(Callback):
             known = f"{listed(metrics, near=base or name)} (each also as NAME/worst)"
             raise ConfigurationError(f"{what}. Choose one of {known}.")
         return value, metric.higher_is_better if self.mode == "auto" else self.mode == "max"
+
+
+def _validated(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's state keeps of the latest validation."""
+    return {name: {"val": of["val"]} for name, of in state.get("measured", {}).items() if "val" in of}

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lightning_fl.callbacks.callback import Callback, method_of
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
+from lightning_fl.core.errors import counted
 from lightning_fl.core.escaping import encodable, terminal
 from lightning_fl.core.metrics import MetricSummary, curve_name, default_metric
 from lightning_fl.core.validation import Count, checked_fields
@@ -90,7 +91,7 @@ class ProgressDisplay(Callback):
         if self._live is not None:
             self._live.update(self._renderable(trainer, ended=True))
         self.teardown(trainer, "fit")
-        ended = f"finished {rounds} rounds in {elapsed}"
+        ended = f"finished {counted(rounds, 'round')} in {elapsed}"
         reason = f". {trainer.stop_reason}" if trainer.should_stop and trainer.stop_reason else ""
         _print_plain(ended if done >= rounds else f"{how} after round {done}/{rounds}, {elapsed}{reason}")
 

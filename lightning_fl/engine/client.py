@@ -149,6 +149,10 @@ class ClientTurn:
         """``sum_k a_k v_k`` in the shared parameters that are trained, else ``elsewhere`` (the start); a new one."""
         return linear_combination(self.start if elsewhere is None else elsewhere, terms, self.spans)
 
+    def direction(self, *terms: tuple[float, Weights]) -> Weights:
+        """The same with zeros elsewhere: a difference of models that is kept while parameters may be unfrozen."""
+        return linear_combination(None, terms, self.spans)
+
     def with_buffers(self, weights: Weights, other: Weights) -> Weights:
         """A copy of some weights with the buffers (statistics of BatchNorm) of others."""
         return copy_spans_(weights.clone(), other, self.buffers)

@@ -177,8 +177,7 @@ class CommunicationAccount:
 
     def summary(self, names: Sequence[str]) -> dict[str, Any]:
         """The bytes in all and of each client; of many clients, of those that took part."""
-        many = are_many(len(names))
-        listed = sorted({*self.bytes_received, *self.bytes_sent}) if many else range(len(names))
+        listed = sorted({*self.bytes_received, *self.bytes_sent}) if are_many(len(names)) else range(len(names))
         return {
             "bytes_received": self.bytes_received.total(),
             "bytes_sent": self.bytes_sent.total(),

@@ -12,12 +12,12 @@ from lightning_fl.core.cohort import Participant
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import ClientMetrics, GainSummary, MetricSummary, lightning_names
-from lightning_fl.data.module import Split
+from lightning_fl.data.module import SPLITS, Split
 from lightning_fl.engine.client import ClientReport, ClientState, LocalWork, packed, unpacked
 from lightning_fl.engine.communication import CommunicationAccount, SavedAccount
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.saved_fields import from_plain, get_entry, saved, saved_fields, set_entry, to_plain
-from lightning_fl.engine.weights.flat import FlatModule, Weights
+from lightning_fl.engine.weights.flat import FlatModule, Weights, copy_spans_
 from lightning_fl.engine.weights.local_parameters import LocalParameters, shared_bytes
 from lightning_fl.engine.weights.weighted_sum import mixture
 
@@ -171,6 +171,14 @@ class Federation:
             self.communication.begin(self.models[0])
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
+    def adopt(self, flat: FlatModule) -> list[str]:
+        """Give all models what a hook of the run changed in the module, which had the first one; returns the names."""
+        weights, first = flat.collect(), self.models[0]
+        changed = [span for span in flat.spans() if not torch.equal(weights.part(span), first.part(span))]
+        for model in self.models:
+            copy_spans_(model, weights, changed)
+        return [span.name for span in changed]
+
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
         """Freeze what hooks froze in all turns of a round; what was trained at the end of any turn is trained on."""
         flags = {name: flag for changed in turns for name, flag in changed.items()}
@@ -236,7 +244,6 @@ class Federation:
                 kept[client] = {name: value for name, value in values.items() if name not in names}
 
     def shared_model(self, client: int) -> Weights:
-        """A client's mixture of the shared models: ``sum_k P_ik w_k``."""
         alone = len(self.models) == 1
         return self.models[0] if alone else mixture(self.collaboration.personalisation[client].tolist(), self.models)
 
@@ -268,8 +275,12 @@ class Federation:
         """Hosted client -> its personal layers, for those that have trained them."""
         return self.client_stores.get(PERSONAL_LAYERS, {})
 
+    def curve_name(self, name: str, split: Split) -> str:
+        """A metric's name among all curves: with its split, where one that is measured before has the same name."""
+        earlier = SPLITS[: SPLITS.index(split)]
+        return f"{split}/{name}" if any(name in self.metrics.get(one, {}) for one in earlier) else name
+
     def client_store(self, name: str) -> dict[int, Any]:
-        """What hosted clients keep under a name: client -> plain values and tensors."""
         return self.client_stores.setdefault(name, {})
 
     def snapshot_client(self, client: int) -> Callable[[], None]:
@@ -287,7 +298,6 @@ class Federation:
         return restore
 
     def keep_local(self, flat: FlatModule, patterns: Sequence[str]) -> None:
-        """Exclude the parameters and buffers that match these names from averages; each client keeps its own."""
         self.personal = LocalParameters(flat, patterns) if patterns else None
         self._count_bytes(flat)
 
@@ -309,10 +319,7 @@ class Federation:
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint; every rank must call it, and gets private clients' own states."""
-        state: dict[str, Any] = {"num_clients": self.collaboration.num_clients}
-        for one, key, how in saved_fields(Federation):
-            if not how.per_client:
-                set_entry(state, key, to_plain(getattr(self, one.name)) if how.save is None else how.save(self))
+        state = {"num_clients": self.collaboration.num_clients, **self.common_state()}
         kept = {"": {client: one.state_dict() for client, one in self.client_states.items()}, **self.client_stores}
         of_clients: dict[int, dict[str, Any]] = {
             client: {name: of[client] for name, of in kept.items() if client in of}
@@ -325,6 +332,21 @@ class Federation:
             for name in sorted({name for found in of_clients.values() for name in found})
         }
         return state | {"clients": stores.pop("", {}), "client_stores": stores}
+
+    def common_state(self, beginning: str = "") -> dict[str, Any]:
+        """What a checkpoint keeps besides clients' own states, of keys that begin so."""
+        state: dict[str, Any] = {}
+        for one, key, how in saved_fields(Federation):
+            if key.startswith(beginning) and not how.per_client:
+                set_entry(state, key, to_plain(getattr(self, one.name)) if how.save is None else how.save(self))
+        return state
+
+    def restore_validation(self, measured: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Let the latest validation be one that a checkpoint kept: ``val`` of its entries of ``measured``."""
+        self.metrics |= _load_metrics({"val": measured["metrics"]["val"]}, names)
+        if "gains" in measured:
+            self.gains["val"] = {name: GainSummary(**one) for name, one in measured["gains"]["val"].items()}
+        self.evaluated_samples["val"] = measured["evaluated_samples"]["val"]
 
     def load_state_dict(
         self, state: dict[str, Any], flat: FlatModule, processes: Processes, *, weights_only: bool = False

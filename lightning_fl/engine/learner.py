@@ -77,6 +77,10 @@ class ModelUpdate:
         """``sum_k a_k v_k`` in the shared parameters that are trained, else ``elsewhere`` (the average); a new one."""
         return linear_combination(self.average if elsewhere is None else elsewhere, terms, self.spans)
 
+    def direction(self, *terms: tuple[float, Weights]) -> Weights:
+        """The same with zeros elsewhere: a difference of models that is kept while parameters may be unfrozen."""
+        return linear_combination(None, terms, self.spans)
+
     def dot(self, first: Weights, second: Weights) -> float:
         """The inner product over the shared parameters that are trained, in double precision."""
         return inner_product(first, second, self.spans)
@@ -106,6 +110,8 @@ class Learner:
     #: gradient, the weights, the turn's start and its kept :class:`Weights` as rows [n, P'], the model's state as [P'].
     #: All other attributes of the turn are then those of one of these clients.
     elementwise: bool = False
+    #: Values of ``trainer.optimizer_state`` with which momentum, known to begin at zero, would be taken for steps.
+    without_states: tuple[str, ...] = ()
     #: Names of further vectors, in the layout of the weights, that clients send and the server averages.
     extra_vectors: tuple[str, ...] = ()
     #: Names in ``turn.kept`` of state that belongs to the trained shared model. It is dropped when the client trains

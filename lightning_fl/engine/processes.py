@@ -85,7 +85,6 @@ class Processes:
         return [client for client in sorted(drawn) if self.hosts(client)]
 
     def exchange(self, of_hosted_clients: Mapping[int, T]) -> dict[int, T]:
-        """Gather values of hosted clients on all ranks: client -> value, in the order of clients."""
         return self.transport.exchange(of_hosted_clients)
 
     def of_ranks(self, value: T) -> list[T]:

@@ -86,7 +86,7 @@ class Settings:
             self.local_epochs = 1
         if self.seed is None:
             self.seed = run_seed()
-        self.default_root_dir = os.fspath(self.default_root_dir or "runs")
+        self.default_root_dir = os.path.expanduser(self.default_root_dir or "runs")
 
     def evaluates_after(self, num_rounds: int) -> bool:
         every = self.check_val_every_n_rounds

@@ -1,7 +1,6 @@
 """The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state.
 
-Shapes that do not fit and arguments out of their range raise ``ConfigurationError``; clients' values that are not
-finite raise ``DataError``.
+Shapes that do not fit and arguments out of range raise ``ConfigurationError``, values not finite ``DataError``.
 """
 
 from typing import TYPE_CHECKING

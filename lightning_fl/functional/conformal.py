@@ -67,8 +67,7 @@ def pooled_quantile(counts: Sequence[Mapping[int, int]], level: float) -> float:
     ``counts`` are each client's :func:`score_counts`; K leaves out clients without scores.
     """
     total = sum(map(Counter, counts), Counter[int]())
-    clients = sum(1 for of_client in counts if sum(of_client.values()))
-    return quantile_of_counts(total, clients, level)
+    return quantile_of_counts(total, sum(1 for of_client in counts if sum(of_client.values())), level)
 
 
 def quantile_of_counts(total: Mapping[int, int], num_clients: int, level: float) -> float:

@@ -109,8 +109,7 @@ def join_coalitions(
 ) -> list[int]:
     """Place new clients, in ascending order, where L is least; the others keep their labels.
 
-    A newcomer gets the label of the coalition it joins (of equals the smallest label), or the next free label if it is
-    best alone.
+    A newcomer gets the label of the coalition it joins (of equals the smallest), or the next free label if alone.
 
     Args:
         assignment: label >= 0 of each client's coalition, length N; entries of newcomers are not read.
@@ -299,8 +298,7 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
 def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
     labels = torch.as_tensor(assignment, device="cpu")
     if labels.shape != (num_clients,) or labels.is_floating_point():
-        what = f"shape {list(labels.shape)} and type {labels.dtype}"
-        raise ConfigurationError(f"assignment of {what}: give [{num_clients}] integers.")
+        raise ConfigurationError(f"assignment of shape {list(labels.shape)}: give [{num_clients}] integers.")
     return np.array(labels, dtype=np.int64)
 
 

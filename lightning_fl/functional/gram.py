@@ -34,7 +34,7 @@ def gram_matrix(updates: Tensor | Iterable[Tensor]) -> Tensor:
         product = columns @ columns.T
         gram = product if gram is None else gram.add_(product)
     if gram is None:
-        raise ConfigurationError("updates: no columns to multiply; give a floating matrix [N, P] with N, P >= 1.")
+        raise ConfigurationError("updates of clients have no entries to compare: no parameter is trained and shared.")
     gram = (gram + gram.T) / 2  # a product of a matrix with itself is symmetric up to rounding only
     if broken := (~gram.diagonal().isfinite()).nonzero().flatten().tolist():
         raise DataError(f"updates of clients {broken} are not finite: drop them, or lower their learning rate.")

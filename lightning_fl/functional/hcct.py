@@ -198,8 +198,7 @@ def most_discriminative_layer(
 ) -> str:
     """Find the layer with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖² of the clients' updates (equation 19).
 
-    It is 0 where all updates are equal, and infinite where they differ but cancel in the mean. Of equal layers the
-    first is taken.
+    It is 0 where all updates are equal, infinite where they differ but cancel in the mean. Of equal layers the first.
 
     Args:
         updates_by_layer: update of every client in each layer, floating, shape [N, P_l].

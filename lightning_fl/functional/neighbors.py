@@ -45,8 +45,7 @@ def mixed_logits(logits: Tensor, probabilities: Tensor, share: float, *, binary:
 
     Args:
         logits: of the model, [q, C], of C classes or, if ``binary``, of C binary tasks.
-        probabilities: of the neighbours, [q, C]; NaN for a binary task without labelled neighbours, where the model's
-            logits are kept.
+        probabilities: of the neighbours, [q, C]; NaN for a binary task without labelled ones: the logits are kept.
     """
     tiny = torch.finfo(logits.dtype).tiny
     if not binary:
@@ -130,14 +129,13 @@ class Neighbors:
             what = f"outputs of shape {list(outputs.shape)}"
             given = f"targets of shape {list(targets.shape)} and type {targets.dtype} as {task}"
             raise ValueError(f"{what} do not fit {given}. Name another layer, or the task.")
-        if task != "classes":
-            rows = _scaled(targets, outputs, target_scales)
-        return cls(inputs, rows, task, k, scale, target_scales)
+        rows = rows.long() if task == "classes" else _scaled(targets, _exact(outputs), target_scales)
+        return cls(_exact(inputs), rows, task, k, scale, target_scales)
 
     def mixed(self, inputs: Tensor, outputs: Tensor, share: float) -> Tensor:
         """Mix outputs [q] or [q, C] for inputs [q, d] with the neighbours by a share; same shape and type."""
-        weights, indices = kernel_weights(inputs, self.embeddings, self.k, self.scale)
-        rows, near = outputs.reshape(len(outputs), -1), self.targets[indices]
+        weights, indices = kernel_weights(_exact(inputs), self.embeddings, self.k, self.scale)
+        rows, near = _exact(outputs).reshape(len(outputs), -1), self.targets[indices]
         if self.task == "classes":
             mixed = mixed_logits(rows, neighbor_probabilities(weights, near.squeeze(-1), rows.shape[1]), share)
         elif self.task == "binary":
@@ -150,9 +148,9 @@ class Neighbors:
         """The share of :data:`SHARES` with the fewest errors, then the least loss; for values only the latter."""
         scores: list[tuple[float, float]] = []
         for share in SHARES:
-            made = self.mixed(inputs, outputs, share).reshape(len(inputs), -1)
+            made = self.mixed(inputs, _exact(outputs), share).reshape(len(inputs), -1)
             if self.task == "classes":
-                labels = targets.reshape(-1)
+                labels = targets.reshape(-1).long()
                 wrong = float((made.argmax(1) != labels).sum())
                 scores.append((wrong, float(nn.functional.cross_entropy(made, labels))))
                 continue
@@ -164,6 +162,11 @@ class Neighbors:
             wrong = float(((made > 0) != (wanted > 0))[known].sum())
             scores.append((wrong, float(nn.functional.binary_cross_entropy_with_logits(made[known], wanted[known]))))
         return SHARES[scores.index(min(scores))]
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Half precision as float32, since torch has no distances in it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _scaled(targets: Tensor, outputs: Tensor, scales: tuple[Tensor, Tensor] | None) -> Tensor:

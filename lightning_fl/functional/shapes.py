@@ -12,8 +12,7 @@ def check_floating(name: str, values: Tensor, *shape: int | None) -> None:
     )
     if not fits or not values.is_floating_point():
         wanted = [">=1" if size is None else size for size in shape]
-        what = f"{name} of shape {list(values.shape)} and type {values.dtype}"
-        raise ConfigurationError(f"{what}: give a floating tensor {wanted}.")
+        raise ConfigurationError(f"{name} of shape {list(values.shape)}, {values.dtype}: give floats {wanted}.")
 
 
 def check_square(name: str, values: Tensor, least: int = 1) -> None:

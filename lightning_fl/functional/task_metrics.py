@@ -107,7 +107,8 @@ def task_scores(
             found = _multiclass(predicted, measured.long())
         else:
             limits = None if bound is None else bound[present, number]
-            found = _regression(predicted, measured, limits)
+            exact = slice(None) if limits is None else limits == 0
+            found = _errors(predicted, measured, limits, "") | _correlations(predicted[exact], measured[exact])
             if train_mean is not None:
                 found |= _errors(train_mean[number].to(measured).expand_as(measured), measured, limits, "_of_mean")
         if isinstance(found, str):
@@ -170,11 +171,6 @@ def _balanced_accuracy(chosen: Tensor, label: Tensor, classes: int) -> Tensor:
     """Mean recall over the classes that occur."""
     recalls = of_classes.multiclass_recall(chosen, label, num_classes=classes, average="none", validate_args=False)
     return recalls[label.unique()].mean()
-
-
-def _regression(predicted: Tensor, measured: Tensor, bound: Tensor | None) -> dict[str, Tensor]:
-    exact = slice(None) if bound is None else bound == 0
-    return _errors(predicted, measured, bound, "") | _correlations(predicted[exact], measured[exact])
 
 
 def _errors(predicted: Tensor, measured: Tensor, bound: Tensor | None, suffix: str) -> dict[str, Tensor]:

@@ -9,8 +9,7 @@ Differs from the paper:
 - Every tier has its own pool, which is empty after every round.
 - In the text of section 3.2 the willing clients pay, in equation 7 the selected ones. The caller gives the payers: the
   selected bidders in PI-FL.
-- Equation 10 bounds θ by γ, equation 9 by η: here η. Equation 11 subtracts the reimbursement from the client's tokens;
-  here it is added.
+- Equation 10 bounds θ by γ, equation 9 by η: here η. Equation 11 subtracts the reimbursement; here it is added.
 - N_r is the number of clients drawn at random in equation 7 and the number of providers in equation 13. Here β is
   n (n + 1) / 2 with n providers, so that the shares sum to 1. Equation 14 rewards from the rest after reimbursement, as
   in the text, though its symbol is that of the whole pool.

@@ -31,7 +31,7 @@ from lightning_fl.engine.profile import WAITING
 from lightning_fl.engine.weights.flat import FlatModule
 from lightning_fl.engine.weights.local_parameters import averaged_spans
 from lightning_fl.engine.weights.weighted_sum import WeightedSum
-from lightning_fl.strategies.fork_launcher import ForkLauncher
+from lightning_fl.strategies.fork_launcher import ForkLauncher, ScriptLauncher
 from lightning_fl.strategies.peers import LOOPBACK, RankAddress, connect_ranks
 from lightning_fl.strategies.rank_exchange import RankExchange, backends_of, default_backend, shared_device
 
@@ -40,8 +40,7 @@ class FederatedStrategy(Learner, RankExchange):
     """Fabric's multi-process strategy, synchronised between clients once a round.
 
     Process group, launcher, devices, precision and checkpoint IO are Fabric's. Gradients are never synchronised;
-    clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes
-    of the same kind of device.
+    clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes.
 
     An algorithm is a subclass with a :attr:`name` that overrides the steps of
     :class:`~lightning_fl.engine.learner.Learner` that it changes, such as :meth:`correct_gradient_` on the client or
@@ -59,8 +58,7 @@ class FederatedStrategy(Learner, RankExchange):
             fabric.strategy.average(model, num_samples=len(dataset))
 
     Args:
-        start_method: how Fabric starts the other processes: "popen" runs the script again, "spawn" and "fork" start
-            the launched function.
+        start_method: how Fabric starts the other processes: "popen" runs the script again, others its function.
         process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device: Gloo between CPUs, and between processes
             that share a GPU; else "cpu:gloo,cuda:nccl", weights by NCCL and all else by Gloo.
         timeout: longest wait of ranks for each other, at the start and in every exchange: seconds or a ``timedelta``.
@@ -137,6 +135,8 @@ class FederatedStrategy(Learner, RankExchange):
         """Leave the environment alone if there is only one process."""
         if self.num_nodes * self.num_processes > 1:
             super()._configure_launcher()
+            if self._start_method == "popen":
+                self._launcher = ScriptLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     @property
     def can_fork(self) -> bool:
@@ -164,10 +164,6 @@ class FederatedStrategy(Learner, RankExchange):
             raise ConfigurationError(f"processes can be forked only {where}: set devices={num_processes} instead.")
         self.parallel_devices = CPUAccelerator.get_parallel_devices(num_processes)
         self._launcher = ForkLauncher(self.cluster_environment, num_processes, 1) if num_processes > 1 else None
-
-    def share_devices(self, devices: Sequence[torch.device], processes_per_device: int) -> None:
-        """Run several processes on each of these devices of this machine; call it before Fabric is made."""
-        self.parallel_devices = [*devices] * processes_per_device
 
     @property
     def timeout(self) -> timedelta:

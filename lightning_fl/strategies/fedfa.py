@@ -90,8 +90,8 @@ class FedFA(FederatedStrategy):
         update.state["turns"] = turns
         if not self.momentum:
             return update.average
-        before = update.state.get("momentum") or update.combine((0.0, update.start))
+        before = update.state.get("momentum") or update.direction((0.0, update.start))
         rest = 1 - self.momentum
-        moved = update.combine((self.momentum, before), (rest, update.average), (-rest, update.start))
+        moved = update.direction((self.momentum, before), (rest, update.average), (-rest, update.start))
         update.state["momentum"] = moved
         return update.combine((1.0, update.start), (1.0, moved))

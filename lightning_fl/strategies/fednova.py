@@ -6,9 +6,9 @@ NeurIPS 2020 (https://arxiv.org/abs/2007.07481), equations 6 to 8.
 tau_i is ``turn.report.num_steps``, ``||a_i||_1`` :func:`~lightning_fl.strategies.local_sgd.distance`, in steps, d_i
 ``(x - y_i) / (eta a_i)``, p_i the weight of a contribution and ``tau_eff = sum_i p_i a_i``.
 
-Differs from the paper: p_i and tau_eff are over the participants. A momentum buffer is assumed to start at zero, which
-it does with fresh optimisers. For optimisers other than SGD, a_i is the number of steps. Learning rates that change
-within a turn enter a_i relative to the optimiser's default rate.
+Differs from the paper: p_i and tau_eff are over the participants. With momentum, optimisers are fresh in every round.
+For optimisers other than SGD, a_i is the number of steps. Learning rates that change within a turn enter a_i relative
+to the optimiser's default rate.
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ class FedNova(FedAvg):
     """
 
     name = "fednova"
+    without_states = ("keep", "average")
     excludes = {  # noqa: RUF012 - of the class
         "drawn_weights": "there a client's weight is how often it is drawn, which FedNova would divide by its steps"
     }

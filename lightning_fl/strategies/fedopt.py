@@ -54,7 +54,7 @@ class FedAvgM(FedAvg):
         change = [(1.0, update.average), (-1.0, update.start)]
         if (before := update.state.get("momentum")) is not None:
             change.append((self.momentum, before))
-        update.state["momentum"] = update.combine(*change)
+        update.state["momentum"] = update.direction(*change)
         return update.combine((1.0, update.start), (self.server_rate, update.state["momentum"]))
 
 
@@ -87,8 +87,8 @@ class _Adaptive(FedAvg):
         moved = [(share, update.average), (-share, update.start)]
         if (before := update.state.get("momentum")) is not None:
             moved.append((self.momentum, before))
-        momentum = update.combine(*moved)
-        step, variance = momentum.clone(), update.combine((1.0, update.average), (-1.0, update.start))
+        momentum = update.direction(*moved)
+        step, variance = momentum.clone(), update.direction((1.0, update.average), (-1.0, update.start))
         for dtype, vector in variance.floating():
             known = torch.full_like(vector, self.tau**2) if last is None else last.vectors[dtype]
             vector.copy_(self.variance(known, vector.square()))

@@ -1,8 +1,7 @@
 """Starts the other processes of a run as forks of the one that has imported and instantiated everything.
 
 A fork starts in a quarter of a second and shares the code's memory; Fabric's own launcher runs the command again.
-Fabric's multiprocessing launcher forks too, but runs a function in the forks only, so that the trainer of this process
-would have no results.
+Fabric's multiprocessing launcher runs a function in the forks only: this process's trainer would have no results.
 """
 
 import gc
@@ -33,6 +32,18 @@ class ForkedProcess(Popen):
         self.pid = os.fork()
         if not self.pid:
             gc.freeze()  # an earlier run's process group, freed here, would wait for threads that only its process has
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Fabric's launcher without the thread that kills this process if another ends: :class:`.Peers` says which did."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the script once more for every other rank, then call the function."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
 
 
 class ForkLauncher(_SubprocessScriptLauncher):

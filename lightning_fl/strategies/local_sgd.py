@@ -35,7 +35,8 @@ def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
         remedy = "use torch.optim.SGD (optimizer: sgd of this package's models), or another strategy"
         raise ConfigurationError(f"{who} needs a single SGD optimiser, not {names}: {remedy}.")
     found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
-    if len(found) > 1 or any(group["nesterov"] or group["dampening"] for group in groups) or groups[0]["momentum"] >= 1:
-        needed = "SGD with one learning rate and one momentum, without dampening or Nesterov momentum"
+    special = any(group[name] for group in groups for name in ("nesterov", "dampening", "maximize"))
+    if len(found) > 1 or special or groups[0]["momentum"] >= 1:
+        needed = "SGD with one learning rate and one momentum, without dampening, Nesterov momentum or maximize"
         raise ConfigurationError(f"{who} needs {needed}.")
     return found.pop()[1]

@@ -88,8 +88,7 @@ class RankExchange(DDPStrategy):
         except (RuntimeError, ValueError) as error:
             if peers is None or isinstance(error, FederatedError):
                 raise
-            timed_out = time.monotonic() - begin >= self._timeout.total_seconds()
-            raise peers.reason(error, timed_out) from None
+            raise peers.reason(error, time.monotonic() - begin >= self._timeout.total_seconds()) from None
         finally:
             if hidden is not None:
                 GroupMember.WORLD = seen

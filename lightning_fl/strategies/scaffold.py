@@ -36,6 +36,7 @@ class SCAFFOLD(FedAvg):
 
     name = "scaffold"
     elementwise = True
+    without_states = ("keep",)
     extra_vectors = ("control",)
     kept_for_model = ("control",)
     excludes = {  # noqa: RUF012 - of the class
@@ -56,7 +57,7 @@ class SCAFFOLD(FedAvg):
     def begin_client(self, turn: ClientTurn) -> None:
         """Start at zero control with a model that is new to the client."""
         if "control" not in turn.kept:
-            turn.kept["control"] = turn.combine((0.0, turn.start))
+            turn.kept["control"] = turn.direction((0.0, turn.start))
 
     def correct_gradient_(self, turn: ClientTurn, gradient: Weights, weights: Weights) -> None:
         """Add ``c - c_i``; nothing in a model's first round."""
@@ -70,19 +71,19 @@ class SCAFFOLD(FedAvg):
         """The weights, and the change of c_i."""
         went = distance(turn.rates, plain_sgd(turn.optimizers, type(self).__name__))
         if not went or turn.model is None:  # a mixture has no control
-            return ClientUpdate(weights, vectors={"control": turn.combine((0.0, weights))})
+            return ClientUpdate(weights, vectors={"control": turn.direction((0.0, weights))})
         before = turn.kept["control"]
         change = [(1 / went, turn.start), (-1 / went, weights)]
         if (server := turn.model_state.get("control")) is not None:
             change.append((-1.0, server))
-        turn.kept["control"] = turn.combine((1.0, before), *change)
-        return ClientUpdate(weights, vectors={"control": turn.combine(*change)})
+        turn.kept["control"] = turn.direction((1.0, before), *change)
+        return ClientUpdate(weights, vectors={"control": turn.direction(*change)})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``w <- x + eta_g (average - x)``, ``c <- c + sum_(i in S) b_i (c_i' - c_i)``, b_i over all clients."""
         if share := update.share:
-            before = update.state.get("control", update.combine((0.0, update.start)))
-            update.state["control"] = update.combine((1.0, before), (share, update.vectors["control"]))
+            before = update.state.get("control", update.direction((0.0, update.start)))
+            update.state["control"] = update.direction((1.0, before), (share, update.vectors["control"]))
         if self.server_rate == 1:
             return update.average
         return update.combine((1 - self.server_rate, update.start), (self.server_rate, update.average))

@@ -576,7 +576,7 @@ class AveragedByCallback(AveragedByEpoch):
 
 @pytest.mark.parametrize("module", [Averaged, AveragedByMemory, AveragedByTorch, AveragedByEpoch, AveragedByCallback])
 def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
-    module: type[Averaged], tmp_path: Path
+    module: type[Averaged], tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Each client has weights, and an average, of its own; training knows nothing of it."""
 
@@ -590,6 +590,7 @@ def test_weights_that_a_hook_swaps_in_are_evaluated_and_swapped_out_again(
         return fitted(tmp_path / kind.__name__, make(kind), Clients((8, 4, 12)), max_rounds=2, callbacks=callbacks)
 
     trainer, plain = run(module), run(Plain)
+    assert not [warning for warning in recwarn if "which is lost" in str(warning.message)]
     span = next(one for one in trainer.loop.flat.spans() if one.name == "average")
     for client in range(3):
         model = trainer.client_model(client)

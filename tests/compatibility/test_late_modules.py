@@ -116,6 +116,51 @@ def test_as_under_lightnings_trainer(module: type[Linear], tmp_path: Path) -> No
     assert trainer.loop.flat.late_names
 
 
+class Statistics(Linear):
+    """Normalises its inputs by buffers that are set when training starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.teacher = nn.Linear(3, 1)
+
+    def on_train_start(self) -> None:
+        self.mean.copy_(torch.tensor([1.0, 2.0, 3.0]))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return super().loss((x - self.mean, y)) + (self.net(x) - self.teacher(x)).square().mean()
+
+
+def _assign(self: Statistics) -> None:
+    self.mean, self.net.weight.data = torch.ones(3), torch.ones(1, 3)
+
+
+def _fill_and_add(self: Statistics) -> None:
+    self.mean.fill_(2.0)
+    self.register_buffer("more", torch.ones(2))
+
+
+#: What on_train_start changes -> the module.
+_CHANGED: dict[str, type[Any]] = {
+    "a buffer": Statistics,
+    "what is assigned": linear("Assigns", Statistics, on_train_start=_assign),
+    "a teacher": linear("Copies", Statistics, on_train_start=lambda s: s.teacher.load_state_dict(s.net.state_dict())),
+    "a buffer, besides a new one": linear("Adds", Statistics, on_train_start=_fill_and_add),
+}
+
+
+@pytest.mark.parametrize("module", _CHANGED.values(), ids=_CHANGED)
+def test_what_changes_when_training_starts_is_trained_on(module: type[Linear], tmp_path: Path) -> None:
+    own, _, reference, _ = train_both(module, tmp_path)
+    assert_same_weights(own, reference, atol=2**-46)
+
+
+def test_a_resumed_run_keeps_what_it_has_learned_of_what_changed(tmp_path: Path) -> None:
+    (whole, _, resumed), _ = fit_whole_and_resumed(_CHANGED["a teacher"], tmp_path, optimizer_state="keep")
+    assert_same_weights(resumed, whole)
+
+
 def test_what_is_made_is_averaged_exported_and_tested(tmp_path: Path) -> None:
     """Two clients of equal size: the teacher is the mean of their teachers."""
     ends: dict[int, Tensor] = {}

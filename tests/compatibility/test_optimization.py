@@ -307,6 +307,21 @@ def _steps_itself(optimizer: Any, **options: Any) -> type[Any]:
     return linear("StepsTwice", _with(optimizer, lr=0.05, **options), on_train_batch_end=_step_again)
 
 
+def _moves(kind: Any, hook: str) -> type[Any]:
+    """Puts clamped copies of the parameters in their place, as a critic of a Wasserstein GAN does."""
+
+    def clamp(self: Any, *_: Any) -> None:
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clamp(-0.2, 0.2)
+
+    return linear("Moves", _with(kind, lr=0.05), **{hook: clamp})
+
+
+def _normalises(self: Any) -> None:
+    whole = nn.utils.parameters_to_vector(self.parameters())
+    nn.utils.vector_to_parameters(whole / whole.norm(), self.parameters())
+
+
 _CLIPPED = {"gradient_clip_val": 0.3, "gradient_clip_algorithm": "value"}
 _EPOCHS = {"federated": {"max_rounds": 1, "local_epochs": 3}, "lightning": {"max_epochs": 3}}
 _STOPS = linear(on_train_batch_start=lambda self, batch, batch_idx: -1 if batch_idx == 2 else None)
@@ -331,6 +346,10 @@ _CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "manual hooks": (_MANUAL[0], ("calls",), {"data": Clients((16,))}),
     "manual closure": (_MANUAL[1], ("calls",), {}),
 }
+_CASES["normalises the whole model"] = (linear(on_train_epoch_start=_normalises), (), {})
+for _kind in (torch.optim.SGD, torch.optim.Adam):
+    for _hook in ("on_train_epoch_start", "on_train_batch_start", "on_after_backward", "on_train_batch_end"):
+        _CASES[f"{_kind.__name__} of what {_hook} moves"] = (_moves(_kind, _hook), (), {})
 for _size in (8, 10, 20):
     _CASES[f"accumulation of {_size}"] = (Linear, (), {"data": Clients((_size,)), "accumulate_grad_batches": 2})
 for _value, _algorithm in ((0.1, None), (0.1, "norm"), (0.05, "value")):
@@ -355,6 +374,27 @@ def test_fresh_optimizers_forget_momentum_between_rounds(tmp_path: Path) -> None
     train_alike(module, tmp_path, epochs=1, federated={"optimizer_state": "fresh"})
     own, _, reference, _ = train_both(module, tmp_path, federated={"optimizer_state": "fresh"})
     assert not torch.equal(own.net.weight, reference.net.weight)
+
+
+class ReadsItsState(Linear):
+    """Notes what its optimiser knows at the end of an epoch, and makes it forget that in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[float] = []
+
+    def on_train_epoch_end(self) -> None:
+        state = self.optimizers().optimizer.state
+        self.known.append(sum(float(one["exp_avg"].sum()) for one in state.values()))
+        if self.current_epoch == 1:
+            state.clear()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def test_the_end_of_an_epoch_sees_and_sets_the_state(tmp_path: Path) -> None:
+    train_alike(ReadsItsState, tmp_path, "known")
 
 
 def test_clipping_changes_the_weights(tmp_path: Path) -> None:

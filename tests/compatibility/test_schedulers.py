@@ -163,6 +163,86 @@ def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, 
     assert trainer.client_states[0].global_step == steps
 
 
+# -- what validation sees and changes -------------------------------------------------------------------------------
+
+
+class ByHand(Scheduled):
+    """Optimises manually, with a scheduler that is stepped after validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def on_validation_epoch_end(self) -> None:
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer()
+        return [optimizer], [lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def _halve(self: Any) -> None:
+    for group in self.optimizers().param_groups:
+        group["lr"] *= 0.5
+
+
+def _plateau_by_hand(self: Any) -> None:
+    self.lr_schedulers().step(self.trainer.callback_metrics["val_loss"])
+
+
+def _plateau_alone(self: Any) -> Any:
+    optimizer = self.optimizer()
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": _plateau(optimizer), "monitor": "val_loss"}}
+
+
+_IN_VALIDATION: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "a scheduler": (ByHand, ("keep", "fresh")),
+    "a plateau": (
+        linear("Plateau", ByHand, on_validation_epoch_end=_plateau_by_hand, configure_optimizers=_plateau_alone),
+        ("keep", "fresh"),
+    ),
+    "groups": (linear("Halves", Scheduled, on_validation_epoch_end=_halve), ("keep",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "state"), [(one, state) for one, states in _IN_VALIDATION.values() for state in states]
+)
+def test_a_rate_that_validation_changes_is_the_clients_from_then_on(
+    module: type[Any], state: str, tmp_path: Path
+) -> None:
+    own, _, reference, _ = train_both(module, tmp_path, epochs=4, federated={"optimizer_state": state})
+    assert own.rates == pytest.approx(reference.rates, rel=1e-6, abs=0)
+    assert len(set(own.rates)) > 1
+    if state == "keep":
+        assert_same_weights(own, reference, moved=False)
+
+
+def test_validation_sees_the_client_and_not_who_trained_last(tmp_path: Path) -> None:
+    """Clients of 1, 3 and 2 batches; the last is away in the second of two rounds."""
+    seen: dict[tuple[int, int], list[float]] = {}
+
+    class Reads(OneCycle):  # type: ignore[valid-type, misc]
+        def on_validation_epoch_end(self) -> None:
+            trainer, loop = self.trainer, self.trainer.fit_loop
+            lengths = [trainer.num_training_batches, trainer.estimated_stepping_batches, loop.total_batch_idx]
+            scheduled = [self.lr_schedulers().last_epoch, len(trainer.optimizers)]
+            seen[trainer.client, trainer.current_epoch] = [*lengths, *scheduled]
+
+    cohorts = leave_out([[0, 1, 2], [0, 1]])
+    fitted(tmp_path, make(Reads), Clients((4, 12, 8)), max_rounds=2, callbacks=[cohorts])
+    for client, batches in enumerate((1, 3, 2)):
+        for epoch in (0, 1):
+            done = batches if client == 2 else batches * (epoch + 1)
+            assert seen[client, epoch] == [batches, 2 * batches, done - 1, done, 1]
+
+
 # -- what "epoch" and "step" mean for a client that is not always there ---------------------------------------------
 
 

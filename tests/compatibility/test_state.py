@@ -12,6 +12,7 @@ from hooks import Cohorts
 from reference import (
     Clients,
     Linear,
+    Validated,
     assert_same_weights,
     federated_trainer,
     fitted,
@@ -476,3 +477,54 @@ def test_a_range_that_begins_at_infinity_becomes_the_mean_of_the_clients(
     federated_trainer(tmp_path, max_rounds=rounds).fit(module, Clients((12, 4)))
     assert module.low.tolist() == low  # type: ignore[operator]
     assert float(module.high) == high  # type: ignore[arg-type]
+
+
+# -- what is changed outside of training ----------------------------------------------------------------------------
+
+
+class Measured(Validated):
+    """With a threshold and a count, besides its net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("threshold", torch.zeros(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def on_validation_epoch_end(self) -> None: ...
+
+
+def _counts(self: Measured, batch: Any, batch_idx: int) -> None:
+    self.count += 1
+
+
+@torch.no_grad()
+def _shrinks(self: Measured) -> None:
+    self.net.weight.mul_(0.5)
+
+
+#: What is changed -> hook, what it does, and the names of what is lost.
+_LOST: dict[str, tuple[str, Any, list[str]]] = {
+    "nothing": ("on_validation_epoch_end", lambda self: self.threshold.mean(), []),
+    "in place": ("on_validation_epoch_end", lambda self: self.threshold.fill_(2.0), ["threshold"]),
+    "assigned": ("on_validation_epoch_end", lambda self: setattr(self, "threshold", torch.ones(())), ["threshold"]),
+    "a parameter": ("on_validation_epoch_end", _shrinks, ["net.weight"]),
+    "in a step": ("validation_step", _counts, ["count"]),
+    "before the clients": ("on_validation_start", lambda self: self.threshold.fill_(2.0), ["threshold"]),
+    "after the clients": ("on_validation_end", lambda self: self.threshold.fill_(2.0), ["threshold"]),
+    "at the end of a fit": ("on_train_end", lambda self: self.threshold.fill_(2.0), ["threshold"]),
+    "at its very end": ("on_fit_end", _shrinks, ["net.weight"]),
+    "in a test": ("on_test_epoch_end", lambda self: self.threshold.fill_(2.0), ["threshold"]),
+}
+
+
+@pytest.mark.parametrize(("hook", "act", "names"), _LOST.values(), ids=_LOST)
+def test_a_change_outside_of_training_is_named_once(
+    hook: str, act: Any, names: list[str], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    kind = linear("Changes", Measured, **({"test_step": Validated.validation_step} | {hook: act}))
+    module, data = make(kind), Clients((8, 4))
+    trainer = fitted(tmp_path, module, data, max_rounds=2)
+    trainer.test(module, data)
+    told = [str(warning.message) for warning in recwarn if "which is lost" in str(warning.message)]
+    assert len(told) == len(names)
+    assert all(repr(name) in text for name, text in zip(names, told, strict=True))

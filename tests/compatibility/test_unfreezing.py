@@ -106,6 +106,20 @@ class OfAllParameters(AtAnEpoch):
         part.requires_grad_(True)
 
 
+class InValidation(OfAllParameters):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch == 0:
+            self.unfreeze(self.backbone)
+
+
+class AfterValidation(InValidation):
+    on_validation_end = InValidation.on_validation_epoch_end
+    on_validation_epoch_end = Backbone.on_validation_epoch_end
+
+
 CASES = [
     AtAnEpoch,
     FilteredAtAnEpoch,
@@ -116,6 +130,8 @@ CASES = [
     WithMomentum,
     Scheduled,
     OfAllParameters,
+    InValidation,
+    AfterValidation,
 ]
 
 
@@ -175,6 +191,31 @@ def test_what_one_client_unfreezes_is_trained_by_all_from_the_next_round(tmp_pat
 
     federated_trainer(tmp_path, max_rounds=2).fit(make(OneUnfreezes), Clients((8, 8)))
     assert seen == [(0, 0, False, True), (0, 1, False, False), (1, 0, True, True), (1, 1, True, True)]
+
+
+def test_what_one_clients_validation_unfreezes_is_trained_by_all(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int, bool]] = []
+
+    class OneUnfreezes(InValidation):
+        def note(self, where: str) -> None:
+            seen.append((where, self.current_epoch, self.trainer.client, self.backbone[0].weight.requires_grad))
+
+        def on_train_epoch_start(self) -> None:
+            self.note("train")
+
+        def on_validation_epoch_end(self) -> None:
+            self.note("val")
+            if self.trainer.client == 0:
+                super().on_validation_epoch_end()
+
+    trainer = federated_trainer(tmp_path, max_rounds=2)
+    trainer.fit(make(OneUnfreezes), Clients((8, 8)))
+    assert seen == [
+        (where, epoch, client, epoch == 1) for epoch in (0, 1) for where in ("train", "val") for client in (0, 1)
+    ]
+    assert trainer.federation.trainable == {
+        f"backbone.{part}": True for part in ("0.weight", "0.bias", "2.weight", "2.bias")
+    }
 
 
 def test_a_group_of_a_parameter_that_is_gone_is_named(tmp_path: Path) -> None:

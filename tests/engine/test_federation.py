@@ -51,6 +51,17 @@ def test_it_begins_with_the_modules_weights_for_all() -> None:
     assert state.communication.model_bytes == 4 * 4  # three weights and a bias in single precision
 
 
+def test_several_models_take_what_changed_in_the_first_and_keep_the_rest(federation: Federation) -> None:
+    module = TinyModule()
+    flat = FlatModule(module)
+    flat.load(federation.models[0])
+    module.linear.bias.data = torch.full((1,), 7.0)
+    assert federation.adopt(flat) == ["linear.bias"]
+    bias, weight = (next(span for span in flat.spans() if span.name == f"linear.{name}") for name in ("bias", "weight"))
+    assert [model.part(bias).tolist() for model in federation.models] == [[7.0], [7.0]]
+    assert [model.part(weight).tolist() for model in federation.models] == [[1.0] * 3, [4.0] * 3]
+
+
 def test_a_mixture_is_what_a_client_uses(federation: Federation) -> None:
     mixing = torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]])
     federation.collaboration = Collaboration(federation.collaboration.aggregation, mixing)

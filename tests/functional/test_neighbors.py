@@ -109,6 +109,29 @@ def test_the_share_that_does_best_is_chosen_and_the_least_of_equals() -> None:
     assert asked.best_share(keys, column(0, 0, 0, 0), column(0, math.nan, 1, 1)) == 1.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("task", ["classes", "binary", "values"])
+def test_half_precision_is_as_good_as_its_values(task: Any, dtype: torch.dtype) -> None:
+    """Embeddings and outputs of an autocast forward pass; targets are as exact as ever."""
+    keys, outputs = draws(12, 2).to(dtype), draws(12, 3 if task == "classes" else 2, seed=1).to(dtype)
+    targets = torch.arange(12) % 3 if task == "classes" else draws(12, 2, seed=2).float()
+    targets = (targets > 0).float() if task == "binary" else targets
+    half = Neighbors.of(keys, outputs, targets, task, k=3)
+    whole = Neighbors.of(keys.float(), outputs.float(), targets, task, k=3)
+    mixed, expected = half.mixed(keys, outputs, 0.3), whole.mixed(keys.float(), outputs.float(), 0.3)
+    assert mixed.shape == outputs.shape
+    torch.testing.assert_close(mixed, expected.to(mixed.dtype))
+    assert half.best_share(keys, outputs, targets) == whole.best_share(keys.float(), outputs.float(), targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool])
+def test_classes_may_be_integers_of_any_size(dtype: torch.dtype) -> None:
+    keys, outputs, labels = draws(12, 2), draws(12, 2, seed=1), torch.arange(12) % 2
+    store, whole = (Neighbors.of(keys, outputs, targets, "classes", k=3) for targets in (labels.to(dtype), labels))
+    assert torch.equal(store.mixed(keys, outputs, 0.3), whole.mixed(keys, outputs, 0.3))
+    assert store.best_share(keys, outputs, labels.to(dtype)) == whole.best_share(keys, outputs, labels)
+
+
 def test_what_targets_are_about() -> None:
     labels = torch.tensor([0, 1])
     assert task_of(draws(2, 3), labels) == "classes"

@@ -96,6 +96,32 @@ def test_scaffold_needs_the_weights_of_the_collaboration(tmp_path: Any) -> None:
         roll(Bowls(*TWO), Reweighs(), root=tmp_path, strategy=SCAFFOLD(), max_rounds=1)
 
 
+def fednova_with_momentum(rounds: int, momentum: float) -> list[float]:
+    """Equations 6 to 8 with clients that take two steps each, whose momentum begins at zero in every round."""
+    shares, w, weights = [10 / 40, 30 / 40], START, []
+    for _ in range(rounds):
+        change = 0.0
+        for share, (curvature, centre) in zip(shares, CURVES, strict=True):
+            y, velocity = w, 0.0
+            for _ in range(2):
+                velocity = momentum * velocity + curvature * (y - centre)
+                y -= RATE * velocity
+            change += share * (y - w)  # all clients have the same a_i, which is tau_eff
+        w += change
+        weights.append(w)
+    return weights
+
+
+def test_fednova_s_momentum_begins_at_zero_by_default() -> None:
+    found = []
+    for settings in ({}, {"optimizer_state": "fresh"}):
+        watched = Watched()
+        run = trainer(watched, strategy=FedNova(), max_rounds=4, **settings)
+        run.fit(OneWeight(momentum=0.9), TwoParabolas())
+        found.append(watched.weights)
+    assert found[0] == found[1] == exactly(*fednova_with_momentum(4, 0.9))
+
+
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [

@@ -233,6 +233,34 @@ def test_batches_that_are_left_out_shift_no_accumulation(count: int, steps: int 
     assert float(run.models[0].vectors[torch.float64][0]) == pytest.approx(w, rel=1e-12)
 
 
+def test_per_fedavg_adapts_in_a_test_at_the_rate_of_a_schedule_over_the_turn() -> None:
+    """The schedule, which begins at a fifth of the highest rate, can be made only where a turn's length is known."""
+
+    class Cycles(OneWeight):
+        def configure_optimizers(self) -> Any:
+            lengths.append(self.trainer.estimated_stepping_batches)
+            optimizer = torch.optim.SGD(self.parameters(), lr=RATE)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=lengths[-1], div_factor=5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+        def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.log("test_loss", self.loss(batch))
+
+    lengths: list[Any] = []
+    run = trainer(strategy=PerFedAvg(adaptation_rate=None), max_rounds=2)
+    run.fit(Cycles(), TwoParabolas())
+    trained, lengths[:] = set(lengths), []
+    tested = trainer(strategy=PerFedAvg(adaptation_rate=None))
+    module, start = Cycles(), number(run.models[0])
+    with torch.no_grad():
+        module.w.fill_(start)
+    found = tested.test(module, TwoParabolas())["test_loss"].clients
+    assert set(lengths) == trained == {4}  # two rounds of two steps
+    for client, (curvature, centre) in enumerate(CURVES):
+        adapted = start - RATE / 5 * curvature * (start - centre)
+        assert found[client] == pytest.approx(curvature / 2 * (adapted - centre) ** 2, rel=1e-9)
+
+
 def test_per_fedavg_without_an_adaptation_is_fedavg_to_the_bit() -> None:
     assert PerFedAvg(adaptation_rate=0.0).batch_parts == 1
     assert tiny_run(PerFedAvg(adaptation_rate=0.0)).models[0].equal(tiny_run(FedAvg()).models[0])

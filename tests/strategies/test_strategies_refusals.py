@@ -149,11 +149,17 @@ def test_what_is_not_afl(arguments: dict[str, Any], settings: dict[str, Any], op
 
 WithAdam = with_optimizer(OneWeight, partial(torch.optim.Adam, lr=0.1))
 Nesterov = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True))
+Maximizing = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, maximize=True))
 
 
 @pytest.mark.parametrize(
     ("strategy", "module", "fault"),
-    [(SCAFFOLD, WithAdam, "SCAFFOLD .*Adam"), (SCAFFOLD, Nesterov, "Nesterov"), (FedNova, Nesterov, "Nesterov")],
+    [
+        (SCAFFOLD, WithAdam, "SCAFFOLD .*Adam"),
+        (SCAFFOLD, Nesterov, "Nesterov"),
+        (FedNova, Nesterov, "Nesterov"),
+        (SCAFFOLD, Maximizing, "SCAFFOLD .*maximize"),
+    ],
 )
 def test_an_optimiser_with_unknown_steps(strategy: type[FedAvg], module: type[OneWeight], fault: str) -> None:
     """Before training starts, though clients that fail would be left out."""
@@ -162,6 +168,15 @@ def test_an_optimiser_with_unknown_steps(strategy: type[FedAvg], module: type[On
         run.fit(module(), TwoParabolas())
     assert not run.client_reports
     assert not any(state.global_step for state in run.client_states.values())
+
+
+@pytest.mark.parametrize(("strategy", "state"), [(FedNova, "keep"), (FedNova, "average"), (SCAFFOLD, "keep")])
+def test_momentum_that_goes_on(strategy: type[FedAvg], state: Any) -> None:
+    run = trainer(strategy=strategy(), optimizer_state=state, on_client_error="skip")
+    with pytest.raises(ConfigurationError, match=rf"trainer\.optimizer_state={state}.*{strategy.__name__}"):
+        run.fit(OneWeight(momentum=0.9), TwoParabolas())
+    assert not run.client_reports
+    trainer(strategy=strategy(), optimizer_state=state).fit(OneWeight(), TwoParabolas())  # there is no momentum
 
 
 def test_fednova_counts_the_steps_of_other_optimisers() -> None:

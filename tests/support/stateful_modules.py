@@ -30,6 +30,7 @@ class StatefulModule(TinyModule):
 
     def on_train_start(self) -> None:
         self.teacher = nn.Linear(3, 1).requires_grad_(False)  # drawn otherwise on every rank
+        self.linear.bias.data.fill_(0.1 * (1 + self.trainer.global_rank))
 
     def on_train_epoch_start(self) -> None:
         if self.current_epoch == 1:

@@ -235,13 +235,14 @@ RUNS = (*STRATEGIES, *(f"{name} averaged" for name in ("FedAvg", "SCAFFOLD", "Fe
 def bits(name: str, root: Path, rounds: int = BITS.rounds, ckpt_path: str | None = None, devices: int = 1) -> Any:
     """What came of a run in which everything happens, to the bit; of clients that this rank hosts."""
     kind = name.removesuffix(" averaged")
+    strategy, state = STRATEGIES[kind](), "keep" if kind == name else "average"
     run = run_of(
-        STRATEGIES[kind](),
+        strategy,
         replace(BITS, rounds=rounds),
         PersonalLayers(layers=["linear.bias"]),
         ModelCheckpoint(every_n_rounds=1, save_models=False),
         local_steps=3,
-        optimizer_state="keep" if kind == name else "average",
+        optimizer_state="fresh" if state in strategy.without_states else state,
         default_root_dir=root,
         devices=devices,
     )

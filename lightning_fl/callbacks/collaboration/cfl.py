@@ -2,8 +2,7 @@
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
 Constraints", IEEE Transactions on Neural Networks and Learning Systems 2021 (https://arxiv.org/abs/1910.01991):
-clustered federated learning with its optimal bipartition (:mod:`lightning_fl.functional.cfl`) and its tree for new
-clients.
+clustered federated learning, with its bipartition (:mod:`lightning_fl.functional.cfl`) and tree for new clients.
 
 Differs from the paper: ε1 and ε2 may be relative to the clients' norms, and then need no tuning to model and learning
 rate. In the round of a split clients are already averaged with their own side. Clients absent in that round, or new

@@ -43,8 +43,7 @@ class CollaborationGraph(Callback):
     clients; the others keep their candidates). Writes ``communication.csv``.
 
     Args:
-        budget: B_c, the most collaborators of a client: a number, a share of the N clients (0.1), or ``None`` for no
-            limit. 0 is local training.
+        budget: B_c, the most collaborators of a client: a number, a share of N (0.1), or ``None`` for all. 0: local.
         graph: "greedy" is DPFL; "random" gives every client ``budget`` others, drawn once; "full" all others;
             otherwise a CSV file with the clients' names in its first row and column, and a 1 in row k for the
             collaborators of client k, else 0.
@@ -55,8 +54,7 @@ class CollaborationGraph(Callback):
             model; candidates stay. The paper's rule does not guarantee it, despite its remark 3: averages of models
             that trained apart are worse at first, and better after the next local training.
         loners: numbers of clients that choose no collaborators, while others may choose them.
-        watched: numbers of clients (of doubtful data, for example) whose share of the others' edges is logged as
-            ``graph/watched_share``.
+        watched: clients (of doubtful data, say) whose share of the others' edges is logged as ``graph/watched_share``.
 
     Raises:
         ConfigurationError: a value is out of range, the file does not fit, or a client has no validation data.
@@ -104,10 +102,10 @@ class CollaborationGraph(Callback):
         for name, clients in (("loners", self.loners or []), ("watched", self.watched or [])):
             if not set(clients) <= set(range(count := trainer.num_clients)):
                 raise ConfigurationError(f"CollaborationGraph.{name}={clients}: clients are 0..{count - 1}.")
-        if self.graph == "greedy":
-            self._check_validation(trainer)
-        else:
+        if self.graph != "greedy":
             self.candidates = self._given(trainer)
+        elif self.budget != 0:
+            self._check_validation(trainer)
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
@@ -134,7 +132,13 @@ class CollaborationGraph(Callback):
         self.rounds.append(trainer.federation.current_round + 1)
         self.chosen.append(chosen)
         self._log(trainer, clients, chosen, received)
-        return Collaboration(self._aggregation(trainer, chosen))
+        matrix = torch.eye(trainer.num_clients, dtype=torch.float64)  # absent clients keep their models
+        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
+        for k, others in chosen.items():
+            members = [k, *others]
+            matrix[k] = 0.0
+            matrix[k, members] = samples[members] / samples[members].sum()
+        return Collaboration(matrix)
 
     def _greedy(
         self, trainer: TrainerSurface, clients: list[int], newcomers: list[int], due: bool, received: Tensor
@@ -144,7 +148,7 @@ class CollaborationGraph(Callback):
 
         def choose(client: int) -> tuple[list[int], list[int] | None, list[int]] | None:
             """C_k, a newcomer's candidates, and the clients whose models it received; ``None`` to keep the choice."""
-            if client in (self.loners or ()):
+            if client in (self.loners or ()) or self.budget == 0:
                 return [], [], []
             is_new = client in newcomers
             if not (is_new or due):
@@ -219,8 +223,7 @@ class CollaborationGraph(Callback):
 
     def _check_validation(self, trainer: TrainerSurface) -> None:
         if not trainer.loop.evaluator.evaluates("val"):
-            name = type(trainer.module).__name__
-            raise ConfigurationError(f"CollaborationGraph: {name} needs a validation_step, or choose another graph.")
+            raise ConfigurationError(f"CollaborationGraph: {type(trainer.module).__name__} needs a validation_step.")
         missing = clients_without(trainer.loop, "val", set(range(trainer.num_clients)).difference(self.loners or ()))
         if missing:
             count = f"{len(missing)} of {trainer.num_clients} clients have none (the first is {missing[0]})"
@@ -238,16 +241,6 @@ class CollaborationGraph(Callback):
             return {k: sorted(shuffled(possible, draws[k])[:budget]) for k, possible in others.items()}
         return read_graph(Path(self.graph), trainer.datamodule.client_names())
 
-    def _aggregation(self, trainer: TrainerSurface, chosen: dict[int, list[int]]) -> Tensor:
-        """A: row k is p-weighted over k and its collaborators; absent clients keep their models."""
-        matrix = torch.eye(trainer.num_clients, dtype=torch.float64)
-        samples = torch.tensor(trainer.federation.num_samples, dtype=torch.float64)
-        for k, others in chosen.items():
-            members = [k, *others]
-            matrix[k] = 0.0
-            matrix[k, members] = samples[members] / samples[members].sum()
-        return matrix
-
     def _log(self, trainer: TrainerSurface, clients: list[int], chosen: dict[int, list[int]], received: Tensor) -> None:
         edges_used = received.nonzero()
         counts = received[edges_used[:, 0], edges_used[:, 1]]
@@ -261,8 +254,7 @@ class CollaborationGraph(Callback):
         trainer.log("graph/asymmetry", one_way / len(edges) if edges else 0.0)
         if self.watched:
             others = [j for k, j in edges if k not in self.watched]
-            share = sum(j in self.watched for j in others) / len(others) if others else 0.0
-            trainer.log("graph/watched_share", share)
+            trainer.log("graph/watched_share", sum(j in self.watched for j in others) / len(others) if others else 0.0)
         trainer.log("graph/models_received", models)
         trainer.log("graph/megabytes_received", models * trainer.federation.models[0].num_bytes / 1e6)
 
@@ -288,19 +280,20 @@ class CollaborationGraph(Callback):
 
 def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
     """Read client -> its collaborators from a CSV file with a row and a column per client, and entries of 0 or 1."""
-    if not path.is_file():
-        what = f"CollaborationGraph.graph={str(path)!r}"
-        raise ConfigurationError(f"{what}: file not found. Give greedy, random, full, or a CSV file.")
     import pandas as pd  # takes a second to import
 
-    table = pd.read_csv(path, index_col=0, dtype={0: str})
+    try:
+        table = pd.read_csv(path, index_col=0, dtype={0: str})
+    except (OSError, ValueError) as error:
+        what = f"CollaborationGraph.graph={str(path)!r} cannot be read: {error}"
+        raise ConfigurationError(f"{what}. Give greedy, random, full, or a CSV file.") from error
     table.index, table.columns = table.index.astype(str), table.columns.astype(str)
     missing = [name for name in names if name not in table.index or name not in table.columns]
-    if missing:
-        raise ConfigurationError(f"{path}: no row or column of client {missing[0]}. Give both for each client.")
+    if missing or table.index.has_duplicates:
+        name = (missing or table.index[table.index.duplicated()])[0]
+        raise ConfigurationError(f"{path}: client {name} has no row or column, or several. Give each one.")
     matrix = table.loc[list(names), list(names)]
     for (k, j), entry in np.ndenumerate(matrix.to_numpy()):
         if entry not in (0, 1):
-            cell = f"row {names[k]}, column {names[j]} is {entry}"
-            raise ConfigurationError(f"{path}: {cell}. Give 1 for a collaborator, else 0.")
+            raise ConfigurationError(f"{path}: row {names[k]}, column {names[j]} is {entry}. Give 1 or 0.")
     return {k: [j for j in range(len(names)) if j != k and matrix.iat[k, j] == 1] for k in range(len(names))}

@@ -63,8 +63,7 @@ class FedCollab(ClientClusters):
     Args:
         capacity: C of the model class: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the paper; 0 leaves
             clients with different data alone. C / √m is the excess error of a model of m samples, which 1 bounds.
-            ``None`` for 10, but at most √m for the clients' mean m. The study ``fedcollab_capacity`` chooses it by
-            validation.
+            ``None`` for 10, at most √m for the clients' mean m. The study ``fedcollab_capacity`` chooses by validation.
         num_restarts: starts of the search for coalitions.
         distances: file of known distances: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
             [N, N] in the clients' order. Missing pairs and NaN are measured.
@@ -107,8 +106,7 @@ class FedCollab(ClientClusters):
             given = f"distances={distances!r} and structure={structure!r}"
             raise ConfigurationError(f"FedCollab.{given} are both set. Drop one: a structure has its own distances.")
         if (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
-            given = f"warm_up_rounds={warm_up_rounds}, layer={layer!r}"
-            raise ConfigurationError(f"FedCollab.{given}: give both or neither; an encoder excludes them.")
+            raise ConfigurationError(f"FedCollab.{warm_up_rounds=}, {layer=}: give both or neither, and no encoder.")
         self.warm_up_rounds = warm_up_rounds
         self.layer = layer
         self.capacity = capacity
@@ -135,7 +133,6 @@ class FedCollab(ClientClusters):
         return list(self.clusters)
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
-        """Measure distances and form coalitions, unless resumed from a checkpoint."""
         super().on_fit_start(trainer)
         if self.layer is not None:
             LayerOutput(trainer.module, self.layer)  # raises for a wrong name
@@ -198,7 +195,6 @@ class FedCollab(ClientClusters):
             yield "distances", partial(draw_distances, self.distances[present][:, present], labels, names, title)
 
     def _measure(self, trainer: TrainerSurface, clients: Sequence[int]) -> None:
-        """Measure the unknown distances among ``clients``."""
         pairs = [(i, j) for i in clients for j in clients if i < j and torch.isnan(self.distances[i, j])]
         if not pairs:
             return
@@ -293,8 +289,7 @@ class FedCollab(ClientClusters):
         known = read_coalitions(run, trainer.datamodule.client_names())
         newcomers = [client for client in trainer.present_clients if client not in known]
         if not newcomers:
-            what = f"FedCollab.structure={str(run)!r}: the data have no new client"
-            raise ConfigurationError(f"{what}. Give data with all clients of that run, and new ones.")
+            raise ConfigurationError(f"FedCollab.structure={str(run)!r}: the data have no new client. Add new ones.")
         initial = trainer.federation.models[0]
         self._set_coalitions(trainer, self._join(trainer, known, newcomers))
         trainer.federation.models = [

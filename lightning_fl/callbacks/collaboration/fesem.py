@@ -52,7 +52,7 @@ class FeSEM(ClientClusters):
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> dict[int, int]:
         """Assign participants; the engine averages them to the new centres."""
         centres = self._centres(trainer)
-        if self.assignments:
+        if max(self.clusters) >= 0:
             nearest = self._nearest(trainer, weights, clients, centres)
         else:
             nearest = self._first(trainer, weights, clients)
@@ -63,7 +63,7 @@ class FeSEM(ClientClusters):
 
     def _centres(self, trainer: TrainerSurface) -> list[Weights]:
         """All K centres before the round; in the first round all are the initial model."""
-        if not self.assignments:
+        if max(self.clusters) < 0:
             return [trainer.federation.models[0]] * self.num_clusters
         models = iter(trainer.federation.models)
         device = trainer.fabric.device

@@ -21,8 +21,7 @@ class FLSC(IFCA):
 
     Args:
         num_clusters: K, at most the number of clients.
-        num_best: n, at most K: models of a client, of equal losses the first. 1 is IFCA; with K all clients train the
-            average of all models.
+        num_best: n, at most K: models of a client, of equal losses the first. 1 is IFCA, K the average of all models.
         num_samples: as for :class:`IFCA`.
         initial_noise: as for :class:`IFCA`.
 

@@ -11,8 +11,7 @@ mostly noise. By default, therefore, cosines are means over all rounds so far (l
 clearly better partition replaces the old one. Cosines come from the Gram matrix of the updates, exactly and at the cost
 of one product; HCCT-E remains as an option. A group's model is the average of its members' weights, also when they come
 from different groups. Clients absent from a round stay with the absent clients of their group; a client that never took
-part uses the average of the groups. The paper does not say where a newcomer's first update starts: here from that
-average.
+part uses the average of the groups. A newcomer's first update starts there; the paper does not say where.
 """
 
 import math
@@ -66,8 +65,7 @@ class HCCT(ClientClusters):
             the paper) to 1 (all rounds equally). Each pair of clients has its own mean, over the rounds with a
             partition in which both took part.
         hysteresis: the old partition stays unless a new one raises the utility per client, in units of a cosine, by
-            more than this; 0 always takes the new one, as the paper does. Newcomers join the old partition before the
-            comparison.
+            more than this; 0 always takes the new one, as in the paper. Newcomers join the old partition first.
         leave_one_out: compare a client with the other members of its group; the paper's group includes the client
             itself. Two average clients then merge above a cosine of 1 - 0.29 ``relative_trade_off``.
         every_n_rounds: rounds between two partitions. Meanwhile clients stay together; newcomers join where the total
@@ -139,7 +137,11 @@ class HCCT(ClientClusters):
         if self.layer == "auto" and self.compared_layer is None:
             self.compared_layer = self._choose_layer(trainer, weights, clients)
         gram = self.gram(trainer, weights, clients, self._spans(trainer))
-        self._remember(gram, clients)
+        if self.memory:
+            at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
+            self._cosines[at], self._weights[at] = remembered_cosines(
+                self._cosines[at], self._weights[at], cosine_similarities(gram), self.memory
+            )
         self._partition_tried = trainer.federation.current_round
         gram = self._over_rounds(gram, clients)
         samples = [trainer.federation.num_samples[client] for client in clients]
@@ -185,21 +187,12 @@ class HCCT(ClientClusters):
             unused, known = unused + alone, rows
         return joined
 
-    def _remember(self, gram: Tensor, clients: Sequence[int]) -> None:
-        """Add the round's cosines to the means of the pairs that took part."""
-        if self.memory:
-            at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
-            self._cosines[at], self._weights[at] = remembered_cosines(
-                self._cosines[at], self._weights[at], cosine_similarities(gram), self.memory
-            )
-
     def _over_rounds(self, gram: Tensor, clients: Sequence[int]) -> Tensor:
         """The round's Gram matrix [n, n] with mean cosines over rounds; pairs without a mean keep the round's."""
         if not self.memory:
             return gram
         at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
-        known = self._weights[at] > 0
-        return with_cosines(gram, torch.where(known, self._cosines[at], cosine_similarities(gram)))
+        return with_cosines(gram, torch.where(self._weights[at] > 0, self._cosines[at], cosine_similarities(gram)))
 
     def _spans(self, trainer: TrainerSurface) -> list[Span]:
         spans = trainer.loop.averaged_spans()

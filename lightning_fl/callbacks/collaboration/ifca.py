@@ -5,8 +5,7 @@ https://arxiv.org/abs/2006.04088, algorithm 1, option II (model averaging).
 
 Differs from the paper: a model is the average of its clients weighted by samples, which are equally many in the paper.
 Layers shared by all models (section 6.2) are not implemented. Clients are evaluated with the model that then has the
-least loss on their training data. As in the paper, the result depends on the draw of the first models: try several
-``trainer.seed``.
+least loss on their training data. As in the paper, results depend on the first models: try several seeds.
 """
 
 import math
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
@@ -47,8 +47,7 @@ class IFCA(ClientClusters):
             for all. From a ``DataLoader`` the first batches with that many samples are taken.
         initial_noise: ``None`` draws the parameters of all models but the first by ``reset_parameters`` of the layers
             (or of the module, if it defines that). A number adds normal noise to the module's parameters, relative to
-            the root mean square of each: for a pretrained network. Frozen and personal parameters are equal in all
-            models.
+            the root mean square of each: for a pretrained network. Frozen and personal parameters stay equal.
 
     Attributes:
         clusters: the model that each client trained when it last took part, -1 for none yet, length N;
@@ -140,13 +139,18 @@ class IFCA(ClientClusters):
         flat = trainer.loop.flat
         spans = trainer.loop.averaged_spans()
         models = [own]
+        # The weights of such layers are computed, and reset_parameters would draw what is computed.
+        computed = any(hasattr(one, "reset_parameters") and is_parametrized(one) for one in flat.module.modules())
         for model in range(1, self.num_clusters):
             path = ("first models", model)
             if self.initial_noise is None:
                 models.append(_reinitialised(flat, own, spans, trainer.seed, *path))
             else:
-                models.append(_noisy(own, spans, self.initial_noise, generator(trainer.seed, *path)))
-            if any(models[-1].equal(other) for other in models[:-1]):
+                models.append(own.clone())
+                draws = generator(trainer.seed, *path)
+                for span in spans:
+                    models[-1].part(span).copy_(perturbed(own.part(span), self.initial_noise, draws))
+            if any(models[-1].equal(one) for one in models[:-1]) or (computed and self.initial_noise is None):
                 advice = "leave it out, as all its parameters are zero"
                 if self.initial_noise is None:
                     advice = "set it, or define a reset_parameters that draws, in the module or its layers"
@@ -166,11 +170,3 @@ def _reinitialised(flat: FlatModule, start: Weights, spans: Sequence[Span], seed
             if callable(reset):
                 reset()
     return copy_spans_(start.clone(), flat.collect(), spans)
-
-
-def _noisy(own: Weights, spans: Sequence[Span], scale: float, draws: torch.Generator) -> Weights:
-    weights = own.clone()
-    for span in spans:
-        part = slice(span.begin, span.end)
-        weights.vectors[span.dtype][part] = perturbed(own.vectors[span.dtype][part], scale, draws)
-    return weights

@@ -9,11 +9,10 @@ cluster is the strategy's, not one that is robust to Byzantine clients. The pape
 have not yet trained when clusters are formed join as in :class:`ClientClusters`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_fl.callbacks.collaboration.client_clusters import ClientClusters
 from lightning_fl.core.collaboration import Collaboration
@@ -34,8 +33,7 @@ class KMeans(ClientClusters):
 
     Args:
         num_clusters: K, at most the number of clients. Fewer clusters are formed if fewer clients differ.
-        warm_up_rounds: rounds that clients train alone. Clusters are formed after them, once ``num_clusters`` clients
-            have trained.
+        warm_up_rounds: rounds that clients train alone. Clusters follow once ``num_clusters`` clients have trained.
 
     Attributes:
         clustering_round: the round after which clusters were formed, counted from 1; ``None`` before.
@@ -72,7 +70,11 @@ class KMeans(ClientClusters):
     def _form(self, trainer: TrainerSurface) -> None:
         clients = sorted(self._trained)
         trainer.federation.communication.send(clients)
-        gram, seed = gram_matrix(self._centred_weights(trainer, clients)), derive_seed(trainer.seed, "k-means")
+        blocks = (
+            torch.stack([trainer.federation.models[client].vectors[dtype][part] for client in clients]).double()
+            for dtype, part in column_blocks(trainer.loop.averaged_spans())
+        )
+        gram, seed = gram_matrix(block - block.mean(0) for block in blocks), derive_seed(trainer.seed, "k-means")
         found = kmeans_from_gram(gram, self.num_clusters, seed)
         # All ranks use the decision of rank 0, as their last bits may differ.
         found = trainer.processes.of_ranks(found)[0]
@@ -83,10 +85,3 @@ class KMeans(ClientClusters):
         names = trainer.datamodule.client_names()
         members = [[names[i] for i, own in enumerate(self.clusters) if own == k] for k in range(max(found) + 1)]
         rank_zero_info("KMeans: " + "; ".join(f"cluster {k}: {', '.join(c)}" for k, c in enumerate(members)))
-
-    @staticmethod
-    def _centred_weights(trainer: TrainerSurface, clients: Sequence[int]) -> Iterator[Tensor]:
-        """The models of clients minus their mean, in blocks of float64 [n, c]."""
-        for dtype, part in column_blocks(trainer.loop.averaged_spans()):
-            block = torch.stack([trainer.federation.models[client].vectors[dtype][part] for client in clients]).double()
-            yield block - block.mean(0)

@@ -91,6 +91,7 @@ class Figures(FigureCallback):
             if (name := displayed_metric(metrics)) is not None:
                 found = metrics[name]
                 values = {"mean": found.mean, "worst": found.worst, "clients": dict(found.clients)}
+                name = trainer.federation.curve_name(name, split)
                 self.history.setdefault(name, {})[trainer.federation.current_round] = values
 
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:

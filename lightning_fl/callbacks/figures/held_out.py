@@ -75,7 +75,6 @@ class HeldOutFigure(FigureCallback):
         return self._plot(panels, units, names, source)
 
     def _chosen(self, named: list[str]) -> list[int]:
-        """Numbers of the drawn targets."""
         if self.target is None:
             return list(range(len(named)))
         if isinstance(self.target, str):

@@ -11,7 +11,8 @@ compares clients (``DROClientSampling``) needs a gamma per sample, not per batch
 
 Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.;
 class labels cannot be mixed and give the gamma-weighted sum of two losses, the same for the cross-entropy, also
-floating targets of a module with ``task`` "multiclass" or "survival". The mixture of two bounds of a value
+floating targets of a module with ``task`` "multiclass" or "survival"; what the module itself logs in ``training_step``
+is then the plain mean of both (read ``train/loss``). The mixture of two bounds of a value
 (``y_bound``: at most, at least) is known if they have the same direction or one is exact; otherwise it is missing.
 """
 
@@ -121,8 +122,7 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
 def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:
     """Set the bounds of mixed targets; ``batch`` has those of one partner."""
     own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
-    targets = batch_targets(batch, key).masked_fill(own * other < 0, torch.nan)
-    mixed = with_batch_targets(batch, targets, key)  # a copy
+    mixed = with_batch_targets(batch, batch_targets(batch, key).masked_fill(own * other < 0, torch.nan), key)  # a copy
     mixed.y_bound = (own + other).sign()
     return mixed
 

@@ -17,8 +17,7 @@ training losses: with dropout, batch statistics and mixup.
 losses. With ``step_size`` 0 this is the mean over clients with equal weights: the baseline of DRFA and DRFLM.
 
 The unit of ``step_size`` is 1 / loss of the module's ``training_step``. ``MoleculeModel`` with ``standardize_targets``
-divides the squared error by the targets' variance: on ESOL (variance 4.4) a step of 0.1 is 0.1 / 4.4 = 0.023 in the
-paper's unit.
+divides the squared error by the targets' variance: on ESOL (variance 4.4) a step of 0.1 is 0.1 / 4.4 = 0.023 there.
 
 In AFL all clients take one step from w_t and count with lambda_t in the average w_{t+1}; lambda ascends their losses at
 w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its result is the average of w_1, ..., w_t, which
@@ -93,8 +92,7 @@ class DROClientSampling(Callback):
         if stage == "fit" and trainer.local_steps is None:
             raise ConfigurationError("DROClientSampling needs the same steps of all clients: set trainer.local_steps.")
         if stage == "fit" and self.method == "afl" and trainer.local_steps != 1:
-            needed = f"trainer.local_steps=1, not {trainer.local_steps}"
-            raise ConfigurationError(f"DROClientSampling.method=afl needs {needed}: change one of the two.")
+            raise ConfigurationError("DROClientSampling.method=afl needs trainer.local_steps=1: change one of the two.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         refuse_manual_steps(trainer.loop.module, "DROClientSampling")
@@ -103,8 +101,7 @@ class DROClientSampling(Callback):
             floor = f"DROClientSampling.floor={self.floor}"
             raise ConfigurationError(f"{floor} for {count} clients: must be at most {1 / count:.4g}.")
         if (self.cohort_size or 0) > (most_draws := _MOST_DRAWS * count):
-            size = f"DROClientSampling.cohort_size={self.cohort_size}"
-            raise ConfigurationError(f"{size} for {count} clients: must be at most {most_draws}.")
+            raise ConfigurationError(f"DROClientSampling.cohort_size={self.cohort_size}: must be at most {most_draws}.")
         self.__post_init__()
         self.weights = torch.full((count,), 1 / count, dtype=torch.float64)
 
@@ -200,7 +197,6 @@ class DROClientSampling(Callback):
         trainer.log_each_client("sampling_weight", dict(enumerate(self.weights.tolist())))
 
     def _measure_at_snapshot(self, trainer: TrainerSurface) -> None:
-        """Measure the losses of ``U_s`` at the averaged snapshot."""
         if trainer.fabric.world_size > 1:
             self._snapshots.reduce_(trainer.strategy)
         done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling cannot average")

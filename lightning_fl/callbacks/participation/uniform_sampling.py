@@ -33,11 +33,9 @@ class UniformSampling(Callback):
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         if self.num_participants(count := trainer.num_clients) > count:
-            size = f"UniformSampling.cohort_size={self.cohort_size:g}"
-            rank_zero_warn(f"{size}: all of the {count} clients take part in every round.")
+            rank_zero_warn(f"UniformSampling.cohort_size={self.cohort_size:g}: all {count} clients take part.")
 
     def num_participants(self, num_clients: int) -> int:
-        """The cohort's size as a number of clients."""
         return number_of(self.cohort_size, num_clients)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:

@@ -57,8 +57,7 @@ class FineTuning(Callback):
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"FineTuning.epochs={self.epochs} and steps={self.steps}: remove one of them.")
         if self.best_epoch and (self.every_evaluation or self.steps is not None):
-            what = "FineTuning.best_epoch=True compares epochs at the end of the fit"
-            raise ConfigurationError(f"{what}: remove every_evaluation and steps.")
+            raise ConfigurationError("FineTuning.best_epoch=True: remove every_evaluation and steps.")
 
     def evaluated(self, trainer: TrainerSurface, model: str) -> str:
         if not (self.every_evaluation or trainer.federation.models_are_final):
@@ -115,8 +114,7 @@ class FineTuning(Callback):
         for epoch in range(self._work(trainer).epochs + 1):
             if epoch:
                 purpose = f"fine-tuning, epoch {epoch}"
-                work = LocalWork(None, 1)
-                trainer.loop.training.train(client, weights, state, purpose=purpose, own=False, work=work)
+                trainer.loop.training.train(client, weights, state, purpose=purpose, own=False, work=LocalWork(None, 1))
                 weights = trainer.client_weights().clone()
             keep_better(kept, client, *validate_client(trainer, client, weights, choose), weights, epoch)
         return kept[client]["weights"] if kept else weights.state_dict()

@@ -58,11 +58,10 @@ class ForestReference(Callback):
         for name in [metric_name(name, split) for name in metrics]:
             values = {client: found[name] for client, found in everyone.items() if name in found}
             if values:
-                better = higher_is_better(name)
-                metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=better)
+                metrics[f"{split}/forest/{name}"] = MetricSummary.of(values, higher_is_better=higher_is_better(name))
 
     def _fit(self, trainer: TrainerSurface) -> None:
-        summaries = trainer.target_summaries(_is_binary)
+        summaries = trainer.target_summaries(lambda y: (y.isnan() | (y == 0) | (y == 1)).all())
         self._task: TaskName = "classification" if bool(summaries.all()) else "regression"
         for client in trainer.hosted_clients:
             counts, targets = _samples(trainer, client, "train")
@@ -95,8 +94,7 @@ class ForestReference(Callback):
         predictions = torch.stack(
             [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]], dim=1
         )
-        scores = task_scores(self._task, predictions, targets)
-        found = dict(scores.mean)
+        found = dict(task_scores(self._task, predictions, targets).mean)
         present = ~targets.isnan()
         if self._task == "regression" and bool(present.any()):
             error = (predictions - targets)[present]
@@ -109,12 +107,6 @@ class ForestReference(Callback):
         probabilities = forest.predict_proba(counts)
         classes = forest.classes_.tolist()
         return probabilities[:, classes.index(1.0)] if 1.0 in classes else np.zeros(len(counts))
-
-
-def _is_binary(targets: Tensor) -> Tensor:
-    """Whether a client's targets are 0 or 1."""
-    present = targets[~targets.isnan()]
-    return ((present == 0) | (present == 1)).all()
 
 
 def _samples(trainer: TrainerSurface, client: int, split: Split) -> tuple[np.ndarray, Tensor]:

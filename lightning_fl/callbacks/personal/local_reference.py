@@ -53,8 +53,7 @@ class LocalReference(Callback):
         own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
             training alone with early stopping would end; the metric that decides on the best round decides. A later
             process that tests ``best.ckpt`` knows only the rounds until then.
-        run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, whose metrics replace
-            the local training.
+        run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, to use instead.
 
     Raises:
         ConfigurationError: at the start of a run, ``run`` has no summary or other data.
@@ -95,8 +94,7 @@ class LocalReference(Callback):
             except TrainingError as error:
                 losses[client] = (None, str(error))
                 continue
-            weights = trainer.client_weights().clone()
-            store[client] = {"weights": weights.state_dict(), "state": state.state_dict()}
+            store[client] = {"weights": trainer.client_weights().clone().state_dict(), "state": state.state_dict()}
             loss = report.metrics.get("train/loss")
             losses[client] = (None if loss is None else loss.value, None)
         everyone = trainer.strategy.exchange(losses)
@@ -202,8 +200,7 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
         data = summary["data"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path} is not the summary of a finished run ({type(error).__name__}: {error})"
-        place = f"LocalReference.run={str(run)!r}"
-        raise ConfigurationError(f"{place}: {what}. Name the folder of a run with LocalTraining.") from error
+        raise ConfigurationError(f"LocalReference.run={str(run)!r}: {what}. Name a run with LocalTraining.") from error
     own = json.loads(json.dumps(dict(trainer.datamodule.describe()), default=str))
     if different := sorted(key for key in own.keys() | data.keys() if own.get(key) != data.get(key)):
         what = f"its data differ from this run's in {', '.join(different)}"

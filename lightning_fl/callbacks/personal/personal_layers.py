@@ -38,8 +38,7 @@ class PersonalLayers(Callback):
             "normalization" for all BatchNorm and InstanceNorm layers with parameters or statistics: FedBN.
 
     Raises:
-        ConfigurationError: no layers; at the start of a run, a name matches nothing or everything, or there is no
-            normalisation layer.
+        ConfigurationError: no layers; at the start, a name matches nothing or everything, or no normalisation.
     """
 
     method_name = "+ personal layers"
@@ -86,8 +85,7 @@ class PrivateHeads(PersonalLayers):
         layers: as for :class:`PersonalLayers`.
 
     Raises:
-        ConfigurationError: at the start of a run, as :class:`PersonalLayers`, or the module weights classes over all
-            clients.
+        ConfigurationError: as :class:`PersonalLayers`, or the module weights classes over all clients.
     """
 
     method_name = "+ private heads"

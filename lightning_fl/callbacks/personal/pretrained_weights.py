@@ -27,8 +27,7 @@ class PretrainedWeights(Callback):
     Args:
         path: a Lightning checkpoint or a state dict, also under the key "state_dict".
         module: name of the submodule; "" for the whole module.
-        prefix: of the file's keys for this submodule; ``None`` for the submodule's name if there are such keys, else
-            "". Other keys are ignored.
+        prefix: of the file's keys for this submodule, others are ignored; ``None`` for the submodule's name, else "".
         freeze: do not train these parameters.
         unfreeze_after: number of rounds after which they are trained; ``None`` for never. Only with ``freeze``.
 

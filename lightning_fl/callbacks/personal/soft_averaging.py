@@ -139,7 +139,6 @@ class SoftAveraging(PersonalMixtures):
             )
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
-        """Estimate the importance weights if due."""
         since = trainer.federation.current_round + 1 - self.initial_rounds
         if since >= 0 and since % self.every_n_rounds == 0:
             trainer.federation.communication.receive(trainer.active_clients, trainer.federation.models)
@@ -163,15 +162,13 @@ class SoftAveraging(PersonalMixtures):
         return Collaboration.from_shares(importance, num_samples)
 
     def weigh(self, trainer: TrainerSurface, split: Split) -> Tensor:
-        """u on a split's samples, NaN for inactive clients."""
         loss = HeldOutLoss(trainer.loop, split, self.num_samples, f"soft averaging by {split}")
 
         def shares_of(client: int) -> Tensor:
             losses = [loss.of_samples(client, model) for model in trainer.federation.models]
             return smallest_loss_shares(torch.stack([of_model for of_model, _ in losses]), losses[0][1])
 
-        problem = f"{type(self).__name__} cannot compare the models"
-        shares = trainer.on_hosts(trainer.active_clients, shares_of, problem)
+        shares = trainer.on_hosts(trainer.active_clients, shares_of, f"{type(self).__name__} cannot compare the models")
         found = torch.full((trainer.num_clients, self.num_models), float("nan"), dtype=torch.float64)
         for client, row in shares.items():
             found[client] = row

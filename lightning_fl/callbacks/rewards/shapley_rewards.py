@@ -36,8 +36,7 @@ class ShapleyRewards(Callback):
     no value), with coalitions (values within each shared model, summed over models) and ``PersonalLayers`` (left out).
     Keeps one model per hosted participant until the average.
 
-    Logs ``contribution``, writes all values to ``contributions.csv``, and cumulated ones with ranks to
-    ``summary.json``.
+    Logs ``contribution``, writes all values to ``contributions.csv``, and sums with ranks to ``summary.json``.
 
     Args:
         method: "first_order": one gradient per model. "exact": all coalitions of at most 10 clients of a model.
@@ -45,8 +44,7 @@ class ShapleyRewards(Callback):
         normalized: values relative to the average client, ``-<∇L, lambda_i (W_i - W_M)>``, with sum 0; otherwise
             relative to a client that learned nothing, ``-<∇L, lambda_i (W_i - W_start)>``, with the first-order
             decrease of the loss as sum. Exact and permuted values sum to the average's decrease in both cases: the
-            model of a coalition is its members' average with lambda normalised within it, or the start plus their
-            shares of the update.
+            model of a coalition is its members' average by lambda, or the start plus their shares of the update.
         split: split of the held-out samples; "train" for data without (suitable) validation samples, where
             ``leave_own_out`` avoids a bias for clients that fit their own errors.
         leave_own_out: value each client only on samples of the model's other participants, for "first_order". Values
@@ -77,8 +75,7 @@ class ShapleyRewards(Callback):
     def __post_init__(self) -> None:
         for option, method in (("num_permutations", "permutations"), ("leave_own_out", "first_order")):
             if (value := getattr(self, option)) and self.method != method:
-                given = f"ShapleyRewards.{option}={value}"
-                raise ConfigurationError(f"{given} does not apply to method={self.method!r}: leave it out.")
+                raise ConfigurationError(f"ShapleyRewards.{option}={value}: not for method={self.method!r}; omit it.")
         if self.num_permutations is not None and self.num_permutations % 2:
             raise ConfigurationError(f"ShapleyRewards.num_permutations={self.num_permutations}: must be even.")
         #: Number of finished rounds at each entry of :attr:`by_model`.
@@ -103,11 +100,9 @@ class ShapleyRewards(Callback):
         if stage != "fit":
             return
         if self.every_n_rounds > (most := trainer.max_rounds):
-            option = f"ShapleyRewards.every_n_rounds={self.every_n_rounds}"
-            raise ConfigurationError(f"{option}: must be at most trainer.max_rounds={most}.")
+            raise ConfigurationError(f"ShapleyRewards.every_n_rounds={self.every_n_rounds}: must be at most {most}.")
         if choosers := [type(one).__name__ for one in trainer.callbacks if "model_per_client" in one.traits]:
-            what = f"{choosers[0]} gives every client its own model"
-            raise ConfigurationError(f"ShapleyRewards values shared models, but {what}. Remove one of the two.")
+            raise ConfigurationError(f"ShapleyRewards values shared models: remove it, or {choosers[0]}.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self.__post_init__()

@@ -320,7 +320,6 @@ class TierBidding(PersonalMixtures):
         return self._importance(trainer, trainer.active_clients, split)[1]
 
     def _settle(self, trainer: TrainerSurface, ledger: Ledger, accuracies: Sequence[float]) -> None:
-        """Settle the pools by contributions and improvements of the tiers."""
         rewards = trainer.callback(ShapleyRewards)
         assert rewards is not None
         for tier, accuracy in enumerate(accuracies):

@@ -2,8 +2,7 @@
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
 section 3.2, equations 6 to 14. A round's payments, and how they differ from the paper, are in
-:mod:`lightning_fl.functional.tokens`. A client gets its first balance when it is first present, and keeps
-its account while absent.
+:mod:`lightning_fl.functional.tokens`. A client gets its first balance when it joins, and keeps it while absent.
 """
 
 from collections import Counter

@@ -93,8 +93,7 @@ class LoaderBatches(ClientBatches):
             batch = item[0] if several else item
             yield batch, getattr(batch, "num_graphs", None)
         if self._gave_batches and not gave:
-            name = type(self._loader).__name__
-            raise DataError(f"the {name} gave no batches when iterated again: make its __iter__ restart.")
+            raise DataError(f"the {type(self._loader).__name__} gave no batches again: make its __iter__ restart.")
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
         if self._held is None:

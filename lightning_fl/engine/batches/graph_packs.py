@@ -166,15 +166,13 @@ def pack_graphs(dataset: InMemoryDataset | list[Any]) -> Pack | None:
     """Pack a list of PyG ``Data`` or an ``InMemoryDataset`` without transform; ``None`` if that is impossible."""
     if isinstance(dataset, InMemoryDataset):
         return _pack_in_memory(dataset)
-    return _pack_list(dataset) if all(type(item) is Data for item in dataset) else None
-
-
-def _pack_list(graphs: list[Data]) -> Pack | None:
-    layout = _layout(graphs[0])
-    if any(_layout(graph) != layout for graph in graphs):
+    if not all(type(item) is Data for item in dataset):
         return None
-    data, slices, _ = collate(Data, graphs, increment=False, add_batch=False)
-    return _graph_pack(data, slices, torch.tensor([graph.num_nodes or 0 for graph in graphs]))
+    layout = _layout(dataset[0])
+    if any(_layout(graph) != layout for graph in dataset):
+        return None
+    data, slices, _ = collate(Data, dataset, increment=False, add_batch=False)
+    return _graph_pack(data, slices, torch.tensor([graph.num_nodes or 0 for graph in dataset]))
 
 
 def _layout(graph: Data) -> dict[str, Any]:

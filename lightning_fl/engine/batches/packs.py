@@ -84,7 +84,6 @@ class Pack(ABC):
         return self
 
     def to(self, device: torch.device) -> "Pack":
-        """Move the tensors to ``device``."""
         return self
 
 

@@ -57,8 +57,7 @@ def layer_records(
         for (given, made), of_batch in zip(seen, targets, strict=False)
     )
     if not fits:
-        what = "does not run once per batch on one vector per sample"
-        raise ConfigurationError(f"layer={name!r} {what}: name the last submodule before the outputs.")
+        raise ConfigurationError(f"layer={name!r} is not called once per batch of vectors: name a later submodule.")
     given, made = zip(*seen, strict=True)
     return LayerRecords(torch.cat(given), torch.cat(made), torch.cat(targets).to(given[0].device))
 

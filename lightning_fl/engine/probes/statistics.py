@@ -80,6 +80,5 @@ def _targets(factory: BatchFactory, client: int, seed: int, split: Split = "trai
     try:
         targets = batches.targets
     except ConfigurationError:  # a DataLoader's: read it once
-        path = (seed, "target_statistics", client)
-        targets = torch.cat([batch_targets(batch) for batch, _ in batches.once(path)])
+        targets = torch.cat([batch_targets(batch) for batch, _ in batches.once((seed, "target_statistics", client))])
     return targets.detach().double().cpu().reshape(len(targets), -1)

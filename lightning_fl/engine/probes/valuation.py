@@ -97,8 +97,7 @@ class ModelValuation:
         def value(coalition: frozenset[int]) -> float:
             model = self._model_of([clients[position] for position in sorted(coalition)], normalized)
             # The model of all is the average, which they receive for training anyway.
-            received = self.average if len(coalition) == len(clients) else model
-            self._communication.receive(clients, [received])
+            self._communication.receive(clients, [self.average if len(coalition) == len(clients) else model])
             losses = self._of_hosted(lambda client: self.loss.value(client, model))
             return -math.fsum(losses.values()) / len(losses)
 

@@ -120,8 +120,9 @@ class SharedModels:
         if weight is None:
             return part
         shares = self._loop.federation.collaboration.personalisation[participant.client]
-        alone = participant.model is not None
-        return {model: weight if alone else weight * (float(shares[model]) or 1.0) for model in part}
+        drawn = participant.model is not None or participant.feeds is not None  # by its shares already
+        # Not zero, as the whole of a model's weights must not be.
+        return {model: weight if drawn else weight * max(float(shares[model]), 1e-6) for model in part}
 
     def _weigh(self, arrived: Mapping[Participant, ClientReport]) -> None:
         """Replace the weights of the finished participants by those that the strategy computes."""
@@ -278,8 +279,7 @@ class ClientModels:
             raise ConfigurationError(f"{what} of single clients that {chooser.owner} creates. Keep one of the two.")
         if loop.optimizer_state == "average":
             what = "trainer.optimizer_state=average averages over the clients of a model"
-            own = f"{chooser.owner} gives every client a model of its own"
-            raise ConfigurationError(f"{what}, and {own}: set it to keep.")
+            raise ConfigurationError(f"{what}, and {chooser.owner} gives every client its own model: set it to keep.")
         self._loop = loop
         self._chooser = chooser
         _assign_own_models(loop.federation, range(loop.processes.num_clients))
@@ -310,8 +310,7 @@ class ClientModels:
         collaboration = self._chooser({client: federation.models[client] for client in clients})
         if collaboration is None or collaboration.num_models != processes.num_clients:
             must = f"must return a Collaboration with {processes.num_clients} models, one for each client"
-            hook = f"{self._chooser.owner}.select_collaboration"
-            raise ConfigurationError(f"{hook} {must}, because its traits have model_per_client.")
+            raise ConfigurationError(f"{self._chooser.owner}.select_collaboration {must}: it is model_per_client.")
         average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
         if self._starts is not None:
             for client in clients:
@@ -376,8 +375,7 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
                 own = block[place[k]]
                 total = own.clone()
                 for i in members[k]:
-                    other = block[place[i]]
-                    torch.sub(other, own, out=change)
+                    torch.sub(block[place[i]], own, out=change)
                     if not finite:
                         change.masked_fill_(own.isinf(), 0.0)  # an infinity of the own model stays
                     total.add_(change, alpha=shares[k][i])

@@ -72,9 +72,7 @@ def _train_cohort(
     reports, failure = _of_hosted(loop, cohort, take, after, failed)
     reports = loop.processes.exchange(failed | reports)
     raise_or_warn(loop, cohort, reports, failure)
-    changed = [report.trainable for report in reports.values() if report.error is None]
-    if any(changed):
-        federation.freeze(loop.flat, changed)
+    federation.freeze(loop.flat, [report.trainable for report in reports.values() if report.error is None])
     of_client: dict[int, list[ClientReport]] = {}
     for place, report in reports.items():
         of_client.setdefault(cohort.participants[place].client, []).append(report)
@@ -169,8 +167,7 @@ def _check_update(learner: Learner, update: ClientUpdate) -> None:
         if factor is not None and not (math.isfinite(factor) and factor >= 0):
             raise TrainingError(f"{name} returned {kind}={factor}: must be finite and at least 0.")
     if (given := sorted(update.vectors)) != (named := sorted(learner.extra_vectors)):
-        what = f"{name} returned the vectors {given}, and extra_vectors names {named}"
-        raise ConfigurationError(f"{what}: return exactly these.")
+        raise ConfigurationError(f"{name} returned the vectors {given}: return the extra_vectors {named}.")
 
 
 def combine_reports(turns: Sequence[ClientReport]) -> ClientReport:
@@ -242,8 +239,7 @@ def raise_or_warn(loop: LocalLoop, cohort: Cohort, reports: dict[int, ClientRepo
 
 def _describe(loop: LocalLoop, cohort: Cohort, place: int, reason: str) -> str:
     who, what = _turn(loop, cohort, place)
-    done = loop.federation.current_round + 1
-    return f"{who} failed in {what and f'the training of {what}'}round {done}: {reason}"
+    return f"{who} failed in {what and f'the training of {what}'}round {loop.federation.current_round + 1}: {reason}"
 
 
 def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:

@@ -86,8 +86,7 @@ class StackedLoop:
         for name in changed.modes:
             what = f"{type(self._module).__name__} switches {name!r} to train() or eval() in its turn"
             raise ConfigurationError(f"{what}: set trainer.stacked_clients=1.")
-        reports = self._reports(rows)
-        return weights, [(order.index(place), report) for place, report in enumerate(reports)]
+        return weights, [(order.index(place), report) for place, report in enumerate(self._reports(rows))]
 
     def _rows(self, turns: Sequence[ClientTurn]) -> list[Row]:
         loop = self._loop
@@ -152,8 +151,7 @@ class StackedLoop:
                 batch = self.visits.stack([self.visits.next_batch(weights, row, place) for row, place in pairs])
             else:
                 batch = self._gather(rows, batches)
-        last = {index == row.total - 1 for row in rows}
-        self._view.begin_step(**self._facts(rows, step), is_last_batch=last)
+        self._view.begin_step(**self._facts(rows, step), is_last_batch={index == row.total - 1 for row in rows})
         chosen = None if len(places) == weights.active else to_device(torch.tensor(places), self._loop.flat.device)
         trained, kept = weights.parts(chosen)
         with self._profile(FORWARD):
@@ -190,8 +188,7 @@ class StackedLoop:
             values = dict(weights.named(trained, kept, prefix="module."))
             given = dict(values)
             # Tied tensors are passed under each of their names; torch's own tying breaks shared modules.
-            output = functional_call(self._training_step, values, (batch, index), tie_weights=False)
-            loss = self._loop.loss(output)
+            loss = self._loop.loss(functional_call(self._training_step, values, (batch, index), tie_weights=False))
             if loss is None or loss.ndim:
                 got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
                 raise TrainingError(f"{what} returned {got}: return one number for each batch. {_INSTEAD}")

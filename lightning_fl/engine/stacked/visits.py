@@ -185,8 +185,7 @@ class Visits:
 
     def _seen_by_hooks(self, weights: StackedWeights, row: Row, place: int, step: int, batch: RowBatch) -> Any:
         loop = self._loop
-        last = {batch.index == row.total - 1}
-        of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "is_last_batch": last}
+        of_one: dict[str, set[Any]] = {"client": {row.turn.client}, "is_last_batch": {batch.index == row.total - 1}}
         self._view.begin_step(**self._facts([row], step), **of_one)
         moved = loop.move(row.samples(batch), True, row.turn.client)
         if self._in_step:

@@ -239,8 +239,7 @@ def _trained(group: dict[str, Any]) -> list[Tensor]:
 class StackedCorrection:
     """Applies a strategy's elementwise correction to columns of all clients' rows.
 
-    Clients of different models, or with different kept vectors, are corrected separately. Only columns in the turns'
-    ``spans`` change.
+    Clients of different models or kept vectors are corrected separately. Only columns in the turns' ``spans`` change.
     """
 
     def __init__(self, learner: Learner, turns: Sequence[ClientTurn], weights: StackedWeights) -> None:

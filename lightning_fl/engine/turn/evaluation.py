@@ -1,12 +1,13 @@
 """Evaluation of clients' models on the process's module."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -14,9 +15,10 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_private import eval_mode
 from lightning_fl.data.module import Split
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch
-from lightning_fl.engine.client import ClientReport
+from lightning_fl.engine.client import ClientReport, ClientState
 from lightning_fl.engine.turn.module_trainer import STAGES
 from lightning_fl.engine.turn.services import WORDS, TurnServices
+from lightning_fl.engine.turn.training import TrainingLoop
 from lightning_fl.engine.weights.flat import Weights
 
 #: Split -> stage of the run, and name in hooks and steps; training data are validated.
@@ -33,20 +35,22 @@ Reading = Callable[[ClientBatches], Iterator[SizedBatch]]
 class Evaluator:
     """Evaluates clients one after another on one module."""
 
-    def __init__(self, services: TurnServices) -> None:
-        self._services = services
+    def __init__(self, services: TurnServices, training: TrainingLoop) -> None:
+        self._services, self._training = services, training
         self._trainer = services.module_trainer
         self._checked_loaders: set[tuple[str, bool]] = set()
+        self._warned_of: set[str] = set()
         self._swapping = False  # whether hooks of the run are called in each client's turn
 
     @contextmanager
     def evaluations(self, word: str) -> Iterator[None]:
         """Call ``on_WORD_start`` and ``on_WORD_end`` once around the evaluations of all clients of this process.
 
-        They are called in each client's turn if the first swaps the weights of a shared model, or a callback with a
-        state has one of them.
+        They are called in each client's turn if the first swaps weights, or a callback with a state has one of them.
         """
         services, start, end = self._services, f"on_{word}_start", f"on_{word}_end"
+
+        flat, trainable = services.flat, services.flat.trainable()
 
         def call(name: str) -> None:
             with torch.no_grad(), eval_mode(services.module):
@@ -56,22 +60,25 @@ class Evaluator:
         self._swapping = any(map(services.callback_states.watch, (start, end)))
         if services.overridden(start) and not self._swapping:
             shared = services.federation.models[0]
-            services.flat.load(shared)
+            flat.load(shared)
             call(start)
-            self._swapping = services.flat.differs_from(shared)
+            self._swapping = bool(flat.differing(shared))
             if self._swapping:
                 call(end)
                 self._trainer.begin_hook_of_run()  # drops what was logged
         try:
             yield
-            if not self._swapping:
+            if services.overridden(end) and not self._swapping:
+                before = flat.collect().clone()
                 call(end)
+                self.warn_of_change(flat.differing(before), f"in {end}")
             services.call_apart(end)
+            if services.round.fitting and (frozen := flat.undo_trainable(trainable)):
+                services.federation.freeze(flat, [frozen])
         finally:
             self._swapping = False
 
     def evaluates(self, split: Split) -> bool:
-        """Whether the module has a step for this split."""
         return self._services.overridden(f"{_STAGES[split][1]}_step")
 
     def evaluate(
@@ -93,15 +100,29 @@ class Evaluator:
         self._trainer.set_stage(TrainerFn.FITTING if fitting and read is None else fn, running)
         if fitting:
             services.call("on_validation_model_zero_grad")
-        services.flat.load(weights)
-        for _ in self._turn(client, batches, split, word, read, keep=own and fitting):
-            pass
+        flat = services.flat
+        flat.load(weights)
+        marks, trainable = flat.marks(), flat.trainable()
+        with self._training.seen_in_validation(client, keep=own) if fitting else nullcontext():
+            for _ in self._turn(client, batches, split, word, read, keep=own and fitting):
+                pass
+        changed: dict[str, bool] = {}
         if fitting:
             services.refuse_new(f"in the {word}", client)
+            changed = flat.undo_trainable(trainable)
+        if own and flat.marks() != marks and not flat.collect().equal(weights):
+            self.warn_of_change(flat.differing(weights), f"in the {word} of {services.name_of(client)}")
         sizes = [loader.num_samples for loader in batches.loaders]
-        report = ClientReport(sum(sizes), 0, self._trainer.collector.reduce(sum(sizes), sizes)[0])
+        metrics = self._trainer.collector.reduce(sum(sizes), sizes)[0]
         services.metric_states.end(client, keep=own)
-        return report
+        return ClientReport(sum(sizes), 0, metrics, trainable=changed)
+
+    def warn_of_change(self, names: Sequence[str], where: str) -> None:
+        """Warn once of each thing that a hook outside of training has changed, for nothing."""
+        if new := [name for name in names if name not in self._warned_of]:
+            self._warned_of.update(new)
+            what = f"{', '.join(map(repr, new))} changed {where}, which is lost"
+            rank_zero_warn(f"{what}. Change it in a hook of a client's training, such as on_train_epoch_end.")
 
     def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
         """Outputs of ``predict_step`` for a client's split, on the CPU; a list per loader if there are several."""
@@ -126,7 +147,9 @@ class Evaluator:
         counts = [math.inf if length is None else length for length in lengths]
         services.metric_states.begin(client)
         services.seed_user_code(*path)
-        trainer.begin_turn(client, services.global_step(client), evaluated=split, num_batches=counts)
+        state = services.federation.client_states.get(client) or ClientState()
+        trained = {"global_step": state.global_step, "batches_before": state.batches}
+        trainer.begin_turn(client, **trained, evaluated=split, num_batches=counts)
         services.mode.capture(module)
         if services.overridden(f"on_{word}_model_eval"):
             services.call(f"on_{word}_model_eval")

@@ -48,7 +48,9 @@ class FlatRun:
         ends = [*begins[1:], vector.numel()]
         gaps = [end - begin - parameter.numel() for parameter, begin, end in zip(parameters, begins, ends, strict=True)]
         self._gaps = [vector.new_zeros(gap) if gap else None for gap in gaps]
-        self._places = [parameter.data_ptr() for parameter in parameters]
+        # Not of the parameters, which a hook may have moved before the first step.
+        parts = (vector[begin : begin + parameter.numel()] for parameter, begin in zip(parameters, begins, strict=True))
+        self._places = [part.data_ptr() for part in parts]
 
     def gather(self) -> bool:
         """Gather the gradients; ``False`` if one is missing or a parameter has moved."""

@@ -35,8 +35,8 @@ class LocalLoop(TurnServices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.evaluator = Evaluator(self)
         self.training = TrainingLoop(self, self.hooks, self.learner)
+        self.evaluator = Evaluator(self, self.training)
         self.own_steps = self.training.own_steps
         #: Model (``None`` for mixtures) -> client -> its measurements in this round.
         self.measured: dict[int | None, dict[int, dict[str, float]]] = {}
@@ -184,6 +184,15 @@ class LocalLoop(TurnServices):
         turn.rates, self.module_trainer.rates = self.module_trainer.rates or [], None
         return report
 
+    def end_fit(self) -> None:
+        """Call the hooks at the end of a fit, with the first model; what they change in it is lost."""
+        models = self.federation.models
+        for hook in ("on_train_end", "on_fit_end"):
+            self.flat.load(models[0])
+            self.call(hook)
+            if self.overridden(hook) and not self.callback_states.averages:
+                self.evaluator.warn_of_change(self.flat.differing(models[0]), f"in {hook}")
+
     def _correction(self, turn: ClientTurn) -> Correction | None:
         """The corrections of a turn's gradients, the strategy's first; ``None`` without any."""
         parts: list[Any] = [self.learner.correct_gradient_] if "correct_gradient_" in self.own_steps else []
@@ -273,6 +282,8 @@ class LocalLoop(TurnServices):
         return report.metrics
 
     def learning_rate(self, turn: ClientTurn) -> float:
+        if not turn.optimizers:
+            self.training.set_length_of(turn.client)  # which schedulers may need
         optimizers = turn.optimizers or self.training.optimization.configure()[0]
         return float(optimizers[0].param_groups[0]["lr"])
 

@@ -182,7 +182,6 @@ class SharedAverages(Callback):
         self.trained: list[Weights] = []  #: of the last round, once the averages have replaced them
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Find the round of the first average."""
         if not pl_module.automatic_optimization:
             what = f"{_SWA} sets the learning rate, and {type(pl_module).__name__} optimises manually"
             raise ConfigurationError(f"{what}: use lightning.pytorch.callbacks.WeightAveraging.")
@@ -190,7 +189,6 @@ class SharedAverages(Callback):
         self.start = max((int(trainer.max_epochs * start) if isinstance(start, float) else start) - 1, 0)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Average the models at the start of a round."""
         models = trainer.federated.federation.models
         for model, trained in zip(models, self.trained, strict=False):  # after the end of a run with fewer rounds
             model.copy_(trained)
@@ -223,6 +221,7 @@ class SharedAverages(Callback):
         parameters = [span for span in flat.spans() if span not in buffers]
         for number, (average, model) in enumerate(zip(self.averages, federation.models, strict=True)):
             _renew_statistics(trainer.federated, number, copy_spans_(model, average, parameters))
+        flat.load(federation.models[0])  # for the hooks that follow
         federation.models_are_final = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -88,7 +88,6 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     log_dir: str | None = None
     global_step = 0
     _took_turns = _ends_round = False
-    num_training_batches: float = float("inf")
 
     def __init__(
         self,
@@ -147,7 +146,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self.client: int | None = None
         self.progress: Any = self.fit_loop.epoch_loop.batch_progress
         self._between_turns = EarlyLog()
-        self._estimated_stepping_batches: float | None = None
+        #: Batches of the client's turn and optimiser steps of its whole run; or what sets them, when asked for.
+        self.length: tuple[float | None, float | None] | Callable[[], None] = (None, None)
         self._evaluated_split: Split = "test"
         self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
         #: Called between the gradients and the optimiser's step: the module's hook, and clipping.
@@ -189,13 +189,15 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @property
     def estimated_stepping_batches(self) -> float:
-        if self._estimated_stepping_batches is None:
-            refuse_outside_of_a_turn("estimated_stepping_batches")
-        return self._estimated_stepping_batches
+        return self._lengths()[1] or refuse_outside_of_a_turn("estimated_stepping_batches")
 
-    @estimated_stepping_batches.setter
-    def estimated_stepping_batches(self, steps: float) -> None:
-        self._estimated_stepping_batches = steps
+    def _lengths(self) -> Any:
+        if callable(self.length):
+            self.length()
+        return self.length
+
+    #: Lightning sets it to ``None`` at first.
+    val_check_batch: Any = property(lambda self: self._lengths()[0], lambda self, batches: None)
 
     @property
     def datamodule(self) -> Any:
@@ -278,7 +280,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def batches_of(self, word: str) -> Any:
         """Batches of a stage in the client's turn; of evaluation a list with an entry per loader."""
         if word == "train":
-            return self.num_training_batches
+            return self._lengths()[0] or float("inf")
         found = self._num_batches[word]
         if found is None:  # asked for in a training turn
             loader = self.val_dataloaders if self.client is not None and self.training else None
@@ -306,7 +308,9 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         loop: Any = self.fit_loop.epoch_loop if self.state.stage is RunningStage.TRAINING else self._active_loop
         self.progress, epoch, done = loop.batch_progress, self.fit_loop.epoch_progress, self.current_epoch
         self.progress.is_last_batch = False
-        for part, before in ((self.progress.current, 0), (self.progress.total, batches_before)):
+        of_training = self.fit_loop.epoch_loop.batch_progress
+        parts = (self.progress.current, self.progress.total, of_training.current, of_training.total)
+        for part, before in zip(parts, (0, 0, 0, batches_before), strict=True):
             part.ready = part.started = part.processed = part.completed = before
         for part in (epoch.current, epoch.total):
             part.started = part.processed = part.completed = done

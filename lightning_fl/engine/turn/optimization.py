@@ -23,6 +23,7 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.core.lightning_types import is_overridden, own_lightning
 from lightning_fl.engine.client import ClientState
+from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.profile import BACKWARD
 from lightning_fl.engine.turn.averaged_states import AveragedStates
 from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
@@ -94,14 +95,30 @@ class Optimization:
         self._names = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self.averaged = AveragedStates(self._module, self._flat_module)
 
+    def begin_at_zero(self, learner: Learner) -> None:
+        """Let momentum begin at zero in every turn if the learner needs that; refuse a setting against it."""
+        if self._state in learner.without_states:
+            if self._settings.optimizer_state != "auto":
+                what = f"trainer.optimizer_state={self._state}: {type(learner).__name__} with momentum needs"
+                raise ConfigurationError(f"{what} a momentum that begins at zero in every turn. Set it to fresh.")
+            self._state, self._keeps = "fresh", False
+
     def end_run(self) -> None:
         self._end_flat()
         self._pristine.restore()
 
     def begin(
-        self, state: ClientState, correct_: Correction | None = None, moments: dict[str, Weights] | None = None
+        self,
+        state: ClientState,
+        correct_: Correction | None = None,
+        moments: dict[str, Weights] | None = None,
+        *,
+        trains: bool = True,
     ) -> None:
-        """Begin a turn. With ``moments``, an averaged state to begin with, :meth:`end` replaces them by the turn's."""
+        """Begin a turn. With ``moments``, an averaged state to begin with, :meth:`end` replaces them by the turn's.
+
+        Unless it ``trains``, optimisers and schedulers are as the client's last turn left them.
+        """
         self._correct_, self._correction, self._moments = correct_, None, moments
         optimizers, schedulers = self.configure()
         for parameter in self._parameters:
@@ -126,6 +143,8 @@ class Optimization:
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
+        if not trains:
+            return
         self._end_flat()
         self._flat_is_due = True  # created at the first step, because hooks may change groups until then
         if (schedulers or averages) and self._module.automatic_optimization:
@@ -140,8 +159,13 @@ class Optimization:
                         self._schedulers.step("round", done + 1, latest=done + 1 == now)
         state.rounds_seen = self._federation.current_round
 
+    def show_state(self) -> None:
+        """Give the optimiser its state, if that is kept."""
+        if self._state != "fresh":
+            self._release()
+
     def end(self, state: ClientState) -> None:
-        optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
+        optimizers = self._trainer.optimizers
         if self._state != "fresh":
             self._release()
             if self._moments is not None:
@@ -153,8 +177,17 @@ class Optimization:
                         raise
                     self._state = "fresh"
             if self._keeps and (self._moments is None or self._federation.personal is not None):
-                # On the host, because all clients' states are kept and go into checkpoints.
-                state.optimizers = [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]
+                state.optimizers = _on_host(optimizers)
+        self._keep_settings(state)
+
+    def end_validation(self, state: ClientState) -> None:
+        """Keep what hooks of a client's validation changed."""
+        if state.optimizers:
+            state.optimizers = _on_host(self._trainer.optimizers)
+        self._keep_settings(state)
+
+    def _keep_settings(self, state: ClientState) -> None:
+        optimizers, schedulers = self._trainer.optimizers, self._trainer.lr_scheduler_configs
         first_kept = state.optimizers and not state.parameters
         if first_kept or _group_sizes(optimizers) != self._group_sizes:
             state.parameters = self._named_groups(optimizers)
@@ -364,3 +397,8 @@ def _steps_plainly(precision: Precision) -> bool:
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:
     return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def _on_host(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+    """States for a client to keep, on the host, because all clients' are kept and go into checkpoints."""
+    return [move_data_to_device(optimizer.state_dict(), _HOST) for optimizer in optimizers]

@@ -12,6 +12,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -206,6 +207,8 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
     def __init__(self, fabric: Fabric) -> None:
         self._precision = ModulePrecision(fabric.strategy.precision)
         self._wrapped: list[LightningOptimizer] | None = None
+        #: Makes the optimisers and schedulers of the client that is validated, when they are first asked for.
+        self.make: Callable[[], None] | None = None
         self._is_global_zero = fabric.is_global_zero
         super().__init__(fabric.device)
         self.local_rank, self.node_rank = fabric.local_rank, fabric.node_rank
@@ -224,6 +227,8 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
 
     @property
     def optimizers(self) -> list[Optimizer]:
+        if self.make is not None:
+            self.make()
         return self._optimizers
 
     @optimizers.setter
@@ -231,12 +236,23 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
         self._optimizers, self._wrapped = optimizers, None
 
     @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        if self.make is not None:
+            self.make()
+        return self._schedulers
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, configs: list[LRSchedulerConfig]) -> None:
+        self._schedulers = configs
+
+    @property
     def _lightning_optimizers(self) -> list[LightningOptimizer]:
         """The optimisers as ``self.optimizers()`` returns them, made when asked for."""
+        optimizers = self.optimizers
         if self._wrapped is None:
             module: Any = self.lightning_module
             kind = own_lightning(module, "core.optimizer").LightningOptimizer
-            self._wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in self._optimizers]
+            self._wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
             if not module.automatic_optimization:
                 for wrapped in self._wrapped:
                     wrapped._on_after_step = module.trainer.count_step

@@ -63,21 +63,26 @@ class TrainingLoop:
         if learner.needs_losses or "client_loss" in self.own_steps:
             refuse_manual_steps(services.module, type(learner).__name__)
 
-    def add_late_parameters(self) -> None:
-        """Add parameters and buffers that a hook of the run created before the first turn, with rank zero's values."""
+    def begin(self) -> None:
+        """Call ``on_train_start``; what it makes, and in a new run changes, is then in all models, as on rank zero."""
         services = self._services
-        flat, processes = services.flat, services.processes
+        flat, federation, processes = services.flat, services.federation, services.processes
+        flat.load(federation.models[0])
+        services.call("on_train_start")
         new = processes.of_ranks(flat.new_tensors())
         if any(of_rank != new[0] for of_rank in new):
             what = f"on_train_start created different parameters on different processes ({'; '.join(map(str, new))})"
             raise ConfigurationError(f"{what}: create the same on all of them.")
+        moved = flat.add_late_parameters() if new[0] else None
+        changes = bool(new[0]) or services.overridden("on_train_start")
+        if changes and processes.several:
+            for vector in flat.collect().vectors.values():
+                processes.transport.broadcast_bytes_(vector, 0)
         if new[0]:
-            moved = flat.add_late_parameters()
-            if processes.several:
-                for vector in flat.weights.vectors.values():
-                    processes.transport.broadcast_bytes_(vector, 0)
-            services.federation.add_late_parameters(flat, moved)
+            federation.add_late_parameters(flat, moved)
             self.optimization.index_parameters()
+        if changes and not federation.current_round:
+            federation.adopt(flat)
         services.read_module()
         missing = flat.missing()
         if missing:
@@ -89,10 +94,13 @@ class TrainingLoop:
     def _check_optimizers(self) -> None:
         services, reasons = self._services, []
         for client in services.processes.hosted[:1]:
-            self._set_length(self.turn_length(services.batches(client, "train"), None))
+            self.set_length_of(client)
             self._trainer.client = client
             try:
-                self._learner.check_optimizers(self.optimization.configure()[0])
+                optimizers = self.optimization.configure()[0]
+                self._learner.check_optimizers(optimizers)
+                if any(group.get("momentum") for optimizer in optimizers for group in optimizer.param_groups):
+                    self.optimization.begin_at_zero(self._learner)
             except ConfigurationError as error:
                 reasons.append(str(error))
             finally:
@@ -154,8 +162,11 @@ class TrainingLoop:
             losses: list[Tensor] = []
             sizes: list[float] = []
             first = True  # no batch of the present step was used yet
-            taken = timed_items(services.profiler, _training_batches(batches, path, length))
-            for index, (batch, size) in enumerate(taken):
+            if length.total == math.inf:
+                given = cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
+            else:
+                given = batches.shuffled(path, int(length.total))
+            for index, (batch, size) in enumerate(timed_items(services.profiler, given)):
                 with profile(DATA):
                     batch = services.move(batch, batches.on_device, client)
                     if services.channels_last:
@@ -208,7 +219,9 @@ class TrainingLoop:
                     for hook in self._after_step:
                         hook(client, trainer.global_step - state.global_step)
             trainer.fit_loop.epoch_progress.increment_processed()
-            call("on_train_epoch_end")
+            if overridden("on_train_epoch_end"):
+                self.optimization.show_state()
+                call("on_train_epoch_end")
             services.refuse_new("in the turn", client)
             self.step_batches = []
             with profile(SET_UP):
@@ -235,9 +248,7 @@ class TrainingLoop:
                     yield changed
                 services.metric_states.end(client, keep=own)
         finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
-            changed |= services.flat.trainable_changes(trainable)
-            if changed:
-                services.flat.set_trainable({name: not flag for name, flag in changed.items()})
+            changed |= services.flat.undo_trainable(trainable)
 
     @contextmanager
     def modes_of(self, state: ClientState) -> Iterator[None]:
@@ -268,10 +279,33 @@ class TrainingLoop:
             return TurnLength(accumulate, math.inf, None, math.inf, epochs)
         return TurnLength(accumulate, length * epochs, length, -(-length // accumulate) * epochs, epochs)
 
+    def set_length_of(self, client: int) -> None:
+        """Tell the module how long the client's turns are, without a callback's work."""
+        self._set_length(self.turn_length(self._services.batches(client, "train"), None))
+
     def _set_length(self, length: TurnLength) -> None:
-        trainer = self._trainer
-        trainer.num_training_batches = trainer.val_check_batch = length.total
-        trainer.estimated_stepping_batches = self._services.settings.max_rounds * length.steps
+        self._trainer.length = (length.total, self._services.settings.max_rounds * length.steps)
+
+    @contextmanager
+    def seen_in_validation(self, client: int, *, keep: bool) -> Iterator[None]:
+        """Context of a client's validation in a fit: hooks see its optimisers, schedulers and turn, if they ask."""
+        services, strategy = self._services, self._trainer.strategy
+        states, made = services.federation.client_states, list[ClientState]()
+
+        def make() -> None:
+            strategy.make = None
+            made.append(states.get(client) or ClientState())
+            self.optimization.begin(made[0], trains=False)
+
+        strategy.make = make
+        self._trainer.length = lambda: self._set_length(self.turn_length(services.batches(client, "train"), None))
+        try:
+            yield
+        finally:
+            strategy.make = None
+        if made and keep:
+            self.optimization.end_validation(made[0])
+            states[client] = made[0]
 
     def seed(self, *path: int | str) -> list[torch.Generator]:
         """Seed a turn's generators; returns those of the callbacks around its steps."""
@@ -328,12 +362,6 @@ class TrainingLoop:
             who = "a callback that weighs clients by their loss (DROClientSampling)"
             raise TrainingError(f"{what}, and {who} needs one: return a loss.")
         return total / samples
-
-
-def _training_batches(batches: ClientBatches, path: tuple[int | str, ...], length: TurnLength) -> Iterator[SizedBatch]:
-    if length.total == math.inf:
-        return cast(LoaderBatches, batches).passes(path, length.epochs, length.end_epoch)
-    return batches.shuffled(path, int(length.total))
 
 
 def _batch_outputs(output: STEP_OUTPUT, accumulate: int) -> dict[str, Any]:

@@ -43,8 +43,7 @@ class TrialSteps:
     def materialize_lazy_layers(self) -> None:
         """Run ``training_step`` on a copy of a module with lazy parameters, and give the module their shapes.
 
-        The copy is in eval mode and has no gradients. Initial values are drawn from the run's seed; rank zero's are
-        used.
+        The copy is in eval mode without gradients. Initial values are drawn from the run's seed, on rank zero.
         """
         module = self.trainer.lightning_module
         if not _lazy(module):

@@ -104,12 +104,14 @@ def merge_spans(spans: Sequence[Span]) -> list[Place]:
     return runs
 
 
-def linear_combination(base: Weights, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
-    """``sum_k a_k v_k`` in the entries of some parameters, and a copy of ``base`` elsewhere."""
-    result = base.clone()
+def linear_combination(base: Weights | None, terms: Sequence[tuple[float, Weights]], spans: Sequence[Span]) -> Weights:
+    """``sum_k a_k v_k`` in the entries of some parameters; elsewhere a copy of ``base``, or zero."""
+    zeros = {dtype: torch.zeros_like(vector) for dtype, vector in terms[0][1].vectors.items()} if base is None else {}
+    result = Weights(zeros) if base is None else base.clone()
     (scale, first), *others = terms
     for place in merge_spans(spans):
-        total = scale * first.part(place)
+        exact = torch.promote_types(place.dtype, torch.float32)  # half precision is rounded once, not after each term
+        total = scale * first.part(place).to(exact)
         for factor, other in others:
             total.add_(other.part(place), alpha=factor)
         result.part(place).copy_(total)
@@ -240,13 +242,19 @@ class FlatModule:
                     slot.owner[slot.key] = slot.tensor
         return self.weights
 
-    def differs_from(self, weights: Weights) -> bool:
-        """Whether the module holds other values than some weights, without restoring replaced views."""
+    def marks(self) -> list[tuple[int, int, int]]:
+        """Which tensors the module holds, where, and how often they were changed in place, except through ``data``."""
+        held = (slot.owner.get(slot.key) for slot in self._slots)
+        return [(id(one), one.data_ptr(), one._version) if one is not None else (0, 0, 0) for one in held]
+
+    def differing(self, weights: Weights) -> list[str]:
+        """Names of what has other values in the module than in some weights, without restoring replaced views."""
         parts = ((slot, weights.vectors[slot.view.dtype], slot.owner.get(slot.key)) for slot in self._slots)
-        return any(
-            tensor is None or not torch.equal(tensor, vector.as_strided(slot.view.shape, slot.stride, slot.begin))
+        return [
+            slot.name
             for slot, vector, tensor in parts
-        )
+            if tensor is None or not _same(tensor, vector.as_strided(slot.view.shape, slot.stride, slot.begin))
+        ]
 
     @property
     def device(self) -> torch.device:
@@ -321,9 +329,16 @@ class FlatModule:
                 slot.tensor.requires_grad_(flag)
         return before
 
-    def trainable_changes(self, before: Sequence[bool]) -> dict[str, bool]:
-        """Parameters frozen (``False``) or unfrozen (``True``) since :meth:`trainable` returned ``before``."""
+    def undo_trainable(self, before: Sequence[bool]) -> dict[str, bool]:
+        """Undo what was frozen (``False``) and unfrozen since :meth:`trainable` returned ``before``, and return it."""
         now = self.trainable()
         if now == before:
             return {}
-        return {slot.name: flag for slot, flag, old in zip(self._slots, now, before, strict=True) if flag != old}
+        changed = {slot.name: flag for slot, flag, old in zip(self._slots, now, before, strict=True) if flag != old}
+        self.set_trainable({name: not flag for name, flag in changed.items()})
+        return changed
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)

@@ -46,8 +46,7 @@ def memory_keys(held: Held) -> dict[int, tuple[Any, ...]]:
         begin = tensor.storage_offset() * tensor.element_size()
         # Dense if it covers its memory once, in any order (such as transposed): then its like has the same strides.
         dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-        extent = tensor.numel() if dense else (tensor.shape, tensor.stride())
-        key = (storage, begin, tensor.dtype, extent)
+        key = (storage, begin, tensor.dtype, tensor.numel() if dense else (tensor.shape, tensor.stride()))
         keys[id(tensor)] = key
         of_storage.setdefault(storage, {}).setdefault(key, (name, tensor))
     for parts in of_storage.values():

@@ -189,8 +189,7 @@ class WeightedSum:
                 block.split_infinite()
                 block.kept = reducer.all_reduce(block.kept, reduce_op="sum")  # type: ignore[arg-type]
         for part in self._largest.values():
-            wide_part = part.long()
-            part.copy_(reducer.all_reduce(wide_part, reduce_op="max"))
+            part.copy_(reducer.all_reduce(part.long(), reduce_op="max"))
 
     def _reduce_parts(self, reducer: Transport) -> None:
         for dtype, fine in self._fine.items():

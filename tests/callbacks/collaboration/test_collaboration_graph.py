@@ -152,8 +152,36 @@ def test_a_graph_of_the_users_own(tmp_path):
     with pytest.raises(ConfigurationError, match=r"graph\.csv: row client_0, column client_1 is 3"):
         trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
     table.drop(columns=names[3]).to_csv(path)
-    with pytest.raises(ConfigurationError, match=r"graph\.csv: no row or column of client client_3"):
+    with pytest.raises(ConfigurationError, match=r"graph\.csv: .*client_3"):
         trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
+
+
+HEADER = "," + ",".join(f"client_{client}" for client in range(NUM))
+ROWS = [f"client_{client}" + ",0" * NUM for client in range(NUM)]
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("\n".join([HEADER, *ROWS, ROWS[2]]).encode(), "client_2"),
+        (b"", ""),
+        ("\n".join([HEADER, *ROWS[:-1], ROWS[-1] + ",0,0,0"]).encode(), ""),
+        ("\n".join([HEADER, *ROWS, "Kliniken Süd" + ",0" * NUM]).encode("latin-1"), ""),
+        (None, ""),
+    ],
+    ids=["a row twice", "empty", "a longer row", "Latin-1", "folder"],
+)
+def test_a_file_that_is_no_graph(content, name, tmp_path):
+    path = tmp_path / "graph.csv"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=rf"graph\.csv.*{name}"):
+        trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), TwoKinds())
+    if content is not None:
+        path.write_text("\n".join([HEADER, *ROWS]))
+        trainer(CollaborationGraph(graph=str(path)), rounds=1).fit(TinyModule(), TwoKinds())
 
 
 def test_what_is_received_is_counted():

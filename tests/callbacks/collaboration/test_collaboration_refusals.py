@@ -7,6 +7,7 @@ from corners import CornerModule, Manual, Network, fit
 from lightning.pytorch import LightningModule
 from tiny import TinyClients, TinyModule
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from two_kinds import TwoKinds, trainer
 
 from lightning_fl.callbacks import (
@@ -59,6 +60,14 @@ class Bare(CornerModule):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Sequential(nn.BatchNorm1d(2), nn.Softmax(1))  # type: ignore[assignment]
+
+
+class Computed(CornerModule):
+    """The weight of the layer is computed from parameters that its ``reset_parameters`` does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = weight_norm(nn.Linear(2, 4))
 
 
 class Infinite(CornerModule):
@@ -134,6 +143,7 @@ def tiny(*callbacks, module=None, data=None):
             for make, module, more, name in (
                 (lambda: IFCA(num_clusters=2), Manual, (), "IFCA .*Manual"),
                 (lambda: IFCA(num_clusters=2), Bare, (), "models of Bare"),
+                (lambda: IFCA(num_clusters=2), Computed, (), r"IFCA\.initial_noise"),
                 (lambda: IFCA(num_clusters=2, initial_noise=0.1), CornerModule, (), r"IFCA\.initial_noise"),
                 (lambda: IFCA(num_clusters=2), Network, (Names(),), "IFCA .*trainer.callbacks"),
                 (lambda: FLSC(num_clusters=2, num_best=2), Network, (Names(),), "FLSC .*trainer.callbacks"),
@@ -152,5 +162,11 @@ def test_what_a_run_refuses(run, error, name):
         run()
 
 
-def test_a_given_graph_needs_no_validation():
-    trainer(CollaborationGraph(graph="full"), rounds=1, check_val_every_n_rounds=0).fit(Blind(), TwoKinds())
+@pytest.mark.parametrize("arguments", [{"graph": "full"}, {"budget": 0}])
+def test_what_chooses_nobody_by_its_loss_needs_no_validation(arguments):
+    run = trainer(CollaborationGraph(**arguments), rounds=1, check_val_every_n_rounds=0)
+    run.fit(Blind(), NoValidation())
+    alone = trainer(LocalTraining(), rounds=1)
+    alone.fit(TinyModule(), TwoKinds())
+    for client in range(5):
+        assert run.client_model(client).equal(alone.client_model(client)) == ("budget" in arguments)

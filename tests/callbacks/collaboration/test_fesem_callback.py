@@ -9,6 +9,7 @@ import pytest
 import torch
 from corners import SIZES, CornerModule, FailingTurns, MixedClients, fit, plain_training
 from hooks import hooks
+from observers import Resting
 from rounding import assert_equal_up_to_rounding
 
 from lightning_fl import FederatedTrainer
@@ -93,6 +94,17 @@ def test_sampled_clients_leave_the_others_where_they_are() -> None:
             else:
                 assert fesem.assignments[turn][client] >= 0
     assert run.collaboration.num_clients == N
+
+
+def test_the_first_clusters_are_of_the_first_round_that_somebody_takes_part_in() -> None:
+    later, fesem = FeSEM(num_clusters=2), FeSEM(num_clusters=2)
+    with pytest.warns(UserWarning, match="no client takes part in round 1"):
+        waited = fit(later, Resting(1), data=MixedClients(pure=True), max_rounds=4)
+    run = fit(fesem, data=MixedClients(pure=True), max_rounds=3)
+    assert later.assignments == [[-1] * N, *fesem.assignments]
+    assert len(set(fesem.assignments[0])) == 2
+    for client in range(N):
+        assert torch.equal(vector(waited, client), vector(run, client))
 
 
 def test_who_has_no_cluster_yet_uses_the_average_of_the_centres() -> None:

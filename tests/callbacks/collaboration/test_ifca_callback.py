@@ -10,6 +10,7 @@ from hooks import StopAfter
 from rounding import assert_equal_up_to_rounding
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_fl import FederatedTrainer
 from lightning_fl.callbacks import (
@@ -152,6 +153,21 @@ def test_noise_leaves_the_models_near_the_modules_own() -> None:
     fit(IFCA(num_clusters=2, initial_noise=1e-3), starts, module=Network(), max_rounds=1)
     own, other = (model.vectors[torch.float32] for model in starts.models)
     assert 0 < float((own - other).abs().max()) < 0.02
+
+
+def test_layers_with_computed_weights_start_apart_by_noise() -> None:
+    class Computed(CornerModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = weight_norm(nn.Linear(2, 4))
+
+    starts = Starts()
+    run = fit(IFCA(num_clusters=2, initial_noise=0.1), starts, module=Computed(), max_rounds=2)
+    for span in run.loop.flat.spans():
+        own, other = (model.part(span) for model in starts.models)
+        # A deviation of that share of the parameter's own, which is zero for zeros.
+        assert torch.equal(own, other) == (not own.any())
+    assert not starts.models[0].equal(starts.models[1])
 
 
 def test_a_module_may_say_how_it_is_drawn() -> None:

@@ -1,6 +1,9 @@
 """Every client's own best round."""
 
+import json
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +59,50 @@ def test_each_client_ends_with_the_model_of_its_best_round(collaborate, tmp_path
         exported = TinyModule.load_from_checkpoint(tmp_path / "version_0" / "models" / f"client_{k}.ckpt")
         run.loop.flat.load(history.models[best[k]][k])
         assert torch.equal(exported.linear.weight, run.module.linear.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "checkpoints"),
+    [
+        ([], False),
+        ([], True),
+        ([LocalReference], True),
+        ([LocalReference, BestClientModels], True),
+        ([BestClientModels], False),
+        ([partial(FineTuning, epochs=2)], True),
+    ],
+)
+def test_the_summary_has_the_validation_of_the_models_that_are_kept(kinds, checkpoints, tmp_path):
+    """Trained in one go and resumed after the best round; the test leaves it."""
+
+    def summary_of(run):
+        return json.loads((Path(run.log_dir) / "summary.json").read_text())
+
+    means = AfterRounds(lambda run: (run.current_round, run.metrics["val"]["val_loss"].mean))
+    found, data = [], TwoKinds()
+    for root, rounds in (("whole", [6]), ("parts", [5, 6])):
+        for number in rounds:
+            settings = {"rounds": number, "enable_checkpointing": checkpoints, "root": tmp_path / root}
+            run = trainer(*(kind() for kind in kinds), means, **settings)
+            run.fit(module := unsteady(), data, ckpt_path="last" if checkpoints and number != rounds[0] else None)
+        summary = summary_of(run)
+        record, gains = summary["metrics"]["val"]["loss"], summary.get("gains_over_local_training")
+        found.append((record, gains))
+        final = run.federation.models_are_final
+        if not final:
+            kept = summary["best_round"] if checkpoints else 6
+            assert record["mean"] == dict(means.found)[kept]
+            assert (kept < 5) == checkpoints
+        if gains:
+            local = summary["metrics"]["val"]["local/loss"]["clients"]
+            expected = {name: local[name] - value for name, value in record["clients"].items()}
+            assert gains["val"]["loss"]["clients"] == pytest.approx(expected)
+        run.test(module, data, ckpt_path=run.trained_checkpoint)
+        assert summary_of(run)["metrics"]["val"]["loss"] == record
+        evaluated = run.validate(module, data, ckpt_path=run.trained_checkpoint)["val_loss"].clients
+        assert list(record["clients"].values()) == [evaluated[k] for k in CLIENTS]
+    assert found[0] == found[1]
 
 
 def test_a_resumed_run_remembers_the_best_and_trains_the_last(tmp_path):
@@ -145,17 +192,19 @@ def test_what_decides_on_the_best_round_decides_for_each_client(name, sign, mode
             error = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
             self.log_dict({name: sign * error, "val_loss": -error})
 
-    local = AfterRounds(lambda run: run.metrics["val"][f"val/local/{name.removeprefix('val_')}"].clients)
+    names = name, f"val/local/{name.removeprefix('val_')}"
+    rounds = AfterRounds(lambda run: [run.metrics["val"][one].clients for one in names])
     checkpoint = ModelCheckpoint(monitor=name + suffix, mode=mode, save_models=False)
-    callbacks = FineTuning(epochs=1, best_epoch=True), LocalReference(own_best_round=True), local, checkpoint
+    callbacks = FineTuning(epochs=1, best_epoch=True), LocalReference(own_best_round=True), rounds, checkpoint
     run = trainer(*callbacks, rounds=2, enable_checkpointing=True, root=tmp_path)
     run.fit(Judged(), data := TwoKinds())
     assert checkpoint.best_round == 2
-    started = run.metrics["val"][name].clients
-    tuned = run.validate(run.module, data)[name].clients
+    started, _ = rounds.found[-1]
+    tuned = run.metrics["val"][name].clients
+    assert tuned == run.validate(run.module, data)[name].clients
     assert all(sign * tuned[k] < sign * started[k] for k in CLIENTS)
     for k in CLIENTS:
-        best = min((1, 2), key=lambda turn: sign * local.found[turn - 1][k])
+        best = min((1, 2), key=lambda turn: sign * rounds.found[turn - 1][1][k])
         assert run.client_store("local_reference_best")[k]["round"] == best == 2
 
 

@@ -15,7 +15,7 @@ from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import Callback, FedSoft, PersonalLayers
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
-from lightning_fl.strategies import FedProx
+from lightning_fl.strategies import FedAvg, FedFA, FedProx, MaxFL, QFedAvg
 
 #: Samples of a client, each a bowl of its own with the curvature 1: its mean is what the client descends.
 CENTRES = ((1.0, 1.2, 0.8, -1.0), (-1.0, -1.2, -0.9, 0.9), (1.1, 0.7), (-1.5, -0.8, 0.9, -0.7, -1.1, -1.3))
@@ -177,3 +177,28 @@ def test_personal_layers_are_no_part_of_the_shared_models() -> None:
     for client in range(run.num_clients):
         run.loop.flat.load(run.client_model(client))
         assert linear.bias.all()
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), MaxFL(), QFedAvg(), FedFA(momentum=0.0)])
+def test_who_has_no_sample_of_a_model_has_no_weight_in_it(strategy: FedAvg, tmp_path: Path) -> None:
+    """Also where the strategy decides how much clients weigh."""
+    pure = ((2.0, 1.9), (-2.0, -2.1, -1.9), (1.8, 2.2, 2.1), (-2.2, -1.8))
+    soft = FedSoft(num_models=2, lam=0.0, every_n_rounds=1)
+    run = roll(Mixed(*pure), soft, root=tmp_path, max_rounds=2, local_steps=40, strategy=strategy)
+    used = soft.importance[0].argmax(1).tolist()
+    assert used in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert soft.importance[0].sort(1).values.tolist() == [[0.0, 1.0]] * 4
+    for model in (0, 1):
+        outside = [share for client, share in run.round.shares[model].items() if used[client] != model]
+        assert len(outside) == 2
+        assert sum(outside) < 1e-3
+    assert points(run)[used[0]] > 1 > -1 > points(run)[used[1]]
+
+
+def test_who_is_drawn_weighs_by_the_strategy_alone(tmp_path: Path) -> None:
+    """Its importance of the models is what it was drawn by."""
+    soft = FedSoft(num_models=2, lam=0.0, every_n_rounds=1, clients_per_model=4)
+    run = roll(Mixed(*CENTRES), soft, root=tmp_path, max_rounds=3, strategy=MaxFL())
+    assert len(set(soft.importance[-1][:, 0].tolist())) > 2
+    assert run.round.shares[0] == pytest.approx(run.round.shares[1])
+    assert len(run.round.shares[0]) == 4

@@ -187,13 +187,15 @@ def test_groups_and_their_order():
         assert same_bits(weights_of(plain), weights_of(flat))
 
 
-def test_a_parameter_that_user_code_has_moved_is_stepped_where_it_is():
+@pytest.mark.parametrize("moved", ["before", "after"])
+def test_a_parameter_that_user_code_has_moved_is_stepped_where_it_is(moved):
     module = network()
-    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-    stepper = FlatOptimizer.of(optimizer, FlatModule(module))
+    optimizer, flat = torch.optim.SGD(module.parameters(), lr=1.0), FlatModule(module)
+    stepper = FlatOptimizer.of(optimizer, flat) if moved == "after" else None
     gradients(0, module)
     before = [parameter.clone() for parameter in module.parameters()]
     module[0].weight.data = module[0].weight.data.clone()
+    stepper = stepper or FlatOptimizer.of(optimizer, flat)
     assert not stepper.step()
     assert same_bits(before, list(module.parameters()))
 

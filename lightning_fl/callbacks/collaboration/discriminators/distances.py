@@ -103,8 +103,7 @@ def pairwise_distances(
     A client's samples have the same random order in all of its pairs; :class:`Lane` defines the folds.
 
     Args:
-        features: client of this process -> features and encoded labels of its samples, floating, [n_i, d] with
-            n_i >= 4, all on one device.
+        features: hosted client -> features and encoded labels, floating, [n_i, d] with n_i >= 4, all on one device.
         groups: client -> the class of each sample, integers [n_i], to stratify training and validation samples.
         num_clients: N.
         seed: of the initial weights and the order of samples.
@@ -127,14 +126,16 @@ def pairwise_distances(
         for pair in asked
         for fold in range(settings.folds)
     ]
-    first = first_weights(num_features, settings.hidden, generator(seed, _PURPOSE))
+    first, device = first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)), _device_of(features)
+    together = torch.tensor([float(i in features and j in features) for i, j in asked] + [1.0], device=device)
+    in_one_process = reduce(together).tolist()
     training = PairTraining(
         samples={
             client: _prepared(x, groups[client], generator(seed, client, _PURPOSE)) for client, x in features.items()
         },
-        first=first.to(_device_of(features)),
+        first=first.to(device),
         sizes=sizes,
-        apart=_pairs_apart(asked, features, reduce),
+        apart={pair for pair, flag in zip(asked, in_one_process, strict=False) if not flag},
         settings=settings,
         reduce=reduce,
     )
@@ -161,12 +162,6 @@ def _sizes(held: Mapping[int, Tensor], count: int, reduce: Reduce) -> tuple[list
 
 def _device_of(held: Mapping[int, Tensor]) -> torch.device:
     return next((x.device for x in held.values()), torch.device("cpu"))
-
-
-def _pairs_apart(asked: Sequence[Pair], held: Mapping[int, Tensor], reduce: Reduce) -> set[Pair]:
-    """The pairs whose clients are in different processes."""
-    together = torch.tensor([float(i in held and j in held) for i, j in asked] + [1.0], device=_device_of(held))
-    return {pair for pair, flag in zip(asked, reduce(together).tolist(), strict=False) if not flag}
 
 
 def _summarize(found: dict[Lane, Outcome], training: PairTraining) -> PairwiseDistances:

@@ -69,8 +69,7 @@ def client_features(
     """Discriminator inputs of hosted clients. Every rank must call it.
 
     Features are the flattened inputs of the module's steps (normalised, never augmented), an ``encoder``'s output for
-    them, or Morgan fingerprints of molecules with SMILES. Ranks exchange sums of squares, numbers of classes and
-    moments of targets.
+    them, or Morgan fingerprints of molecules. Ranks exchange sums of squares, class counts and moments of targets.
 
     Returns client -> features and encoded targets, float32 [n, d], and client -> classes to stratify by, int64 [n].
     Features of different sizes, and classes beside real targets, are a ConfigurationError.
@@ -90,8 +89,7 @@ def client_features(
             what = f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}"
             raise ConfigurationError(f"{what}: give an encoder that maps both to the same size.")
         if (classes == 0) != (told[first][2] == 0):
-            what = f"the targets of clients {client} and {first} are classes and real numbers"
-            raise ConfigurationError(f"{what}: use the same kind for all clients.")
+            raise ConfigurationError(f"targets of clients {client} and {first}: use either classes or real numbers.")
     total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
     num_classes = max(classes for _, _, classes in told.values())
     mean, std = (None, None) if num_classes else target_statistics(loop.factory, processes, seed)

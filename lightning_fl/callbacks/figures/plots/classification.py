@@ -101,5 +101,4 @@ def _draw_panel(axes: Axes, kind: CurveKind, points: Pairs, names: Sequence[str]
 
 
 def _has_both(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    positives = sum(int(labels.sum()) for _, labels in pairs)
-    return 0 < positives < sum(len(labels) for _, labels in pairs)
+    return 0 < sum(int(labels.sum()) for _, labels in pairs) < sum(len(labels) for _, labels in pairs)

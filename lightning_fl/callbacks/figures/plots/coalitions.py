@@ -101,8 +101,7 @@ def draw_partition(
 ) -> Figure:
     """Draw coalitions [R][N] over rounds: a row per client, a column per round, a colour per coalition.
 
-    A coalition keeps its colour while it keeps most of its clients (:func:`track_coalitions`). Rows are ordered by the
-    final coalition.
+    A coalition keeps its colour while it keeps most clients (:func:`track_coalitions`). Rows go by the last coalition.
     """
     count = len(names)
     tracked = np.array(track_coalitions(assignments)).T
@@ -246,7 +245,6 @@ def _place_merges(
 
 
 def _text_colors(labels: Sequence[int]) -> list[ColorType]:
-    """Colour of each client's name."""
     several, colors = coalitions(labels), coalition_colors(labels)
     return [colors[label] if label in several else "0.35" for label in labels]
 
@@ -260,5 +258,4 @@ def _dot(face: ColorType, edge: ColorType, label: str) -> Line2D:
 
 
 def _legend(axes: Axes, handles: Iterable[Artist], alone: bool, most: int = _MOST_NAMED) -> None:
-    """Add a legend with at most ``most`` entries, and one for clients alone."""
     canvas.legend_beside(axes, handles, most, [Patch(color=_ALONE, label="alone")] if alone else [])

@@ -182,7 +182,6 @@ def draw_parities(panels: Mapping[str, Pairs], units: Mapping[str, str], *, trut
 
 
 def _together(points: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and targets of all clients."""
     predictions, targets = (torch.cat(parts).numpy() for parts in zip(*points.values(), strict=True))
     return predictions, targets
 

@@ -155,8 +155,7 @@ def draw_tier_membership(
     if any(members.get("random") for of_round in cohorts for members in of_round.values()):
         last.append(Patch(color=tuple(0.4 * np.array(to_rgb("0.3")) + 0.6), label="lighter: drawn\nat random"))
     last.append(Patch(facecolor="white", edgecolor="0.6", label="in no tier"))
-    handles = [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers]
-    canvas.legend_beside(axes, handles, _MOST_TIERS, last)
+    canvas.legend_beside(axes, [Patch(color=colors[tier], label=f"tier {tier}") for tier in tiers], _MOST_TIERS, last)
     return figure
 
 
